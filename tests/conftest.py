@@ -1,0 +1,36 @@
+"""Fixtures that every part's tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("WANDB_MODE", "disabled")
+
+import pytest
+import torch
+
+from tests.support import tiny_backbone
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """tiny("bert", layers=4) -> folder of a random model with its tokenizer, made once a session.
+
+    The folders are shared: copy one before changing it.
+    """
+    made: dict[tuple[Any, ...], Path] = {}
+
+    def get(model_type: str = "bert", **arch: Any) -> Path:
+        key = (model_type, *sorted(arch.items()))
+        if key not in made:
+            made[key] = tiny_backbone(model_type, tmp_path_factory.mktemp("tiny") / model_type, **arch)
+        return made[key]
+
+    return get

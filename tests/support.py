@@ -211,8 +211,8 @@ def tiny_backbone(
 ) -> Path:
     """Write a Hugging Face folder with random weights and its tokenizer; returns `folder`.
 
-    model_type: one of MODEL_TYPES. arch: layers=2, width=32, heads=4, ffn=64, max_positions=64, vocab_size=400
-    (of the tokenizer, at most), or any key of the architecture's own configuration. head=False leaves out the
+    model_type: one of MODEL_TYPES. arch: layers=2, width=32, heads=4, ffn=64, max_positions=64, vocab_size
+    (at most 400 by default), or any key of the architecture's own configuration. head=False leaves out the
     MLM / LM head.
     """
     folder = Path(folder)

@@ -1,0 +1,30 @@
+"""embedlab: train, score and inspect sentence encoders.
+
+    >>> import embedlab
+    >>> encoder = embedlab.load("mini")             # or a run folder, a checkpoint, a Hugging Face folder or hub id
+    >>> encoder.encode(["a cat", "a dog"]).shape
+    (2, 256)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from embedlab.encoder import SentenceEncoder, load
+
+__version__ = "0.1.0"
+__all__ = ["SentenceEncoder", "__version__", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    # Deferred, so that `import embedlab` and `embedlab --help` do not wait for torch and transformers.
+    if name in ("SentenceEncoder", "load"):
+        from embedlab import encoder
+
+        return getattr(encoder, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,34 @@
+"""Where the package keeps its configuration, its shipped encoder and its caches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def conf_dir() -> Path:
+    """The Hydra configuration: inside an installed package, beside the package in a checkout."""
+    for folder in (_PACKAGE / "conf", _PACKAGE.parent / "conf"):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(f"the installation is not complete: no conf folder in or beside {_PACKAGE}")
+
+
+def assets_dir() -> Path:
+    """What is shipped with the package, such as the encoder ``mini``."""
+    return _PACKAGE / "assets"
+
+
+def cache_dir() -> Path:
+    """Where token caches and prepared data go: ``$EMBEDLAB_CACHE``, else ``embedlab`` in the user's cache folder.
+
+    The folder need not exist yet.
+    """
+    if own := os.environ.get("EMBEDLAB_CACHE"):
+        return Path(own).expanduser().absolute()
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG base directory specification: a relative path is invalid and to be ignored.
+    base = Path(shared) if os.path.isabs(shared) else Path.home() / ".cache"
+    return base / "embedlab"

@@ -1,0 +1,62 @@
+"""The one exception for what the user can mend: bad input or a bad configuration."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+_LONGEST_VALUE = 120
+
+
+class UserError(Exception):
+    """Bad input or configuration. Its text is one line: ``FILE:ROW: message (key=value). Fix: fix``.
+
+    The command line prints that line as ``embedlab: ...`` and exits with status 2.
+
+    Args:
+        message: what is wrong, as a clause without a full stop.
+        file: the file at fault.
+        row: the row in it, counted from 1 as an editor does.
+        key: the configuration key at fault, as it is written on the command line (``pooling.n``).
+        value: what was given for ``key``; long values are shortened.
+        fix: what to write instead.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        row: int | None = None,
+        key: str | None = None,
+        value: Any = None,
+        fix: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.file = None if file is None else os.fspath(file)
+        self.row = row
+        self.key = key
+        self.value = value
+        self.fix = fix
+
+    def __str__(self) -> str:
+        where = ":".join(str(part) for part in (self.file, self.row) if part is not None)
+        text = f"{where}: {self.message}" if where else self.message
+        text = text.rstrip().rstrip(".")
+        if self.key is not None:
+            text += f" ({self.key})" if self.value is None else f" ({self.key}={_shorten(self.value)})"
+        if self.fix:
+            text += f". Fix: {self.fix}"
+        return one_line(text)
+
+
+def _shorten(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}… ({len(text)} characters)"
+
+
+def one_line(text: str) -> str:
+    """``text`` with every run of white space as one space and every control character escaped."""
+    text = " ".join(text.split())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

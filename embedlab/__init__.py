@@ -1,9 +1,10 @@
 """embedlab: train, score and inspect sentence encoders.
 
-    >>> import embedlab
-    >>> encoder = embedlab.load("mini")             # or a run folder, a checkpoint, a Hugging Face folder or hub id
-    >>> encoder.encode(["a cat", "a dog"]).shape
-    (2, 256)
+`load` takes ``mini`` (shipped with the package), a run's folder, a checkpoint, a Hugging Face folder or hub id:
+
+>>> import embedlab
+>>> embedlab.load("mini").encode(["a cat", "a dog"]).shape
+(2, 256)
 """
 
 from __future__ import annotations

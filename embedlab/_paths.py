@@ -22,9 +22,9 @@ def assets_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Where token caches and prepared data go: ``$EMBEDLAB_CACHE``, else ``embedlab`` in the user's cache folder.
+    """Where token caches and prepared data go; the folder need not exist yet.
 
-    The folder need not exist yet.
+    ``$EMBEDLAB_CACHE``, else ``embedlab`` in the user's cache folder.
     """
     if own := os.environ.get("EMBEDLAB_CACHE"):
         return Path(own).expanduser().absolute()

@@ -1,0 +1,157 @@
+"""``key=value`` arguments into a plain dictionary, through Hydra's compose API."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from embedlab import _paths
+from embedlab.cli.config_errors import explain, unreadable
+from embedlab.errors import UserError
+
+# What Hydra reads as an override; anything else, such as ./a=b.txt, is a positional argument.
+_OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, fix=f"{self.prog} --help")
+
+
+def compose(config_name: str, argv: Sequence[str], positional: Sequence[str] = ()) -> dict[str, Any]:
+    """Compose ``conf/{config_name}.yaml`` with the arguments of one command.
+
+    Args:
+        config_name: the configuration, which is named as its command is.
+        argv: ``key=value`` overrides (also ``group=choice``, ``+key=``, ``~key``) and positional arguments.
+        positional: the keys that positional arguments fill, in their order; all are then required.
+
+    Returns: the resolved configuration, without any OmegaConf type.
+
+    Raises:
+        UserError: an unknown key or choice, a value that cannot be read, a key without its value (``???``).
+        SystemExit: status 0, after ``--help`` or ``--cfg`` has printed.
+    """
+    from omegaconf import OmegaConf
+
+    names = " ".join(name.rpartition(".")[2].upper() for name in positional)
+    parser = _Parser(prog=f"embedlab {config_name}", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-c", "--cfg", nargs="?", const="job", choices=["job"])
+    parser.add_argument("arguments", nargs="*")
+    options = parser.parse_intermixed_args(list(argv))
+
+    overrides = [readable(a) for a in options.arguments if _OVERRIDE.match(a)]
+    given = [a for a in options.arguments if not _OVERRIDE.match(a)]
+    if len(given) > len(positional):
+        raise unreadable(given[len(positional)])
+    filled = dict(zip(positional, given, strict=False))
+
+    config = _compose(config_name, overrides)
+    for key, text in filled.items():
+        OmegaConf.update(config, key, text, force_add=True)
+    if options.help:
+        _print_help(config_name, f"usage: {parser.prog} {f'{names} ' if names else ''}key=value …", config)
+        raise SystemExit(0)
+    if options.cfg:
+        print(OmegaConf.to_yaml(config), end="")
+        raise SystemExit(0)
+    if missing := [key for key in positional if OmegaConf.is_missing(config, key)]:
+        raise UserError(f"{missing[0]} is missing", fix=f"{parser.prog} {names} key=value …")
+    return plain(config)
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """An OmegaConf configuration as dictionaries, lists and scalars, every interpolation resolved.
+
+    Raises: UserError where a key has no value or an interpolation leads nowhere.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise explain(error) or error from error
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
+def readable(override: str) -> str:
+    """``override``, its value quoted if it is a path that Hydra cannot read, such as ``epoch=3.ckpt``."""
+    key, equals, value = override.partition("=")
+    if not equals or value[:1] in ("", "'", '"', "[", "{") or "${" in value:
+        return override
+    if "=" not in value and not (re.search(r"[^\w./~-]", value) and Path(value).exists()):
+        return override
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return f"{key}={QuotedString(text=value, quote=Quote.single).with_quotes()}"
+
+
+def known_keys(config_name: str, overrides: Sequence[str] = ()) -> list[str]:
+    """Every key of the configuration, inner ones included, as far as it composes: ``data``, ``data.limit``."""
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    for attempt in (list(overrides), []):
+        try:
+            return list(_walk(OmegaConf.to_container(_hydra_compose(config_name, attempt))))
+        except (HydraException, OmegaConfBaseException):
+            continue
+    return []
+
+
+def explained(error: Exception, config_name: str, overrides: Sequence[str]) -> UserError | None:
+    """`explain`, with suggestions from the configuration that ``overrides`` would have composed."""
+    keys: list[str] = []
+    if named := re.match(r"Could not override '([^']+)'", str(error)):
+        others = [o for o in overrides if o.lstrip("+~").partition("=")[0] != named.group(1)]
+        keys = known_keys(config_name, others)
+    return explain(error, keys, overrides)
+
+
+def _compose(config_name: str, overrides: list[str]) -> Any:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return _hydra_compose(config_name, overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explained(error, config_name, overrides) or error from error
+
+
+def _hydra_compose(config_name: str, overrides: list[str]) -> Any:
+    import hydra
+
+    with hydra.initialize_config_dir(str(_paths.conf_dir()), version_base="1.3"):
+        return hydra.compose(config_name, overrides)
+
+
+def _walk(node: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(node, dict):
+        for name, child in node.items():
+            yield f"{prefix}{name}"
+            yield from _walk(child, f"{prefix}{name}.")
+
+
+def _print_help(config_name: str, usage: str, config: Any) -> None:
+    from omegaconf import OmegaConf
+
+    about = _leading_comment(_paths.conf_dir() / f"{config_name}.yaml")
+    print("\n\n".join(part for part in (usage, about, "keys and their values:") if part))
+    print("\n".join(f"  {line}".rstrip() for line in OmegaConf.to_yaml(config).splitlines()))
+
+
+def _leading_comment(file: Path) -> str:
+    lines = []
+    for line in file.read_text("utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            lines.append(line.lstrip("#").removeprefix(" "))
+    return "\n".join(lines).strip()

@@ -1,0 +1,130 @@
+"""Hydra's and OmegaConf's errors in one line each, naming the key, the value and the fix."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from embedlab.errors import UserError
+
+
+def explain(
+    error: BaseException, keys: Iterable[str] = (), overrides: Sequence[str] = ()
+) -> UserError | None:
+    """The line for an error of Hydra, OmegaConf or YAML; None for any other.
+
+    Args:
+        keys: the configuration's keys (``method.tau``), to suggest from.
+        overrides: the ``key=value`` arguments, to name the value at fault.
+    """
+    if isinstance(error, UserError):
+        return error
+    # A library that was not imported raised nothing, and importing it here would slow `embedlab --help`.
+    if "yaml" in sys.modules:
+        import yaml
+
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            mark = error.problem_mark
+            return UserError(f"this is not YAML: {error.problem}", file=mark.name, row=mark.line + 1)
+    if "hydra" in sys.modules:
+        from hydra import errors
+
+        if isinstance(error, errors.InstantiationException):
+            return None  # raised by the code that was called, not by the configuration
+        if isinstance(error, errors.OverrideParseException):
+            return unreadable(error.override)
+        if isinstance(error, errors.MissingConfigException):
+            return _no_such_choice(error.missing_cfg_file or "", error.options or (), str(error))
+        if isinstance(error, errors.HydraException):
+            return _not_composed(error, keys, overrides)
+    if "omegaconf" in sys.modules:
+        from omegaconf.errors import OmegaConfBaseException
+
+        if isinstance(error, OmegaConfBaseException):
+            return _invalid_value(error, overrides)
+    return None
+
+
+def unknown_key(key: str, keys: Iterable[str], overrides: Sequence[str] = ()) -> UserError:
+    """``key`` is not part of the configuration; suggests the keys that resemble it."""
+    known = sorted(set(keys))
+    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+    if not close:  # the right name in another group: `tau` for `method.tau`
+        last = key.rpartition(".")[2]
+        close = [name for name in known if name.rpartition(".")[2] == last][:3]
+    if not close and known:
+        close = [name for name in known if _parent(name) == _parent(key)][:12]
+    fix = f"did you mean {' or '.join(close)}?" if close else "--help lists the keys"
+    return UserError("there is no such key", key=key, value=_value_of(key, overrides), fix=fix)
+
+
+def _parent(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _value_of(key: str, overrides: Sequence[str]) -> str | None:
+    for override in overrides:
+        name, _, value = override.partition("=")
+        if name.lstrip("+~").partition("@")[0] == key and value:
+            return value
+    return None
+
+
+def unreadable(override: str) -> UserError:
+    """``override`` is no ``key=value`` that Hydra's grammar can read."""
+    if "=" not in override:
+        return UserError(f"cannot read the argument {override!r}", fix="arguments are written key=value")
+    key, _, value = override.partition("=")
+    return UserError(
+        "cannot read this value",
+        key=key,
+        value=value,
+        fix=f"quote it for Hydra and for the shell: \"{key}='…'\"; lists are [a,b]",
+    )
+
+
+def _no_such_choice(missing: str, options: Sequence[str], text: str) -> UserError:
+    group, _, choice = missing.rpartition("/")
+    if not options:
+        return UserError(text.splitlines()[0])
+    close = difflib.get_close_matches(choice, options, n=3)
+    fix = f"did you mean {' or '.join(close)}? All: " if close else "one of "
+    return UserError("there is no such choice", key=group, value=choice, fix=fix + ", ".join(options))
+
+
+def _not_composed(error: Exception, keys: Iterable[str], overrides: Sequence[str]) -> UserError:
+    text = str(error)
+    if ambiguous := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
+        key, value = ambiguous.groups()
+        return UserError(
+            "several values where one is expected",
+            key=key,
+            value=value,
+            fix=f"a list is {key}=[{value}], a sweep needs -m",
+        )
+    if group := re.match(r"Could not override '([^']+)'\. No match in the defaults list", text):
+        key = group.group(1)
+        return UserError(
+            "nothing to override in this configuration",
+            key=key,
+            value=_value_of(key, overrides),
+            fix=f"add it with +{key}=…",
+        )
+    if missing := re.match(r"Could not override '([^']+)'\.", text):
+        return unknown_key(missing.group(1), keys, overrides)
+    if isinstance(error.__cause__, Exception) and (inner := explain(error.__cause__, keys, overrides)):
+        return inner
+    return UserError(text.splitlines()[0] if text else type(error).__name__)
+
+
+def _invalid_value(error: Any, overrides: Sequence[str]) -> UserError:
+    from omegaconf.errors import MissingMandatoryValue
+
+    key = error.full_key or None
+    if isinstance(error, MissingMandatoryValue):
+        return UserError("this key needs a value", key=key, fix=f"add {key or 'key'}=…")
+    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return UserError(message, key=key, value=_value_of(key or "", overrides))

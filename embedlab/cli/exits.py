@@ -1,0 +1,109 @@
+"""How a command ends: one line and status 2 for what the user can mend, a traceback for the rest."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Callable
+
+from embedlab.cli.config_errors import explain
+from embedlab.errors import UserError
+
+BAD_INPUT = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+# Packages that not everyone needs: the extra of pyproject.toml that brings each.
+EXTRA_OF_MODULE = {
+    "gensim": "quickstart",
+    "emoji": "quickstart",
+    "sentence_transformers": "st",
+    "mteb": "eval",
+    "ir_measures": "eval",
+    "sklearn": "eval",
+    "matplotlib": "plot",
+    "umap": "plot",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxscript": "onnx",
+    "gguf": "gguf",
+    "submitit": "cluster",
+    "optuna": "search",
+}
+
+
+def guarded(command: Callable[[], int | None]) -> int:
+    """Run ``command`` and return its exit status; what the user can mend becomes one line on stderr.
+
+    Raises: whatever else ``command`` raises.
+    """
+    try:
+        status = command()
+        sys.stdout.flush()
+        return status or 0
+    except KeyboardInterrupt:
+        return _interrupted()
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning's answer to Ctrl-C is sys.exit(1)
+            return _interrupted()
+        if isinstance(stop.__context__, BrokenPipeError):  # and Rich's to a closed pipe
+            return _reader_left()
+        raise
+    except BrokenPipeError:
+        if not _stdout_is_closed():  # some other pipe or socket broke: a failure like any other
+            raise
+        return _reader_left()
+    except Exception as error:
+        found = as_user_error(error)
+        if found is None:
+            raise
+        print(f"embedlab: {found}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def as_user_error(error: BaseException) -> UserError | None:
+    """``error`` as the user's to mend, even if another library has wrapped it; None if it is not theirs."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, UserError):
+            return seen
+        seen = seen.__cause__
+    if isinstance(error, ModuleNotFoundError):
+        return _missing_extra(error)
+    return explain(error)
+
+
+def _missing_extra(error: ModuleNotFoundError) -> UserError | None:
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRA_OF_MODULE:
+        return None
+    return UserError(
+        f"this needs the package {module}, which is not installed",
+        fix=f"pip install 'embedlab[{EXTRA_OF_MODULE[module]}]'",
+    )
+
+
+def _interrupted() -> int:
+    print("embedlab: interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _reader_left() -> int:
+    """End quietly, as `embedlab … | head` should: Python's own flush at exit must not meet the pipe again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return BROKEN_PIPE
+
+
+def _stdout_is_closed() -> bool:
+    try:
+        sys.stdout.flush()
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    except BrokenPipeError:
+        return True
+    except (OSError, ValueError):  # stdout is no file, as under a test runner
+        return False

@@ -1,0 +1,114 @@
+"""`hydra.main` as this command line needs it: plain dictionaries in, exceptions out, no change of directory."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from embedlab import _paths
+from embedlab.cli.compose import explained, plain, readable
+from embedlab.errors import UserError
+
+Task = Callable[[dict[str, Any]], Any]
+
+
+def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
+    """Run ``task`` on the configuration that ``argv`` composes: once, or once for each job under ``-m``.
+
+    Hydra's own flags work (``--multirun``, ``--cfg``, ``--help``, ``--config-dir``, ``hydra.run.dir=``, …).
+    ``task`` gets the resolved configuration as a plain dictionary; `run_dir` tells it where to write.
+
+    Returns: 0.
+
+    Raises:
+        UserError: a configuration that does not compose; also whatever ``task`` raises, as it is.
+        SystemExit: after ``--help`` and the like, or from ``task`` or a launcher.
+    """
+    import hydra
+    from hydra.errors import HydraException, InstantiationException
+    from omegaconf.errors import OmegaConfBaseException
+
+    arguments = [readable(a) for a in argv]
+    raised: list[Exception] = []
+    job = _job(task, raised, sys.argv)
+    try:
+        # Hydra would otherwise print every exception itself and exit 1.
+        with _arguments([sys.argv[0], *arguments]), _environment("HYDRA_FULL_ERROR", "1"):
+            hydra.main(str(_paths.conf_dir()), config_name, version_base="1.3")(job)()
+    except InstantiationException:
+        raise
+    except (HydraException, OmegaConfBaseException) as error:
+        overrides = [a for a in arguments if not a.startswith("-") and ("=" in a or a.startswith("~"))]
+        raise explained(error, config_name, overrides) or error from error
+    if raised:
+        raise raised[0]
+    return 0
+
+
+def run_dir() -> Path:
+    """The folder of the job that is running (``hydra.run.dir``, or its part of ``hydra.sweep.dir``)."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def _job(task: Task, raised: list[Exception], argv: list[str]) -> Callable[[Any], Any]:
+    """What Hydra calls.
+
+    A single run's exception goes to ``raised``, as Hydra would announce it in a line of its own; under ``-m``
+    it is Hydra's launcher that must hear of it.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    @functools.wraps(task)
+    def job(config: Any) -> Any:
+        sys.argv = argv  # as it was, for whoever starts this command again (Lightning does for DDP)
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            return task(plain(config))
+        folder = run_dir()
+        try:
+            return task(plain(config))
+        except Exception as error:
+            if isinstance(error, UserError):
+                _remove_if_unused(folder)
+            raised.append(error)
+            return None
+
+    return job
+
+
+def _remove_if_unused(folder: Path) -> None:
+    """Bad input leaves nothing behind: a run folder that holds only what Hydra put there goes away."""
+    entries = list(folder.iterdir())
+    if all(e.name == ".hydra" or (e.suffix == ".log" and e.stat().st_size == 0) for e in entries):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _arguments(argv: list[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = argv
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

@@ -1,0 +1,103 @@
+"""The console command: ``embedlab COMMAND …`` hands over to ``embedlab.cli.COMMAND``.
+
+A command is a module of this package with ``main(argv: list[str]) -> int`` and a line in `COMMANDS`. It is
+imported when it is called, so that `embedlab --help` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+import embedlab
+from embedlab.cli.exits import guarded
+from embedlab.errors import UserError
+
+COMMANDS = {
+    "train": "train an encoder, or a sweep of them with -m",
+    "evaluate": "score an encoder: STS, transfer, retrieval, …",
+    "encode": "turn a file of sentences into vectors",
+    "export": "write an encoder in another format",
+    "report": "gather the scores of finished runs in one table",
+    "search": "search hyperparameters",
+    "fit": "train from one file with LightningCLI (--config FILE)",
+    "validate": "score the dev set of a LightningCLI run",
+    "test": "score the test sets of a LightningCLI run",
+    "predict": "encode the data of a LightningCLI run",
+}
+
+
+def available_commands() -> dict[str, str]:
+    """The commands whose module is part of this installation, with the line that describes each."""
+    return {name: line for name, line in COMMANDS.items() if importlib.util.find_spec(f"embedlab.cli.{name}")}
+
+
+def usage() -> str:
+    """The text of ``embedlab --help``."""
+    commands = available_commands()
+    width = max(map(len, commands), default=0)
+    return "\n".join(
+        [
+            "usage: embedlab COMMAND key=value …",
+            "",
+            "Train, score and inspect sentence encoders.",
+            "",
+            "commands:",
+            *(f"  {name:<{width}}  {line}" for name, line in commands.items()),
+            "",
+            "embedlab COMMAND --help shows a command's keys and their defaults; --version the version.",
+        ]
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns the exit status: 0, 2 for bad input, 130 after Ctrl-C. A failure that is not the user's stays the
+    exception that it is, with which Python exits 1.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: _dispatch(arguments))
+
+
+def _dispatch(argv: list[str]) -> int:
+    name, rest = (argv[0], argv[1:]) if argv else ("", [])
+    if name in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if name in ("-V", "--version"):
+        print(f"embedlab {embedlab.__version__}")
+        return 0
+    if not name:
+        print(usage(), file=sys.stderr)
+        return 2
+    commands = available_commands()
+    if name not in commands:
+        close = difflib.get_close_matches(name, commands, n=1)
+        fix = f"embedlab {close[0]}" if close else f"one of {', '.join(commands)}"
+        raise UserError(f"there is no command {name!r}", fix=fix)
+    _set_environment()
+    status: int = importlib.import_module(f"embedlab.cli.{name}").main(rest)
+    return status
+
+
+def _set_environment() -> None:
+    """Defaults of the libraries below, where the user has not chosen."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    if "TOKENIZERS_PARALLELISM" not in os.environ:
+        # Said outright, tokenizers neither warns nor turns itself off when a process is started later. The
+        # danger that it warns of, a deadlock, is in a forked child only.
+        os.environ["TOKENIZERS_PARALLELISM"] = "true"
+        os.register_at_fork(after_in_child=_tokenize_in_one_thread)
+
+
+def _tokenize_in_one_thread() -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Reading the tab-separated evaluation files: gzip or plain, one header line, no quoting."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from embedlab.errors import UserError
+
+
+def find_file(data_dir: str | Path, name: str) -> Path:
+    """`name`.tsv.gz or `name`.tsv in `data_dir`; UserError when neither is there."""
+    folder = Path(data_dir)
+    if not folder.is_dir():
+        raise UserError(
+            "no such folder",
+            file=folder,
+            key="data_dir",
+            value=str(data_dir),
+            fix=f"give the folder that holds {name}.tsv.gz",
+        )
+    for suffix in (".tsv.gz", ".tsv"):
+        path = folder / f"{name}{suffix}"
+        if path.is_file():
+            return path
+    raise UserError(
+        f"has no {name}.tsv.gz",
+        file=folder,
+        key="data_dir",
+        value=str(data_dir),
+        fix=f"give the folder that holds {name}.tsv.gz, or leave data_dir out to use the hub",
+    )
+
+
+def read_tsv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, list[str]]:
+    """The named columns of a .tsv or .tsv.gz as lists of strings; `optional` ones only where the header has
+    them.
+
+    Raises UserError for a broken gzip, a wrong encoding, a missing column or a row of another width.
+    """
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(
+            f"is not a whole gzip file ({error})", file=path, fix="fetch the file again"
+        ) from error
+    except UnicodeDecodeError as error:
+        row = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError("is not UTF-8", file=path, row=row, fix="convert the file to UTF-8") from error
+    # Only \n ends a row: str.splitlines() would also cut at U+2028 and friends, which occur inside sentences.
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        raise UserError("is empty", file=path, fix="fetch the file again")
+    header = lines[0].rstrip("\r").split("\t")
+    missing = [column for column in columns if column not in header]
+    if missing:
+        raise UserError(
+            f"has no column {missing[0]!r} (its header: {', '.join(header)})",
+            file=path,
+            fix="name the columns in the first line, separated by tabs",
+        )
+    wanted = {column: header.index(column) for column in (*columns, *optional) if column in header}
+    table: dict[str, list[str]] = {column: [] for column in wanted}
+    for number, line in enumerate(lines[1:], start=2):
+        cells = line.rstrip("\r").split("\t")
+        if len(cells) != len(header):
+            raise UserError(
+                f"has {len(cells)} columns where the header has {len(header)}",
+                file=path,
+                row=number,
+                fix="separate columns by one tab and keep tabs out of the text",
+            )
+        for column, index in wanted.items():
+            table[column].append(cells[index])
+    return table

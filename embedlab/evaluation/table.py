@@ -1,0 +1,192 @@
+"""Score tables for the terminal (Rich) and for Markdown, from the same rows.
+
+A mean without its number of seeds is no result, so a table of scores cannot be built without one: it always
+says n.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Literal
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from embedlab.evaluation.sts import LABELS, SEVEN
+
+Scores = Mapping[str, float]
+Better = Literal["higher", "lower"] | None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One quantity of a table: its key in the scores, its heading, which way is better, digits after the
+    point."""
+
+    key: str
+    label: str
+    better: Better = None
+    digits: int = 2
+
+
+STS_METRICS: tuple[Metric, ...] = tuple(
+    Metric(f"{t}/spearman", LABELS[t], "higher") for t in (*SEVEN, "sts7")
+)
+LEE_METRICS: tuple[Metric, ...] = (
+    Metric("lee/spearman", "Lee human similarity, Spearman", "higher"),
+    Metric("lee/pearson", "Lee human similarity, Pearson", "higher"),
+)
+
+
+def geometry_metrics(prefix: str = "geometry") -> tuple[Metric, ...]:
+    """Geometry rows for the scores under `prefix`/."""
+    return (
+        Metric(f"{prefix}/alignment", "alignment", "lower", 3),
+        Metric(f"{prefix}/uniformity", "uniformity", "lower", 3),
+        Metric(f"{prefix}/mean_cosine", "mean cosine", None, 3),
+        Metric(f"{prefix}/effective_rank", "effective rank", "higher", 1),
+        Metric(f"{prefix}/rankme", "RankMe", "higher", 1),
+        Metric(f"{prefix}/pc1_share", "PC1 share of variance", "lower", 3),
+        Metric(f"{prefix}/alignment_ratio", "alignment ratio (our reconstruction)", "lower", 3),
+        Metric(f"{prefix}/uniformity_ratio", "uniformity ratio (our reconstruction)", "higher", 3),
+    )
+
+
+def mean_sd(values: Sequence[float], digits: int = 2) -> str:
+    """ "75.11 ± 0.84 (n=10)", or "75.11 (n=1)": the sample's standard deviation (n - 1), never without n."""
+    if not values:
+        raise ValueError("no value to average")
+    if len(values) == 1:
+        return f"{number(values[0], digits)} (n=1)"
+    return f"{mean_and_sd(values, digits)} (n={len(values)})"
+
+
+def mean_and_sd(values: Sequence[float], digits: int) -> str:
+    """ "75.11 ± 0.84" for a table that says n elsewhere in the row."""
+    if len(values) == 1:
+        return number(values[0], digits)
+    return f"{number(statistics.fmean(values), digits)} ± {number(statistics.stdev(values), digits)}"
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A fixed number of digits; "-" for NaN (undefined)."""
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table of strings; the first `left` columns are labels (left-aligned), the rest numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+    left: int = 1
+
+    def rich(self) -> RichTable:
+        """The table for a terminal."""
+        table = RichTable(title=Text(self.title), caption=Text(self.caption) if self.caption else None)
+        for i, column in enumerate(self.columns):
+            table.add_column(
+                Text(column), justify="left" if i < self.left else "right", no_wrap=i >= self.left
+            )
+        for row in self.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        return table
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown, with title and caption as paragraphs; "|" in a cell is escaped."""
+        rule = [":--" if i < self.left else "--:" for i in range(len(self.columns))]
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in (self.columns, *self.rows)]
+        lines = ["| " + " | ".join(cells) + " |" for cells in (rows[0], rule, *rows[1:])]
+        parts = [f"**{self.title}**", "\n".join(lines), *([self.caption] if self.caption else [])]
+        return "\n\n".join(parts) + "\n"
+
+    def print(self, file: IO[str] | None = None) -> None:
+        """Prints to `file` (default: standard output). A pipe or a file gets the full width and no escape
+        codes."""
+        console = Console(file=file)
+        if not console.is_terminal:
+            console = Console(file=file, width=max(160, console.width), no_color=True)
+        console.print(self.rich())
+
+
+def score_table(
+    runs: Mapping[str, Sequence[Scores]], metrics: Sequence[Metric], title: str, caption: str = ""
+) -> Table:
+    """One row an encoder: mean ± SD over its seeds (`runs`: name -> the scores of each seed) and n.
+
+    Metrics that no run has are left out; ValueError for an encoder without any scores.
+    """
+    shown = [m for m in metrics if any(m.key in scores for seeds in runs.values() for scores in seeds)]
+    rows = []
+    for name, seeds in runs.items():
+        if not seeds:
+            raise ValueError(f"{name!r} has no scores, so there is no n to state")
+        cells = []
+        for metric in shown:
+            values = [scores[metric.key] for scores in seeds if metric.key in scores]
+            # A seed that lacks a metric would make the row's n a lie.
+            cells.append(mean_and_sd(values, metric.digits) if len(values) == len(seeds) else "-")
+        rows.append((name, *cells, str(len(seeds))))
+    return Table(title, ("encoder", *(m.label for m in shown), "n"), tuple(rows), caption)
+
+
+def suite_table(
+    scores: Scores, n: int, title: str, metrics: Sequence[Metric] | None = None, caption: str = ""
+) -> Table:
+    """One row a metric: for suites with many quantities. `n` is the number of training seeds behind the
+    scores."""
+    if n < 1:
+        raise ValueError("a score without its number of seeds is not shown: n must be at least 1")
+    known = metrics or [Metric(key, key) for key in scores]
+    rows = [(m.label, _with_interval(scores, m)) for m in known if m.key in scores]
+    return Table(f"{title} (n={n})", ("metric", "score"), tuple(rows), caption)
+
+
+def before_after_table(
+    before: Sequence[Scores],
+    after: Sequence[Scores],
+    metrics: Sequence[Metric],
+    title: str,
+    caption: str = "",
+    names: tuple[str, str] = ("before", "after"),
+) -> Table:
+    """One row a metric: before, after, change and whether that is better. Each side has the scores of its
+    seeds; a single run shows its interval where the scores have one (`key_low`, `key_high`).
+
+    The heading of each side says its n.
+    """
+    if not before or not after:
+        raise ValueError("both sides need at least one run")
+    rows = []
+    for metric in metrics:
+        sides = [[s[metric.key] for s in side if metric.key in s] for side in (before, after)]
+        if len(sides[0]) != len(before) or len(sides[1]) != len(after):
+            continue
+        cells = [
+            _with_interval(side[0], metric) if len(side) == 1 else mean_and_sd(values, metric.digits)
+            for side, values in zip((before, after), sides, strict=True)
+        ]
+        change = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
+        rows.append((metric.label, *cells, f"{change:+.{metric.digits}f}", _verdict(change, metric)))
+    heads = [f"{name} (n={len(side)})" for name, side in zip(names, (before, after), strict=True)]
+    return Table(title, ("metric", *heads, "change", ""), tuple(rows), caption)
+
+
+def _with_interval(scores: Scores, metric: Metric) -> str:
+    text = number(scores[metric.key], metric.digits)
+    low, high = scores.get(f"{metric.key}_low"), scores.get(f"{metric.key}_high")
+    if low is None or high is None:
+        return text
+    return f"{text} [{number(low, metric.digits)}, {number(high, metric.digits)}]"
+
+
+def _verdict(change: float, metric: Metric) -> str:
+    if metric.better is None or math.isnan(change) or round(change, metric.digits) == 0:
+        return ""
+    return "better" if (change > 0) == (metric.better == "higher") else "worse"

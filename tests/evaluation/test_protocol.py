@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedlab.errors import UserError
+from embedlab.evaluation import SUITES, Suites, protocol
+from tests.evaluation.helpers import HashedWords, write_sts_folder
+
+
+def block(**changes: Any) -> dict[str, Any]:
+    return protocol.describe(HashedWords(), suite="sts", name="x", aggregation="all", text="raw") | changes
+
+
+@pytest.mark.parametrize("suite", ["sts", "geometry", "lee"])
+def test_every_suite_gives_a_complete_block(suite: str, tmp_path: Path) -> None:
+    if suite == "lee":
+        pytest.importorskip("gensim", reason="gensim (extra quickstart) is not installed")
+    _, made = SUITES[suite](HashedWords(), {"data_dir": str(write_sts_folder(tmp_path)), "resamples": 5})
+    protocol.check(made)
+    assert made["suite"] == suite
+    assert made["checkpoint"] == "unknown", "what an encoder does not state is not guessed"
+    assert made["versions"]["torch"]
+    assert made["versions"]["embedlab"]
+
+
+@pytest.mark.parametrize("key", protocol.REQUIRED)
+def test_a_missing_key_is_a_failure(key: str, tmp_path: Path) -> None:
+    incomplete = {name: value for name, value in block().items() if name != key}
+    with pytest.raises(ValueError, match=key):
+        protocol.check(incomplete)
+    with pytest.raises(ValueError, match="incomplete"):
+        protocol.write_scores(tmp_path / "s.json", {"a/b": 1.0}, incomplete)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("key", sorted(set(protocol.REQUIRED) - protocol.MAY_BE_NULL))
+def test_a_null_is_a_failure_where_a_value_must_be_known(key: str) -> None:
+    with pytest.raises(ValueError, match=key):
+        protocol.check(block(**{key: None}))
+
+
+def test_facts_come_from_the_encoder() -> None:
+    class Stated(HashedWords):
+        def facts(self, sentences: list[str] | None) -> dict[str, Any]:
+            return {"pooling": "mean", "max_length": 32, "truncated": len(sentences or []), "secret": 1}
+
+    made = protocol.describe(Stated(), suite="s", name="n", aggregation="a", sentences=["x", "y"])
+    assert (made["pooling"], made["max_length"], made["truncated"]) == ("mean", 32, 2)
+    assert "secret" not in made
+
+
+def test_scores_survive_a_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "sts.json"
+    protocol.write_scores(
+        path, {"sts7/spearman": 70.25, "geometry/alignment_ratio": math.nan}, block(text="tok")
+    )
+    content = json.loads(path.read_text())
+    assert set(content) == {"scores", "protocol", "created"}
+    assert content["scores"]["geometry/alignment_ratio"] is None, "NaN is not JSON"
+    scores, read = protocol.read_scores(path)
+    assert scores["sts7/spearman"] == 70.25
+    assert math.isnan(scores["geometry/alignment_ratio"])
+    assert read["text"] == "tok"
+    assert [p.name for p in path.parent.iterdir()] == ["sts.json"], "no temporary file is left"
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    protocol.write_json(path, {"old": 1})
+    with pytest.raises(TypeError):
+        protocol.write_json(path, {"new": object()})
+    assert json.loads(path.read_text()) == {"old": 1}
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_written_files_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        protocol.write_json(tmp_path / "s.json", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "s.json").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"scores": {}}', '{"scores": {}, "protocol": {"suite": "sts"}}']
+)
+def test_other_files_are_refused_in_one_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"x\.json: is not a scores file"):
+        protocol.read_scores(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        protocol.read_scores(tmp_path / "none.json")
+
+
+def test_registry_lists_what_is_there_and_imports_late() -> None:
+    suites = Suites({"sts": "embedlab.evaluation.sts:run", "gone": "embedlab.evaluation.not_there:run"})
+    assert list(suites) == ["sts"]
+    assert len(suites) == 1
+    assert "gone" not in suites
+    with pytest.raises(UserError, match=r"suite=gone.*choose from sts"):
+        suites["gone"]
+    suites.register("geometry", "embedlab.evaluation.geometry:run")
+    assert list(suites) == ["sts", "geometry"]
+    assert {"sts", "geometry", "lee"} <= set(SUITES)
+
+
+def test_evaluation_knows_nothing_of_lightning_or_hydra() -> None:
+    code = (
+        "import sys, embedlab.evaluation as e\n"
+        "assert 'torch' not in sys.modules, 'suites are imported when asked for'\n"
+        "import embedlab.evaluation.dev, embedlab.evaluation.lee, embedlab.evaluation.table\n"
+        "[e.SUITES[name] for name in e.SUITES]\n"
+        "bad = {'lightning', 'pytorch_lightning', 'hydra', 'omegaconf'} & set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from embedlab.errors import UserError
+from embedlab.evaluation import SUITES, sts
+from embedlab.evaluation.sts import SEVEN, STSPairs, evaluate_sts, load_sts, score_pairs
+from embedlab.evaluation.vectors import Vectors
+from tests.evaluation.helpers import Constant, HashedWords, Lookup, write_sts_folder, write_tsv
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sts_folder(tmp_path_factory.mktemp("sts"))
+
+
+def test_three_aggregations_of_two_subsets_by_hand() -> None:
+    """Subset p (2 pairs) is ranked right, q (3 pairs) wrong: 100 and -100; the joined five have Spearman
+    0.3."""
+    angle = {"a": 0.0, "b": 10.0, "c": 20.0, "d": 30.0, "e": 40.0, "f": 50.0}
+    table = {name: (float(np.cos(np.radians(v))), float(np.sin(np.radians(v)))) for name, v in angle.items()}
+    pairs = STSPairs(
+        task="sts12",
+        split="test",
+        text="raw",
+        first=["a"] * 5,
+        second=["b", "f", "c", "d", "e"],  # cosine falls b > c > d > e > f
+        gold=np.array([5.0, 0.0, 1.0, 2.0, 3.0]),
+        subsets=["p", "p", "q", "q", "q"],
+        source="by hand",
+    )
+    vectors = Vectors(Lookup(table), [*pairs.first, *pairs.second])
+    scores = score_pairs(vectors, pairs)
+    # cosine ranks b5 f1 c4 d3 e2, gold ranks 5 1 2 3 4: sum d^2 = 0 + 0 + 4 + 0 + 4 = 8, 1 - 6 * 8 / (5 * 24)
+    # = 0.6
+    assert scores["spearman"] == pytest.approx(60.0)
+    assert scores["spearman_mean"] == pytest.approx(0.0)
+    assert scores["spearman_wmean"] == pytest.approx((2 * 100 - 3 * 100) / 5)
+
+
+def test_single_set_tasks_have_one_value_under_three_names(folder: Path) -> None:
+    scores = evaluate_sts(HashedWords(), folder, tasks=["stsb", "sickr"])
+    for task in ("stsb", "sickr"):
+        assert (
+            scores[f"{task}/spearman"] == scores[f"{task}/spearman_mean"] == scores[f"{task}/spearman_wmean"]
+        )
+    assert not any(key.startswith("sts7") for key in scores), "no mean of seven from two tasks"
+
+
+def test_mean_of_seven_and_each_task_against_scipy(folder: Path) -> None:
+    encoder = HashedWords()
+    scores = evaluate_sts(encoder, folder)
+    for task in SEVEN:
+        pairs = load_sts(task, folder)
+        x, y = encoder.encode(pairs.first).astype(np.float64), encoder.encode(pairs.second).astype(np.float64)
+        cosine = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
+        expected = 100 * stats.spearmanr(cosine.round(12), pairs.gold).statistic
+        assert scores[f"{task}/spearman"] == pytest.approx(expected, abs=1e-6)
+    for metric in ("spearman", "spearman_mean", "spearman_wmean"):
+        assert scores[f"sts7/{metric}"] == pytest.approx(np.mean([scores[f"{t}/{metric}"] for t in SEVEN]))
+
+
+def test_suite_encodes_each_sentence_once_and_scores_both_texts(folder: Path) -> None:
+    encoder = HashedWords()
+    scores, protocol = SUITES["sts"](encoder, {"data_dir": str(folder)})
+    assert len(encoder.calls) == 1
+    assert len(encoder.calls[0]) == len(set(encoder.calls[0]))
+    assert protocol["text"] == "raw"
+    assert scores["sts7/spearman"] == pytest.approx(evaluate_sts(encoder, folder, "raw")["sts7/spearman"])
+    assert scores["sts7_tok/spearman"] == pytest.approx(evaluate_sts(encoder, folder, "tok")["sts7/spearman"])
+    swapped, protocol = SUITES["sts"](encoder, {"data_dir": str(folder), "sts_text": "tok"})
+    assert protocol["text"] == "tok"
+    assert swapped["sts7/spearman"] == scores["sts7_tok/spearman"]
+    assert swapped["sts7_raw/spearman"] == scores["sts7/spearman"]
+
+
+def test_wrong_row_counts_are_told_in_the_protocol(folder: Path) -> None:
+    _, protocol = SUITES["sts"](HashedWords(), {"data_dir": str(folder), "tasks": ["sts16"]})
+    assert len(protocol["warnings"]) == 1
+    assert "39 pairs where SentEval has 1186" in protocol["warnings"][0]
+    assert protocol["name"] != "sts7_senteval"
+
+
+def test_pairs_without_rating_are_dropped_and_text_variants_differ(folder: Path) -> None:
+    raw, tok = load_sts("sts12", folder), load_sts("sts12", folder, "tok")
+    assert len(raw) == len(tok) == 39
+    assert raw.first[0].endswith(".")
+    assert not raw.first[0].endswith(" .")
+    assert tok.first[0] == raw.first[0].lower().replace(".", " ."), "tokens are joined by one space"
+
+
+def test_sick_without_token_columns_falls_back_to_lower_case(folder: Path) -> None:
+    raw, tok = load_sts("sickr", folder), load_sts("sickr", folder, "tok")
+    assert tok.first == [" ".join(s.lower().split()) for s in raw.first]
+    assert tok.notes
+    assert "lower-cased" in tok.notes[0]
+
+
+def test_a_source_without_tokens_scores_raw_only(tmp_path: Path) -> None:
+    folder = write_sts_folder(tmp_path, tok=False)
+    scores, protocol = SUITES["sts"](HashedWords(), {"data_dir": str(folder)})
+    assert "sts7/spearman" in scores
+    assert "sts7_tok/spearman" not in scores
+    assert any("tok is not in this source" in note for note in protocol["notes"])
+    with pytest.raises(UserError, match="sts_text=tok"):
+        SUITES["sts"](HashedWords(), {"data_dir": str(folder), "sts_text": "tok"})
+
+
+def test_collapsed_and_non_finite_encoders_score_zero(folder: Path) -> None:
+    assert evaluate_sts(Constant(), folder, tasks=["stsb"])["stsb/spearman"] == 0
+
+    class Broken(HashedWords):
+        def encode(self, sentences):  # type: ignore[no-untyped-def]
+            vectors = super().encode(sentences)
+            vectors[0] = np.nan
+            return vectors
+
+    scores, protocol = SUITES["sts"](Broken(), {"data_dir": str(folder), "tasks": ["stsb"]})
+    assert np.isfinite(scores["stsb/spearman"])
+    assert any("1 sentence vectors are not finite" in warning for warning in protocol["warnings"])
+
+
+def test_quotes_and_odd_line_separators_stay_in_the_text(tmp_path: Path) -> None:
+    odd = 'He said "yes\u2028no" to it'
+    write_tsv(tmp_path / "stsb_dev.tsv", ["score", "sentence1", "sentence2"], [(1, odd, '"'), (2, "b", "c")])
+    pairs = load_sts("stsb", tmp_path, split="dev")
+    assert pairs.first == [odd, "b"]
+    assert pairs.second == ['"', "c"]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda f: f.unlink(), "has no stsb_test.tsv.gz"),
+        (lambda f: f.write_bytes(f.read_bytes()[:-200]), "is not a whole gzip file"),
+        (lambda f: f.write_bytes(b"plain text"), "is not a whole gzip file"),
+        (
+            lambda f: f.write_bytes(gzip.compress(b"score\tsentence1\tsentence2\n1\tcaf\xe9\tx\n")),
+            ":2: is not UTF-8",
+        ),
+        (lambda f: f.write_bytes(gzip.compress(b"")), "is empty"),
+        (lambda f: f.write_bytes(gzip.compress(b"rating\tsentence1\tsentence2\n")), "has no column 'score'"),
+        (lambda f: f.write_bytes(gzip.compress(b"score\tsentence1\tsentence2\n1\ta\n")), ":2: has 2 columns"),
+        (
+            lambda f: f.write_bytes(gzip.compress(b"score\tsentence1\tsentence2\n1\ta\tb\nx\ta\tb\n")),
+            ":3: rating",
+        ),
+        (lambda f: f.write_bytes(gzip.compress(b"score\tsentence1\tsentence2\nnan\ta\tb\n")), ":2: rating"),
+        (
+            lambda f: f.write_bytes(gzip.compress(b"score\tsentence1\tsentence2\n\ta\tb\n")),
+            "has no rated pair",
+        ),
+    ],
+)
+def test_bad_files_end_in_one_line(tmp_path: Path, break_it, message: str) -> None:  # type: ignore[no-untyped-def]
+    write_sts_folder(tmp_path)
+    break_it(tmp_path / "stsb_test.tsv.gz")
+    with pytest.raises(UserError) as caught:
+        load_sts("stsb", tmp_path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "stsb_test.tsv.gz" in str(caught.value)
+
+
+def test_bad_names_and_folders(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"stsbench \(test\).*choose one of"):
+        load_sts("stsbench", tmp_path)
+    with pytest.raises(UserError, match="no such folder"):
+        load_sts("stsb", tmp_path / "nowhere")
+    with pytest.raises(UserError, match="sts_text=both"):
+        load_sts("stsb", tmp_path, "both")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="tasks=stsbench"):
+        SUITES["sts"](HashedWords(), {"data_dir": str(tmp_path), "tasks": ["stsbench"]})
+
+
+def test_hub_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise ConnectionError("Couldn't reach 'mteb/sts12-sts' on the Hub\nsecond line")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(UserError, match=r"cannot load mteb/sts12-sts .*Fix: give data_dir=FOLDER"):
+        load_sts("sts12")
+
+
+def test_hub_rows_become_pairs_without_subset_aggregations(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load_dataset(name: str, split: str) -> object:
+        asked.append((name, split))
+        rows = {"sentence1": ["a b", "c d", "e"], "sentence2": ["a", "c d", "f"], "score": [2.0, 5.0, 0.0]}
+        return datasets.Dataset.from_dict(rows)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    pairs = load_sts("sts13")
+    assert asked == [("mteb/sts13-sts", "test")]
+    scores = score_pairs(Vectors(HashedWords(), [*pairs.first, *pairs.second]), pairs)
+    assert scores["spearman"] == pytest.approx(100)
+    assert "spearman_mean" not in scores
+
+
+def test_equals_sentence_transformers_evaluator(folder: Path) -> None:
+    """Protocols agree on a single set: same vectors, same Spearman and Pearson to 1e-4 (x100)."""
+    evaluation = pytest.importorskip("sentence_transformers.sentence_transformer.evaluation")
+    encoder = HashedWords()
+    pairs = load_sts("sts14", folder)
+
+    class Model:
+        similarity_fn_name = "cosine"
+
+        def encode(self, sentences, **_):  # type: ignore[no-untyped-def]
+            return torch.from_numpy(encoder.encode(list(sentences)))
+
+    class Evaluator(evaluation.EmbeddingSimilarityEvaluator):  # type: ignore[misc]
+        def embed_inputs(self, model, sentences, **_):  # type: ignore[no-untyped-def]
+            return model.encode(sentences)
+
+        def store_metrics_in_model_card_data(self, *_: object, **__: object) -> None:
+            pass
+
+    theirs = Evaluator(pairs.first, pairs.second, list(pairs.gold), write_csv=False)(Model())
+    ours = score_pairs(Vectors(encoder, [*pairs.first, *pairs.second]), pairs)
+    assert ours["spearman"] == pytest.approx(100 * theirs["spearman_cosine"], abs=1e-4)
+    assert ours["pearson"] == pytest.approx(100 * theirs["pearson_cosine"], abs=1e-4)
+
+
+def test_labels_cover_the_tasks() -> None:
+    assert set(sts.LABELS) == {*SEVEN, "sts7"}

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+
+from embedlab.evaluation.table import (
+    LEE_METRICS,
+    STS_METRICS,
+    Metric,
+    Table,
+    before_after_table,
+    geometry_metrics,
+    mean_sd,
+    number,
+    score_table,
+    suite_table,
+)
+
+SEED = {f"sts{y}/spearman": 60.0 + y for y in range(12, 17)} | {"stsb/spearman": 70.0, "sickr/spearman": 71.0}
+
+
+def seed(shift: float) -> dict[str, float]:
+    scores = {key: value + shift for key, value in SEED.items()}
+    return scores | {"sts7/spearman": sum(scores.values()) / 7}
+
+
+def test_mean_and_sd_always_come_with_n() -> None:
+    assert mean_sd([75.114]) == "75.11 (n=1)"
+    assert mean_sd([1.0, 2.0, 3.0]) == "2.00 ± 1.00 (n=3)"
+    with pytest.raises(ValueError, match="no value"):
+        mean_sd([])
+    assert number(math.nan) == "-"
+
+
+def test_score_table_says_n_for_each_encoder() -> None:
+    table = score_table({"one": [seed(0)], "three": [seed(-1), seed(0), seed(1)]}, STS_METRICS, "STS")
+    assert table.columns == (
+        "encoder",
+        "STS12",
+        "STS13",
+        "STS14",
+        "STS15",
+        "STS16",
+        "STS-B",
+        "SICK-R",
+        "Avg",
+        "n",
+    )
+    assert table.rows[0][-1] == "1"
+    assert table.rows[1][-1] == "3"
+    assert table.rows[0][1] == "72.00"
+    assert table.rows[1][1] == "72.00 ± 1.00"
+    with pytest.raises(ValueError, match="no n to state"):
+        score_table({"none": []}, STS_METRICS, "STS")
+
+
+def test_a_metric_that_a_seed_lacks_is_not_averaged_over_the_others() -> None:
+    table = score_table({"x": [seed(0), {"stsb/spearman": 1.0}]}, STS_METRICS, "STS")
+    assert table.rows[0][1] == "-"
+    assert table.rows[0][6].startswith("35.50 ±")
+
+
+def test_suite_table_refuses_scores_without_n() -> None:
+    assert "(n=1)" in suite_table(SEED, 1, "t").title
+    with pytest.raises(ValueError, match="n must be"):
+        suite_table(SEED, 0, "t")
+
+
+def test_before_and_after_with_intervals_changes_and_verdicts() -> None:
+    before = {
+        "lee/spearman": 50.0,
+        "lee/spearman_low": 45.0,
+        "lee/spearman_high": 55.0,
+        "lee/uniformity": -1.5,
+    }
+    after = {
+        "lee/spearman": 49.0,
+        "lee/spearman_low": 44.0,
+        "lee/spearman_high": 54.0,
+        "lee/uniformity": -2.5,
+    }
+    table = before_after_table([before], [after], (*LEE_METRICS, *geometry_metrics("lee")), "quickstart")
+    assert table.columns == ("metric", "before (n=1)", "after (n=1)", "change", "")
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["Lee human similarity, Spearman"] == (
+        "50.00 [45.00, 55.00]",
+        "49.00 [44.00, 54.00]",
+        "-1.00",
+        "worse",
+    )
+    assert rows["uniformity"] == ("-1.500", "-2.500", "-1.000", "better"), "lower uniformity is better"
+    assert set(rows) == {"Lee human similarity, Spearman", "uniformity"}, "only what both sides have"
+    with pytest.raises(ValueError, match="at least one run"):
+        before_after_table([], [after], LEE_METRICS, "x")
+    several = before_after_table([before], [after, after], LEE_METRICS, "x")
+    assert several.columns[2] == "after (n=2)"
+    assert several.rows[0][2] == "49.00 ± 0.00"
+    same = before_after_table([before], [before], [Metric("lee/spearman", "x", "higher")], "x")
+    assert same.rows[0][-1] == ""
+
+
+def test_markdown_and_pipe_output() -> None:
+    table = Table("Title", ("a|b", "score"), (("[red]x", "1.00"), ("y", "2.00")), "Caption.")
+    assert table.markdown() == (
+        "**Title**\n\n| a\\|b | score |\n| :-- | --: |\n| [red]x | 1.00 |\n| y | 2.00 |\n\nCaption.\n"
+    )
+    stream = io.StringIO()
+    score_table({"an encoder": [seed(0)]}, STS_METRICS, "STS").print(stream)
+    text = stream.getvalue()
+    assert "\x1b" not in text, "no escape codes in a pipe"
+    line = next(line for line in text.splitlines() if "an encoder" in line)
+    for value in ("72.00", "73.00", "74.00", "75.00", "76.00", "70.00", "71.00"):
+        assert value in line, "one line a row, nothing cut"
+    stream = io.StringIO()
+    table.print(stream)
+    assert "[red]x" in stream.getvalue(), "names are no markup"

@@ -1,0 +1,27 @@
+"""One rank of a run that `embedlab train` starts with torchrun: `python -m embedlab.cli.worker CONFIG FOLDER`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import yaml
+
+from embedlab.cli.exits import guarded
+from embedlab.cli.train import fit
+
+
+def main(argv: list[str]) -> int:
+    path, folder = argv
+    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    logging.basicConfig(level=level, format="[%(asctime)s][%(name)s][%(levelname)s] - %(message)s")
+    from embedlab.training.config import RunConfig
+
+    values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    return fit(RunConfig.from_dict(values), Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(lambda: main(sys.argv[1:])))

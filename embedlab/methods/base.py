@@ -1,0 +1,204 @@
+"""The thin base of every method: optimiser, step, logging. A method says which views meet which objective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import STEP_OUTPUT
+from torch import Tensor, nn
+
+from embedlab.errors import UserError
+from embedlab.methods.config import MethodConfig
+from embedlab.training.meter import Meter
+from embedlab.training.nonfinite import NonFiniteLoss
+from embedlab.training.optimizer import OptimizerConfig, ReplayableAdamW, build_optimizer
+
+if TYPE_CHECKING:
+    from embedlab.encoder import SentenceEncoder
+    from embedlab.tokenization import Template
+    from embedlab.training.captured import CapturedStep
+
+Batch = dict[str, Any]
+"""``rows`` [B], and by the name of each view ``input_ids`` and ``attention_mask`` [B, L] and a ``hash`` [B]."""
+Fields = dict[str, tuple[str, "Template | None"]]
+"""View name to (column of the data, template around it)."""
+
+
+@dataclass
+class Outcome:
+    """Of one batch: losses by name (the base adds them up) and what else to log; scalars."""
+
+    losses: dict[str, Tensor]
+    stats: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Method(LightningModule):
+    """Owns the encoder, the optimiser and the step.
+
+    Args:
+        encoder: trained, and what is kept afterwards.
+        config: of the method.
+        optimizer: of the update.
+        step: ``eager`` (automatic optimisation), ``compile`` (the same, transformer blocks compiled) or ``graph``
+            (the whole step, from token gathering to the update, as one CUDA graph for each batch shape; needs
+            one CUDA device and device-resident data).
+    """
+
+    config_class: ClassVar[type[MethodConfig]]
+    inputs_resident: bool = False
+
+    def __init__(
+        self, encoder: SentenceEncoder, config: MethodConfig, optimizer: OptimizerConfig, step: str = "eager"
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.config = config
+        self.optimizer_config = optimizer
+        self.step_mode = step
+        self.automatic_optimization = step != "graph"
+        self.meter = Meter()
+        self._captured: CapturedStep | None = None
+        self.save_hyperparameters({"method": asdict(config), "optimizer": asdict(optimizer)}, logger=False)
+
+    # ---- what a method says -------------------------------------------------------------------------------------
+
+    @classmethod
+    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
+        """Which views of which columns a batch has."""
+        raise NotImplementedError
+
+    def losses(self, batch: Batch) -> Outcome:
+        """Named losses of one batch whose views are token tensors on the device."""
+        raise NotImplementedError
+
+    def frozen(self) -> Iterator[nn.Module]:
+        """Modules that stay in evaluation mode and out of the optimiser (teachers)."""
+        return iter(())
+
+    # ---- the step -----------------------------------------------------------------------------------------------
+
+    def on_fit_start(self) -> None:
+        # Lightning leaves a module as it arrives, and a Hugging Face model arrives in evaluation mode.
+        self.train()
+        for module in self.frozen():
+            module.requires_grad_(False).eval()
+        if self.step_mode in ("compile", "graph"):
+            self.encoder.backbone.compile_blocks()
+
+    def total(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Sum of the losses, and everything to log, detached."""
+        outcome = self.losses(batch)
+        loss = torch.stack([v.float() for v in outcome.losses.values()]).sum()
+        logged = {f"loss/{k}": v.detach() for k, v in outcome.losses.items()} if len(outcome.losses) > 1 else {}
+        logged |= {k: v.detach() for k, v in outcome.stats.items()}
+        return loss, {"loss": loss.detach(), **logged}
+
+    def tokens(self, batch: Batch) -> Batch:
+        """The batch with its token tensors: those of resident data are gathered on the device."""
+        if "lengths" not in batch:
+            return batch
+        return self.resident().gather(batch["rows"], batch["lengths"])
+
+    def resident(self) -> Any:
+        return self.trainer.datamodule.resident(self.device)  # type: ignore[attr-defined]
+
+    def training_step(self, batch: Batch, batch_idx: int) -> STEP_OUTPUT:
+        if self.step_mode == "graph":
+            self._graph_step(batch)
+            return None
+        loss, logged = self.total(self.tokens(batch))
+        if not math.isfinite(loss.item()):
+            raise NonFiniteLoss(self.global_step, batch["rows"].tolist(), self._describe(batch["rows"].tolist()))
+        self.meter.add(logged)
+        return loss
+
+    def _graph_step(self, batch: Batch) -> None:
+        from embedlab.training.captured import CapturedStep
+
+        optimizer = self.optimizers()
+        if self._captured is None:
+            inner: ReplayableAdamW = optimizer.optimizer  # type: ignore[union-attr,assignment]
+            self._captured = CapturedStep(self, inner)
+        captured = self._captured
+        if captured.load(batch):
+            optimizer.step()  # type: ignore[union-attr]
+            self.lr_schedulers().step()  # type: ignore[union-attr,call-arg]
+        else:
+            captured.replay()
+        self.meter.add_sum(captured.totals, captured.names)
+
+    def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        clip = self.optimizer_config.clip
+        norm = nn.utils.clip_grad_norm_(self.trained(), math.inf if clip is None else clip)
+        self.meter.add({"grad_norm": norm.detach()})
+
+    def trained(self) -> list[nn.Parameter]:
+        return [p for p in self.parameters() if p.requires_grad]
+
+    def configure_optimizers(self) -> Any:
+        for module in self.frozen():
+            module.requires_grad_(False)
+        steps = int(self.trainer.estimated_stepping_batches)
+        optimizer, scheduler = build_optimizer(self.optimizer_config, self.parameters(), steps, self.device)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _describe(self, rows: list[int]) -> str:
+        describe = getattr(getattr(self.trainer, "datamodule", None), "describe_rows", None)
+        return describe(rows) if describe else ""
+
+    # ---- scoring ------------------------------------------------------------------------------------------------
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Scoring while training is done by the ``DevScoring`` callback, which needs the loop to exist."""
+
+    # ---- what callbacks ask -------------------------------------------------------------------------------------
+
+    @property
+    def passes(self) -> float:
+        """How often a token of the batch goes through the encoder in one step (2 for dropout pairs)."""
+        return 1.0
+
+    @property
+    def learning_rate(self) -> float:
+        scheduler = self.lr_schedulers()
+        assert scheduler is not None and not isinstance(scheduler, list)
+        return self.optimizer_config.lr * scheduler.lr_lambdas[0](scheduler.last_epoch)  # type: ignore[union-attr]
+
+    def check_finite(self, means: dict[str, float]) -> None:
+        """Stop a captured run whose losses ceased to be finite (the eager step looks at every loss itself)."""
+        if self._captured is not None and not all(math.isfinite(v) for v in means.values()):
+            self._captured.check()
+
+    # ---- checkpoints --------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Make the checkpoint whole by itself: the encoder's files beside its weights; numbers, not device tensors."""
+        if self._captured is not None:
+            self._captured.check()
+        for state in checkpoint.get("optimizer_states", []):
+            for group in state["param_groups"]:
+                group["lr"] = float(group["lr"])
+                group["capturable"] = False
+        for state in checkpoint.get("lr_schedulers", []):
+            state["_last_lr"] = [float(lr) for lr in state["_last_lr"]]
+        checkpoint["embedlab"] = {"encoder_files": self.encoder.files(), "parameters": [n for n, _ in self._named()]}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Optimiser state is kept by position, so refuse a model whose parameters are in another order."""
+        saved = checkpoint.get("embedlab", {}).get("parameters")
+        here = [n for n, _ in self._named()]
+        if saved is not None and saved != here:
+            odd = next((f"{a} / {b}" for a, b in zip(saved, here, strict=False) if a != b), "their number differs")
+            raise UserError(
+                f"the checkpoint's parameters are not this model's ({odd})",
+                key="ckpt_path",
+                fix="resume with the configuration that the checkpoint was made with",
+            )
+
+    def _named(self) -> list[tuple[str, nn.Parameter]]:
+        return [(n, p) for n, p in self.named_parameters() if p.requires_grad]

@@ -1,0 +1,43 @@
+"""What every method's configuration shares: it checks itself and its neighbours before any weight is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from embedlab.errors import UserError
+
+if TYPE_CHECKING:
+    from embedlab.backbones import BackboneInfo
+    from embedlab.pooling import PoolingConfig
+    from embedlab.tokenization import Template
+
+C = TypeVar("C")
+
+
+def from_dict(cls: type[C], values: dict[str, Any], group: str) -> C:
+    """Build a configuration dataclass from plain values; unknown keys are a ``UserError`` that names them."""
+    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise UserError(f"unknown key; {group} has {', '.join(sorted(known))}", key=f"{group}.{unknown[0]}")
+    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    name: str
+
+    def check(
+        self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
+    ) -> list[str]:
+        """Reject a combination that has no meaning (``UserError``); return warnings for those known to be poor.
+
+        Args:
+            info: of the backbone.
+            pooling: of the encoder.
+            template: around each sentence, if any.
+            data: name of the data module: ``wikipedia``, ``nli`` or ``parallel``.
+            in_views: unused by most; True when the data is packed running text.
+        """
+        return []

@@ -1,0 +1,140 @@
+"""SimCSE (Gao, Yao and Chen 2021): dropout as augmentation, or NLI pairs with hard negatives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from embedlab.errors import UserError
+from embedlab.methods.base import Batch, Fields, Method, Outcome
+from embedlab.methods.config import MethodConfig
+from embedlab.objectives.info_nce import info_nce
+from embedlab.training.gather import gather, gather_ids, rank
+
+if TYPE_CHECKING:
+    from embedlab.backbones import BackboneInfo
+    from embedlab.encoder import SentenceEncoder
+    from embedlab.pooling import PoolingConfig
+    from embedlab.tokenization import Template
+    from embedlab.training.optimizer import OptimizerConfig
+
+VIEWS = {
+    "wikipedia": ("sentence",),
+    "nli": ("anchor", "positive", "negative"),
+    "parallel": ("source", "target"),
+}
+
+
+@dataclass(frozen=True)
+class SimCSEConfig(MethodConfig):
+    name: str = "simcse"
+    tau: float = 0.05
+    mlp: Literal["train", "none"] = "train"
+    """``train``: a new Linear + tanh on the sentence vector while training, dropped afterwards (the paper's choice
+    for unsupervised models). A head that is kept is part of the pooling: ``pooling=cls_mlp mlp=none``."""
+    hard_negative_weight: float = 0.0
+    """Added to the logit of a sentence's own hard negative; 0 is the paper's alpha = 1."""
+    mask_duplicates: bool = True
+    """A candidate with the anchor's or its positive's text is no negative; False as released."""
+    gather_negatives: bool = True
+    """Negatives from all devices; False keeps each device to its own batch."""
+
+    def check(
+        self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
+    ) -> list[str]:
+        if not self.tau > 0:
+            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
+        if self.mlp not in ("train", "none"):
+            raise UserError("unknown head", key="method.mlp", value=self.mlp, fix="train or none")
+        if in_views:
+            raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
+        if data == "wikipedia" and info.dropout == 0.0:
+            raise UserError(
+                "unsupervised SimCSE's two views differ by dropout alone, and this backbone has none",
+                key="backbone.dropout",
+                value=info.dropout,
+                fix="backbone.dropout=0.1, or a method whose views differ by themselves",
+            )
+        warnings = []
+        if self.mlp == "train" and pooling.name == "cls_mlp":
+            warnings.append("method.mlp=train puts a second head on pooling=cls_mlp; method.mlp=none was probably meant")
+        return warnings
+
+
+class SimCSE(Method):
+    """Each sentence against its second dropout view (equation 4), or against its pair and all hard negatives (5)."""
+
+    config_class = SimCSEConfig
+    config: SimCSEConfig
+
+    def __init__(
+        self, encoder: SentenceEncoder, config: SimCSEConfig, optimizer: OptimizerConfig, step: str = "eager"
+    ) -> None:
+        super().__init__(encoder, config, optimizer, step)
+        self.head = mlp_head(encoder.dim) if config.mlp == "train" else nn.Identity()
+        self._views = 2.0
+
+    @classmethod
+    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
+        return {view: (view, template) for view in VIEWS[data]}
+
+    @property
+    def passes(self) -> float:
+        return self._views
+
+    def losses(self, batch: Batch) -> Outcome:
+        views = [v for v in ("sentence", "anchor", "source", "positive", "target", "negative") if v in batch]
+        if views == ["sentence"]:
+            views = ["sentence", "sentence"]
+        self._views = 2.0 if views[0] == "sentence" else 1.0
+        z = [self.head(v) for v in encode_views(self.encoder, [batch[v] for v in views])]
+        ids = [batch[v].get("hash") if self.config.mask_duplicates else None for v in views]
+        spread, spread_ids, offset = gather, gather_ids, rank() * len(z[0])
+        if not self.config.gather_negatives:
+            spread = spread_ids = lambda x: x  # noqa: E731
+            offset = 0
+        all_ids = [None if i is None else spread_ids(i) for i in ids]
+        contrast = info_nce(
+            z[0],
+            spread(z[1]),
+            self.config.tau,
+            offset=offset,
+            hard_negatives=spread(z[2]) if len(z) > 2 else None,
+            hard_negative_weight=self.config.hard_negative_weight,
+            anchor_ids=ids[0],
+            candidate_ids=all_ids[1],
+            hard_negative_ids=all_ids[2] if len(z) > 2 else None,
+        )
+        stats = {
+            "positive_cosine": contrast.positive_cosine,
+            "negative_cosine": contrast.negative_cosine,
+            "accuracy": contrast.accuracy,
+        }
+        return Outcome({"info_nce": contrast.loss}, stats)
+
+
+def mlp_head(width: int) -> nn.Sequential:
+    """Linear + tanh with Hugging Face's initialisation, N(0, 0.02) and zero bias, as SimCSE's new MLP has."""
+    linear = nn.Linear(width, width)
+    nn.init.normal_(linear.weight, std=0.02)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(linear, nn.Tanh())
+
+
+def encode_views(encoder: SentenceEncoder, views: list[dict[str, Tensor]]) -> list[Tensor]:
+    """Vectors of several views in one forward pass over all their rows, padded to the longest.
+
+    One pass has half the launches of two, and two passes of one module break DDP where it has buffers.
+    """
+    length = max(v["input_ids"].shape[1] for v in views)
+    ids = torch.cat([widen(v["input_ids"], length, encoder.tokenization.pad_id) for v in views])
+    mask = torch.cat([widen(v["attention_mask"], length, 0) for v in views])
+    return list(encoder(ids, mask).chunk(len(views)))
+
+
+def widen(x: Tensor, length: int, value: int) -> Tensor:
+    """``[B, L]`` padded on the right to ``[B, length]``."""
+    return torch.nn.functional.pad(x, (0, length - x.shape[1]), value=value) if x.shape[1] < length else x

@@ -1,0 +1,1 @@
+"""Training objectives: pure functions of tensors, in fp32, without distributed calls."""

@@ -1,0 +1,1 @@
+"""The plumbing of a run: steps, schedules, resume, scoring while training."""

@@ -1,0 +1,46 @@
+"""Ctrl-C and SIGTERM: finish the step, write the checkpoint, go."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from embedlab.training.callbacks.checkpoints import LastCheckpoint
+
+log = logging.getLogger(__name__)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class GracefulStop(Callback):
+    """The first signal asks for a checkpoint after the present step and ends the run; a second one ends it at once."""
+
+    def __init__(self, checkpoint: LastCheckpoint) -> None:
+        self.checkpoint = checkpoint
+        self._before: dict[int, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {s: signal.signal(s, self._handle) for s in SIGNALS}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.checkpoint.stop_requested is not None:
+            self._restore()
+            raise KeyboardInterrupt
+        log.warning("%s: writing a checkpoint after this step; again to stop at once.", signal.Signals(number).name)
+        self.checkpoint.stop_requested = number
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._restore()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._restore()

@@ -1,0 +1,181 @@
+"""Scores a development set while training, keeps the best encoder, and warns of collapse."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from embedlab.training.gather import rank, world_size
+
+if TYPE_CHECKING:
+    from embedlab.encoder import SentenceEncoder
+    from embedlab.evaluation.dev import DevSet
+
+log = logging.getLogger(__name__)
+
+COLLAPSED_COSINE = 0.95
+COLLAPSED_RANK = 10.0
+
+
+class DevScoring(Callback):
+    """Scores at every validation and remembers the weights of the best score.
+
+    Args:
+        dev: the set to score; every rank encodes its share.
+        folder: of the run; `best/` in it gets the encoder.
+        select: ``dev`` keeps the weights of the best score; ``last`` scores without selecting.
+        batch_tokens: padded tokens that are encoded at once.
+
+    The best weights are copied on the device (a fraction of a millisecond) and written with each checkpoint and at
+    the end, so that a frequent cadence does not wait for the disk.
+    """
+
+    def __init__(
+        self, dev: DevSet, folder: Path, select: Literal["dev", "last"] = "dev", batch_tokens: int = 16_384
+    ) -> None:
+        self.dev = dev
+        self.best = BestEncoder(folder) if select == "dev" else None
+        self.batch_tokens = batch_tokens
+        self.history: list[dict[str, float]] = []
+        self._rows: list[list[int]] | None = None
+        self._scored_at = -1
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step == 0 and not self.history:
+            self._score(trainer, pl_module)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and self._scored_at != trainer.global_step:
+            self._score(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._scored_at != trainer.global_step:
+            self._score(trainer, pl_module)
+
+    def _score(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        encoder: SentenceEncoder = pl_module.encoder  # type: ignore[assignment]
+        if self._rows is None:
+            self._rows = encoder.tokenization.ids(self.dev.sentences)
+        share = list(range(rank(), len(self._rows), world_size()))
+        with trainer.precision_plugin.forward_context():
+            vectors = encoder.encode_ids([self._rows[i] for i in share], batch_tokens=self.batch_tokens)
+        scores = self.dev.score(gather_rows(vectors.float(), share, len(self._rows)))
+        self._scored_at = trainer.global_step
+        self.history.append({"step": trainer.global_step, **scores})
+        named = {f"dev/{k}": v for k, v in scores.items()}
+        for name, value in named.items():
+            trainer.callback_metrics[name] = torch.tensor(value)
+        for logger in trainer.loggers:
+            logger.log_metrics(named, step=trainer.global_step)
+        warn_of_collapse(scores)
+        if self.best is not None:
+            self.best.offer(scores["spearman"], trainer.global_step, encoder)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.best is not None and trainer.is_global_zero:
+            self.best.write(pl_module.encoder)  # type: ignore[arg-type]
+
+    def state_dict(self) -> dict[str, Any]:
+        best = self.best
+        return {
+            "history": self.history,
+            "scored_at": self._scored_at,
+            "score": best.score if best else None,
+            "step": best.step if best else None,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = state_dict["history"]
+        self._scored_at = state_dict["scored_at"]
+        if self.best is not None and state_dict["score"] is not None:
+            self.best.resume(state_dict["score"], state_dict["step"])
+
+
+class BestEncoder:
+    """The weights of the best score so far, on the device until they are written to `best/`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder) / "best"
+        self.score: float | None = None
+        self.step: int | None = None
+        self._weights: dict[str, Tensor] = {}
+        self._written: int | None = None
+
+    def offer(self, score: float, step: int, encoder: SentenceEncoder) -> bool:
+        """Keep the encoder's present weights if the score is higher than all before (NaN never is)."""
+        if not (self.score is None or score > self.score):
+            return False
+        self.score, self.step = score, step
+        with torch.no_grad():
+            for name, value in encoder.state_dict().items():
+                if name in self._weights:
+                    self._weights[name].copy_(value)
+                else:
+                    self._weights[name] = value.detach().clone()
+        return True
+
+    def resume(self, score: float, step: int) -> None:
+        """Go on from a run whose `best/` holds the encoder of this score."""
+        self.score, self.step, self._written = score, step, step
+
+    def write(self, encoder: SentenceEncoder) -> None:
+        """Write `best/`, if it is not there yet; the encoder's own weights are as before afterwards."""
+        if self.step is None or self._written == self.step:
+            return
+        current = {k: v.detach().clone() for k, v in encoder.state_dict().items()}
+        try:
+            self.load_into(encoder)
+            encoder.save(self.folder)
+        finally:
+            encoder.load_state_dict(current)
+        self._written = self.step
+
+    def load_into(self, encoder: SentenceEncoder) -> None:
+        """Give the encoder the best weights (from memory, or from `best/` after a resume)."""
+        if self._weights:
+            encoder.load_state_dict(self._weights)
+        elif self.step is not None:
+            from embedlab.encoder import SentenceEncoder
+
+            encoder.load_state_dict(SentenceEncoder.load(self.folder).state_dict())
+
+
+def gather_rows(vectors: Tensor, rows: list[int], total: int) -> Tensor:
+    """Vectors of all ranks in the order of their row numbers: ``[total, D]``, equal on every rank."""
+    if world_size() == 1:
+        whole = vectors.new_empty(total, vectors.shape[1])
+        whole[torch.tensor(rows, device=vectors.device)] = vectors
+        return whole
+    longest = -(-total // world_size())
+    padded = vectors.new_zeros(longest, vectors.shape[1])
+    padded[: len(vectors)] = vectors
+    index = torch.full((longest,), -1, device=vectors.device)
+    index[: len(rows)] = torch.tensor(rows, device=vectors.device)
+    parts = [torch.empty_like(padded) for _ in range(world_size())]
+    indices = [torch.empty_like(index) for _ in range(world_size())]
+    torch.distributed.all_gather(parts, padded)
+    torch.distributed.all_gather(indices, index)
+    at, values = torch.cat(indices), torch.cat(parts)
+    whole = vectors.new_empty(total, vectors.shape[1])
+    whole[at[at >= 0]] = values[at >= 0]
+    return whole
+
+
+def warn_of_collapse(scores: dict[str, float]) -> bool:
+    """Say loudly when all sentences get nearly the same vector."""
+    cosine, spread = scores.get("mean_cosine", 0.0), scores.get("effective_rank", float("inf"))
+    if cosine <= COLLAPSED_COSINE and spread >= COLLAPSED_RANK:
+        return False
+    log.warning(
+        "The vectors collapse: mean cosine of unrelated sentences %.3f, effective rank %.1f. "
+        "A contrastive method usually repairs this within some hundred steps; if not, lower optimizer.lr, "
+        "and check pooling and temperature.",
+        cosine,
+        spread,
+    )
+    return True

@@ -1,0 +1,153 @@
+"""A whole training step as one CUDA graph for each batch shape.
+
+At batch 64 a BERT-base step launches some two thousand kernels that take about 5 us each to start and less to
+run; a graph starts them all at once. The graph holds the gathering of tokens, the forward pass, the losses, the
+backward pass, clipping and the update. Dropout differs between replays: the generator of the device is registered
+with the graph, and each replay moves its offset on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from embedlab.training.nonfinite import NonFiniteLoss
+
+if TYPE_CHECKING:
+    from embedlab.methods.base import Method
+    from embedlab.training.optimizer import ReplayableAdamW
+
+_WARM_UPS = 2  # lazily compiled kernels, library handles and work spaces exist after the first; the second is quiet
+
+
+@dataclass
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    updates: bool
+
+
+class CapturedStep:
+    """Replays the step of ``method``; one instance a run.
+
+    A loss or gradient that is not finite makes the captured update skip itself from then on (the flag that loss
+    scaling uses), so the weights stay those before it until the host sees the flag and stops the run.
+    """
+
+    def __init__(self, method: Method, optimizer: ReplayableAdamW) -> None:
+        self.method = method
+        self.optimizer = optimizer
+        self.device = method.device
+        self.accumulate = method.optimizer_config.accumulate
+        self.parameters = method.trained()
+        self.rows: Tensor | None = None
+        self.names: list[str] = []
+        self.totals = torch.zeros(0)
+        self.found_inf = torch.zeros((), device=self.device)
+        self.bad_rows: Tensor | None = None
+        self._graphs: dict[Any, _Captured] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+        self._current: _Captured | None = None
+        self._batches = 0
+        self._dtype = {"bf16-mixed": torch.bfloat16}.get(str(method.trainer.precision))
+        _prepare(optimizer, self.device)
+        optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
+        optimizer.replay = self.replay
+        if self.accumulate > 1:
+            for p in self.parameters:
+                p.grad = torch.zeros_like(p)
+
+    def load(self, batch: dict[str, Any]) -> bool:
+        """Bring a batch's row numbers to the device; True when its replay ends in an update."""
+        rows: Tensor = batch["rows"]
+        if self.rows is None:
+            self.rows = torch.zeros_like(rows, device=self.device)
+            self.bad_rows = torch.full_like(self.rows, -1)
+        if rows.shape != self.rows.shape:
+            raise ValueError(f"a captured step needs batches of one size, got {len(rows)} after {len(self.rows)}")
+        self.rows.copy_(rows, non_blocking=True)
+        self._batches += 1
+        updates = self._batches % self.accumulate == 0
+        key = (tuple(sorted(batch["lengths"].items())), updates)
+        if key not in self._graphs:
+            self._graphs[key] = self._capture(batch["lengths"], updates)
+        self._current = self._graphs[key]
+        return updates
+
+    def replay(self) -> None:
+        assert self._current is not None
+        self._current.graph.replay()
+
+    def check(self) -> None:
+        """Raise ``NonFiniteLoss`` if any step since the start was not finite (waits for the device)."""
+        if self.found_inf.item() and self.bad_rows is not None:
+            rows = self.bad_rows.tolist()
+            raise NonFiniteLoss(self.method.global_step, rows, self.method._describe(rows))
+
+    def _loss(self, lengths: dict[str, int]) -> tuple[Tensor, Tensor]:
+        batch = self.method.resident().gather(self.rows, lengths)
+        # Autocast's cache of cast weights would tie one graph to the memory of another.
+        with torch.autocast("cuda", dtype=self._dtype, enabled=self._dtype is not None, cache_enabled=False):
+            loss, logged = self.method.total(batch)
+        self.names = [*logged, "grad_norm"]
+        return loss, torch.stack([v.float() for v in logged.values()])
+
+    def _body(self, lengths: dict[str, int], updates: bool) -> None:
+        assert self.rows is not None and self.bad_rows is not None
+        if self.accumulate == 1:
+            for p in self.parameters:
+                p.grad = None
+        loss, logged = self._loss(lengths)
+        (loss / self.accumulate).backward()
+        bad = ~torch.isfinite(loss.detach())
+        norm = logged.new_zeros(())
+        if updates:
+            clip = self.method.optimizer_config.clip
+            norm = nn.utils.clip_grad_norm_(self.parameters, math.inf if clip is None else clip, foreach=True)
+            bad = bad | ~torch.isfinite(norm)
+        first = bad & (self.found_inf == 0)
+        self.bad_rows.copy_(torch.where(first, self.rows, self.bad_rows))
+        self.found_inf.copy_(torch.maximum(self.found_inf, bad.to(self.found_inf.dtype)))
+        if updates:
+            torch.optim.AdamW.step(self.optimizer)
+            if self.accumulate > 1:
+                torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
+        self.totals.add_(torch.cat([logged, norm[None], torch.ones_like(norm)[None]]))
+
+    def _capture(self, lengths: dict[str, int], updates: bool) -> _Captured:
+        """Warm up without any effect on weights, gradients or random state, then record."""
+        random_state = torch.cuda.get_rng_state(self.device)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(_WARM_UPS):
+                loss, logged = self._loss(lengths)
+                torch.autograd.grad(loss, self.parameters, allow_unused=True)
+            if len(self.totals) == 0:
+                self.totals = torch.zeros(len(logged) + 2, device=self.device)
+            del loss, logged
+        torch.cuda.current_stream().wait_stream(self._stream)
+        torch.cuda.set_rng_state(random_state, self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            self._body(lengths, updates)
+        torch.cuda.set_rng_state(random_state, self.device)
+        return _Captured(graph, updates)
+
+
+def _prepare(optimizer: torch.optim.AdamW, device: torch.device) -> None:
+    """State and learning rate as tensors on the device, so that a captured update reads their present values."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+        group["capturable"] = True
+        for p in group["params"]:
+            state = optimizer.state[p]
+            if not state:
+                state["step"] = torch.zeros((), device=device)
+                state["exp_avg"] = torch.zeros_like(p)
+                state["exp_avg_sq"] = torch.zeros_like(p)
+            else:
+                state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(device)

@@ -1,0 +1,110 @@
+"""A run's whole configuration, checked before any weight is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from embedlab.backbones import BackboneConfig, BackboneInfo, probe
+from embedlab.data import DataConfig
+from embedlab.errors import UserError
+from embedlab.methods import method_config
+from embedlab.methods.config import MethodConfig, from_dict
+from embedlab.pooling import PoolingConfig, pooling_config
+from embedlab.tokenization import Template
+from embedlab.training.optimizer import OptimizerConfig
+from embedlab.training.settings import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
+
+STEPS = ("auto", "eager", "compile", "graph")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Backbone x method x pooling on data, and how. ``plain`` is the dictionary that it was read from."""
+
+    backbone: BackboneConfig
+    method: MethodConfig
+    pooling: PoolingConfig
+    template: Template | None
+    data: DataConfig
+    optimizer: OptimizerConfig
+    trainer: TrainerConfig
+    logger: LoggerConfig
+    callbacks: CallbacksConfig
+    evaluation: ScoringConfig
+    seed: int
+    step: str
+    ckpt_path: str | None
+    plain: dict[str, Any]
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RunConfig:
+        """Read a composed configuration.
+
+        Raises:
+            UserError: a missing section, an unknown key or a value out of range.
+        """
+        try:
+            template = values.get("template")
+            template = template if template and template.get("text") else None
+            return cls(
+                backbone=from_dict(BackboneConfig, values["backbone"], "backbone"),
+                method=method_config(values["method"]),
+                pooling=pooling_config(values["pooling"]),
+                template=from_dict(Template, template, "template") if template else None,
+                data=from_dict(DataConfig, values["data"], "data"),
+                optimizer=from_dict(OptimizerConfig, values["optimizer"], "optimizer"),
+                trainer=from_dict(TrainerConfig, values["trainer"], "trainer"),
+                logger=from_dict(LoggerConfig, values["logger"], "logger"),
+                callbacks=from_dict(CallbacksConfig, values["callbacks"], "callbacks"),
+                evaluation=from_dict(ScoringConfig, values["evaluation"], "evaluation"),
+                seed=values["seed"],
+                step=values["step"],
+                ckpt_path=values.get("ckpt_path"),
+                plain=values,
+            )
+        except KeyError as missing:
+            raise UserError("a section of the configuration is missing", key=str(missing.args[0])) from None
+
+    def check(self) -> list[str]:
+        """Whether the parts fit each other; reads no weights.
+
+        Returns:
+            Warnings: combinations that are known to be poor.
+
+        Raises:
+            UserError: combinations that have no meaning, naming the key, the value and the fix.
+        """
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise UserError("the seed is a number from 0 on", key="seed", value=self.seed)
+        if self.step not in STEPS:
+            raise UserError("unknown way to run a step", key="step", value=self.step, fix=", ".join(STEPS))
+        info = self.info()
+        warnings = self.pooling.check(info, self.template, self.method.name)
+        packed = self.data.pack is not None
+        warnings += self.method.check(info, self.pooling, self.template, self.data.name, packed)
+        self.resolved_step()
+        self.trainer.resolved_precision()
+        return warnings
+
+    def info(self) -> BackboneInfo:
+        return probe(self.backbone)
+
+    def resolved_step(self) -> str:
+        """``graph`` by itself on one CUDA device in bf16-mixed or fp32, ``compile`` on several, else ``eager``."""
+        cuda = self.trainer.on_cuda()
+        one = self.trainer.device_count() == 1 and self.trainer.num_nodes == 1
+        precision = self.trainer.resolved_precision()
+        capturable = cuda and one and precision in ("bf16-mixed", "32-true")
+        if self.step == "graph" and not capturable:
+            raise UserError(
+                "a captured step needs one CUDA device and precision bf16-mixed or 32-true",
+                key="step",
+                value=self.step,
+                fix="step=compile, or step=auto",
+            )
+        if self.step != "auto":
+            return self.step
+        if capturable:
+            return "graph"
+        return "compile" if cuda else "eager"

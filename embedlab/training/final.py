@@ -1,0 +1,123 @@
+"""The end of a run: export, scores before and after, and the line that says how to use the result."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from embedlab.evaluation import SUITES
+from embedlab.evaluation.dev import DevSet
+from embedlab.evaluation.protocol import write_json
+from embedlab.evaluation.sts import load_sts
+from embedlab.evaluation.table import LEE_METRICS, STS_METRICS, Metric, before_after_table, geometry_metrics
+
+if TYPE_CHECKING:
+    from embedlab.data import SentenceDataModule
+    from embedlab.encoder import SentenceEncoder
+    from embedlab.training.callbacks.scoring import DevScoring
+    from embedlab.training.callbacks.selection import LossSelection
+    from embedlab.training.config import RunConfig
+
+log = logging.getLogger(__name__)
+BEFORE = "scores_before.json"
+AFTER = "scores.json"
+METRICS = (*LEE_METRICS, *geometry_metrics("lee"), Metric("dev/spearman", "STS-B dev", "higher"), *STS_METRICS)
+
+
+class Finale:
+    """Scores the encoder before and after training on the same suites.
+
+    Attributes:
+        dev: the set that selects, where the run has STS files.
+    """
+
+    def __init__(self, config: RunConfig, folder: Path, encoder: SentenceEncoder, data: SentenceDataModule) -> None:
+        self.config, self.folder, self.encoder, self.data = config, folder, encoder, data
+        scoring = config.evaluation
+        self._data_dir = None if scoring.sts_dir == "hub" else scoring.sts_dir
+        self.dev: DevSet | None = None
+        if scoring.sts_dir is not None:
+            self.dev = DevSet(load_sts("stsb", self._data_dir, scoring.sts_text, split="dev"))
+
+    def suites(self) -> list[str]:
+        """Those of ``evaluation.final`` that this run can score; says why one is left out."""
+        found = []
+        for name in self.config.evaluation.final:
+            if name == "lee" and importlib.util.find_spec("gensim") is None:
+                log.info("No Lee scores: gensim is not installed (pip install 'embedlab[quickstart]').")
+            elif name == "sts" and self.dev is None:
+                continue
+            else:
+                found.append(name)
+        return found
+
+    def before(self) -> None:
+        """Score the untrained encoder, once a run."""
+        path = self.folder / BEFORE
+        if self.config.evaluation.before and not path.exists():
+            scores, protocols = self._score()
+            write_json(path, {"scores": scores, "protocol": protocols})
+
+    def after(self, trainer: Trainer, selection: DevScoring | LossSelection | None, seconds: float) -> dict[str, float]:
+        """Export the encoder as it is now (selected), score it, print the table, write ``scores.json``."""
+        best = selection.best if selection is not None else None
+        training = {
+            "steps": trainer.global_step,
+            "selected_step": best.step if best is not None and best.step is not None else trainer.global_step,
+            "select": self.config.evaluation.selection,
+            "seconds": round(seconds, 1),
+            "sentences": self.data.n_rows,
+            "device": device_name(self.encoder.device),
+            "seed": self.config.seed,
+            "step": self.config.resolved_step(),
+            "precision": str(trainer.precision),
+        }
+        self.encoder.card = {"training": training, "config": self.config.plain}
+        export = self.folder / "export"
+        self.encoder.save(export)
+        scores, protocols = self._score()
+        content = {"scores": scores, "protocol": protocols, "training": training, "config": self.config.plain}
+        write_json(self.folder / AFTER, content)
+        self._print(scores, training)
+        return scores
+
+    def _score(self) -> tuple[dict[str, float], dict[str, Any]]:
+        scores: dict[str, float] = {}
+        protocols: dict[str, Any] = {}
+        if self.dev is not None:
+            vectors = self.encoder.encode(self.dev.sentences, output="tensor", device=self._device())
+            scores |= {f"dev/{k}": v for k, v in self.dev.score(vectors).items()}
+        settings = {"data_dir": self._data_dir, "sts_text": self.config.evaluation.sts_text}
+        for name in self.suites():
+            found, protocols[name] = SUITES[name](self.encoder, settings)
+            scores |= found
+        return scores, protocols
+
+    def _device(self) -> torch.device:
+        return self.encoder.device
+
+    def _print(self, scores: dict[str, float], training: dict[str, Any]) -> None:
+        path = self.folder / BEFORE
+        title = f"{self.config.method.name}, {training['steps']} steps, weights of step {training['selected_step']}"
+        if scores and path.exists():
+            before = json.loads(path.read_text())["scores"]
+            caption = "Lee: 95 % bootstrap interval over documents. One seed: n=1."
+            before_after_table([before], [scores], METRICS, title, caption).print()
+        print(f"Scores: {self.folder / AFTER}")
+        print(
+            f"Encode with the result: python -c \"import embedlab; "
+            f"print(embedlab.load('{self.folder / 'export'}').encode(['a cat', 'a dog']).shape)\""
+        )
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.processor() or platform.machine()})"

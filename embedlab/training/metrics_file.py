@@ -1,0 +1,77 @@
+"""`metrics.csv`: one row a record, appended, and carried over a resume."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+
+class MetricsFile(Logger):
+    """Lightning's own CSV logger deletes the file of the run that it resumes; this one goes on.
+
+    Args:
+        path: of the file. Its columns grow as new names appear.
+        after: when resuming, the step of the checkpoint: later rows, which will be made again, are dropped.
+    """
+
+    def __init__(self, path: Path, after: int | None = None) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self._columns: list[str] = ["step"]
+        self._after = after
+        self._opened = False
+
+    @property
+    def name(self) -> str:
+        return ""
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.path.parent)
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """The run's configuration is in config.yaml."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if not self._opened:
+            self._open()
+        row = {"step": step, **{k: float(v) for k, v in metrics.items() if k != "epoch"}}
+        if new := [k for k in row if k not in self._columns]:
+            rows = self._read()
+            self._columns += sorted(new)
+            self._rewrite(rows)
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
+
+    def _open(self) -> None:
+        self._opened = True
+        rows = self._read() if self._after is not None and self.path.exists() else []
+        kept = [r for r in rows if r["step"] and int(r["step"]) <= (self._after or 0)]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._rewrite(kept)
+
+    def _read(self) -> list[dict[str, str]]:
+        with self.path.open(newline="") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+            self._columns = list(reader.fieldnames or ["step"])
+        return rows
+
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        new = self.path.with_suffix(".new")
+        with new.open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        os.replace(new, self.path)

@@ -1,0 +1,100 @@
+"""AdamW and its learning-rate schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from embedlab.errors import UserError
+
+Schedule = Literal["linear", "constant", "cosine"]
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW with clipping; the defaults are those of Hugging Face's trainer, which SimCSE's recipe relies on."""
+
+    lr: float = 3e-5
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    schedule: Schedule = "linear"
+    """Of the learning rate after the warm-up: ``linear`` and ``cosine`` fall to 0 at the last step."""
+    warmup_steps: int = 0
+    clip: float | None = 1.0
+    """Largest norm of the whole gradient; None does not clip."""
+    accumulate: int = 1
+    """Batches added up before an update. This adds no in-batch negatives."""
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise UserError("the learning rate must be positive", key="optimizer.lr", value=self.lr)
+        if self.schedule not in ("linear", "constant", "cosine"):
+            raise UserError(
+                "unknown schedule", key="optimizer.schedule", value=self.schedule, fix="linear, constant or cosine"
+            )
+        if self.warmup_steps < 0:
+            raise UserError("must not be negative", key="optimizer.warmup_steps", value=self.warmup_steps)
+        if self.clip is not None and not self.clip > 0:
+            raise UserError(
+                "the clipping norm must be positive", key="optimizer.clip", value=self.clip, fix="null for none"
+            )
+        if self.accumulate < 1:
+            raise UserError("must be at least 1", key="optimizer.accumulate", value=self.accumulate)
+        object.__setattr__(self, "betas", (float(self.betas[0]), float(self.betas[1])))
+
+
+class ReplayableAdamW(torch.optim.AdamW):
+    """AdamW whose step may be part of a captured CUDA graph.
+
+    While ``replay`` is set, ``step`` runs it instead: the graph holds the update, and callers that count steps
+    (Lightning's progress, schedulers) go on seeing an ordinary optimiser.
+    """
+
+    replay: Callable[[], None] | None = None
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        if self.replay is None:
+            return super().step(closure)
+        if closure is not None:
+            closure()
+        self.replay()
+        return None
+
+
+def factor(step: int, *, schedule: Schedule, warmup: int, total: int) -> float:
+    """Multiplier of the learning rate before update ``step`` (0 is the first)."""
+    if step < warmup:
+        return (step + 1) / (warmup + 1) if schedule == "constant" else step / warmup
+    if schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - warmup) / max(1, total - warmup))
+    return 1.0 - done if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def build_optimizer(
+    config: OptimizerConfig, parameters: Iterable[nn.Parameter], total_steps: int, device: torch.device
+) -> tuple[ReplayableAdamW, LambdaLR]:
+    """The optimiser over the parameters that need gradients, and its schedule over ``total_steps`` updates.
+
+    The fused kernel is used on CUDA. Lightning refuses it with its own clipping under mixed precision, so the
+    methods here clip by themselves.
+    """
+    trainable = [p for p in parameters if p.requires_grad]
+    optimizer = ReplayableAdamW(
+        trainable,
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=device.type == "cuda",
+    )
+    schedule = partial(factor, schedule=config.schedule, warmup=config.warmup_steps, total=total_steps)
+    return optimizer, LambdaLR(optimizer, schedule)

@@ -1,0 +1,264 @@
+"""One run, from its configuration to its exported encoder and scores."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import yaml
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+
+from embedlab.backbones import load_backbone, train_tokenizer
+from embedlab.data import SentenceDataModule, iter_texts
+from embedlab.encoder import SentenceEncoder
+from embedlab.methods import method_class
+from embedlab.methods.base import Method
+from embedlab.pooling import build_pooling
+from embedlab.tokenization import Tokenization
+from embedlab.training.callbacks.checkpoints import LastCheckpoint, find_checkpoint
+from embedlab.training.callbacks.interrupt import GracefulStop
+from embedlab.training.callbacks.progress import PlainProgress, Progress
+from embedlab.training.callbacks.randomness import Randomness
+from embedlab.training.callbacks.scoring import DevScoring
+from embedlab.training.callbacks.selection import LossSelection
+from embedlab.training.callbacks.train_log import TrainLog
+from embedlab.training.config import RunConfig
+from embedlab.training.final import Finale
+from embedlab.training.metrics_file import MetricsFile
+
+log = logging.getLogger(__name__)
+
+
+def train(config: RunConfig, folder: Path) -> dict[str, float]:
+    """Train, select, export and score.
+
+    Args:
+        config: checked here first.
+        folder: of the run. Gets ``config.yaml``, ``metrics.csv``, ``last.ckpt`` (resume), ``best/`` (weights of the
+            best dev score, where there is one), ``export/`` (the result, for ``embedlab.load``), ``scores.json``
+            and ``data_report.json``.
+
+    Returns:
+        The final scores, ``task/metric``.
+
+    Raises:
+        UserError: bad configuration or data.
+        Interrupted: a signal; the checkpoint is written.
+        NonFiniteLoss: the loss is no number.
+    """
+    for line in config.check():
+        log.warning(line)
+    folder = Path(folder)
+    checkpoint = find_checkpoint(config.ckpt_path, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    started = time.time()
+    seed_everything(config.seed, workers=False, verbose=False)
+    method, data = build(config, folder)
+    rank_zero = int(os.environ.get("RANK", 0)) == 0
+    if rank_zero:
+        (folder / "config.yaml").write_text(yaml.safe_dump(config.plain, sort_keys=False), encoding="utf-8")
+    data.prepare_data()
+    finale = Finale(config, folder, method.encoder, data)
+    if checkpoint is None and rank_zero:
+        finale.before()
+    trainer, selection = build_trainer(config, folder, checkpoint, finale)
+    _banner(config, trainer, data)
+    try:
+        with warnings.catch_warnings():
+            _quiet()
+            trainer.fit(method, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+    finally:
+        _finish(trainer.loggers)
+    if not trainer.is_global_zero:
+        return {}
+    if selection is not None and selection.best is not None:
+        selection.best.write(method.encoder)
+        selection.best.load_into(method.encoder)
+    scores = finale.after(trainer, selection, time.time() - started)
+    return scores
+
+
+def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
+    """The method around its encoder, and the data in the views that the method wants."""
+    cls = method_class(config.method.name)
+    tokenizer = None
+    if config.backbone.source == "fresh":
+        tokenizer = _fresh_tokenizer(config, folder)
+    backbone, tokenizer = load_backbone(config.backbone, head=cls.head_kind, tokenizer=tokenizer)
+    pooling = build_pooling(config.pooling, backbone.info)
+    encoder = SentenceEncoder(backbone, pooling, Tokenization(tokenizer, config.template))
+    step = config.resolved_step()
+    method = cls(encoder, config.method, config.optimizer, step)
+    fields = {
+        view: (column, Tokenization(tokenizer, template, config.data.max_length))
+        for view, (column, template) in cls.fields(config.method, config.data.name, config.template).items()
+    }
+    emit = "rows" if config.trainer.on_cuda() else "tokens"
+    validation = [torch.zeros(1)] if config.evaluation.sts_dir is not None else None
+    return method, SentenceDataModule(config.data, fields, config.seed, emit=emit, validation=validation)
+
+
+def build_trainer(
+    config: RunConfig, folder: Path, checkpoint: Path | None, finale: Finale
+) -> tuple[Trainer, DevScoring | LossSelection | None]:
+    """An ordinary Lightning trainer with this project's callbacks."""
+    settings, scoring = config.trainer, config.evaluation
+    keeper = LastCheckpoint(
+        folder,
+        config.callbacks.checkpoint.every_minutes,
+        config.callbacks.checkpoint.every_steps,
+        config.callbacks.checkpoint.at_end,
+    )
+    callbacks: list[Callback] = [Randomness(config.seed), GracefulStop(keeper)]
+    selection: DevScoring | LossSelection | None = None
+    if finale.dev is not None:
+        selection = DevScoring(finale.dev, folder, select="dev" if scoring.selection == "dev" else "last")
+        callbacks.append(selection)
+    if scoring.selection == "loss":
+        selection = LossSelection(folder, scoring.every)
+        callbacks.append(selection)
+    if config.callbacks.early_stopping is not None:
+        callbacks.append(_early_stopping(config))
+    callbacks += [TrainLog(settings.log_every_n_steps), keeper]
+    progress = config.callbacks.progress
+    if progress == "auto":
+        progress = "rich" if sys.stderr.isatty() else "plain"
+    if progress != "none":
+        every = max(1, settings.log_every_n_steps)
+        callbacks.append(Progress(refresh_rate=10) if progress == "rich" else PlainProgress(refresh_rate=every))
+    accumulate = config.optimizer.accumulate
+    captured = config.resolved_step() == "graph"
+    trainer = Trainer(
+        accelerator=settings.accelerator,
+        devices=list(settings.devices) if isinstance(settings.devices, tuple) else settings.devices,
+        num_nodes=settings.num_nodes,
+        strategy=settings.strategy,
+        precision=cast("Any", settings.resolved_precision()),
+        max_epochs=settings.max_epochs,
+        max_steps=settings.max_steps,
+        accumulate_grad_batches=1 if captured else accumulate,
+        val_check_interval=scoring.every * accumulate if finale.dev is not None else None,
+        check_val_every_n_epoch=None if finale.dev is not None else 1,
+        limit_val_batches=1 if finale.dev is not None else 0,
+        num_sanity_val_steps=0,
+        log_every_n_steps=settings.log_every_n_steps,
+        deterministic=settings.deterministic,
+        enable_checkpointing=False,
+        enable_progress_bar=progress != "none",
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=callbacks,
+        logger=_loggers(config, folder, checkpoint),
+        default_root_dir=folder,
+    )
+    return trainer, selection
+
+
+def _early_stopping(config: RunConfig) -> Callback:
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    from embedlab.errors import UserError
+
+    if config.evaluation.sts_dir is None:
+        raise UserError(
+            "early stopping watches the dev score", key="callbacks.early_stopping", fix="set evaluation.sts_dir"
+        )
+    return EarlyStopping("dev/spearman", mode="max", patience=config.callbacks.early_stopping or 1, strict=False)
+
+
+def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
+    """A tokenizer trained on the run's own text; a resumed run takes the one that it began with."""
+    from transformers import AutoTokenizer
+
+    kept = folder / "tokenizer"
+    if (kept / "tokenizer.json").is_file():
+        return AutoTokenizer.from_pretrained(kept)
+
+    def texts() -> Iterator[str]:
+        yield from iter_texts(config.data)
+
+    assert config.backbone.fresh is not None
+    tokenizer = train_tokenizer(config.backbone.fresh, texts())
+    tokenizer.save_pretrained(kept)
+    return tokenizer
+
+
+def _loggers(config: RunConfig, folder: Path, checkpoint: Path | None) -> list[Logger]:
+    loggers: list[Logger] = []
+    if config.logger.csv:
+        loggers.append(MetricsFile(folder / "metrics.csv", _step_of(checkpoint)))
+    if config.logger.tensorboard:
+        loggers.append(TensorBoardLogger(folder, name="", version="tensorboard"))
+    if config.logger.wandb is not None:
+        loggers.append(_wandb(config, folder))
+    return loggers
+
+
+def _wandb(config: RunConfig, folder: Path) -> Logger:
+    """Offline where there is no key; the run's id is kept, so that a resumed run goes on in the same record."""
+    import wandb
+
+    kept = folder / "wandb_id"
+    run_id = kept.read_text().strip() if kept.is_file() else wandb.util.generate_id()
+    kept.write_text(run_id)
+    settings = {k: v for k, v in (config.logger.wandb or {}).items() if v is not None}
+    offline = "WANDB_MODE" not in os.environ and not (os.environ.get("WANDB_API_KEY") or _has_netrc())
+    if offline:
+        log.info("No W&B key: recording offline in %s; upload with `wandb sync`.", folder / "wandb")
+    logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
+    logger.experiment.config.update(config.plain, allow_val_change=True)
+    return logger
+
+
+def _has_netrc() -> bool:
+    path = Path.home() / ".netrc"
+    return path.is_file() and "wandb" in path.read_text(errors="ignore")
+
+
+def _finish(loggers: list[Logger]) -> None:
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.finish()
+
+
+def _step_of(checkpoint: Path | None) -> int | None:
+    if checkpoint is None:
+        return None
+    return int(torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)["global_step"])
+
+
+def _quiet() -> None:
+    """Lightning's advice that does not apply: this project's loaders and loggers are its own."""
+    for text in (
+        ".*does not have many workers.*",
+        ".*The number of training batches.*smaller than the logging interval.*",
+        ".*No loss.*",
+        ".*module\\(s\\) in eval mode at the start of training.*",
+        ".*`training_step` returned `None`.*",
+        ".*Consider increasing the value of the `num_workers`.*",
+        ".*Found keys that are not in the model state dict.*",
+    ):
+        warnings.filterwarnings("ignore", text)
+
+
+def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule) -> None:
+    """What a run is about to do; says how many candidates an anchor meets, which accumulation does not raise."""
+    per_device, world = config.data.batch_size, trainer.world_size
+    log.info(
+        "step=%s precision=%s devices=%d | batch %d on each device, %d in-batch candidates an anchor, "
+        "%d sentences an update",
+        config.resolved_step(),
+        trainer.precision,
+        world,
+        per_device,
+        per_device * world,
+        per_device * world * config.optimizer.accumulate,
+    )

@@ -1,6 +1,6 @@
 """embedlab: train, score and inspect sentence encoders.
 
-`load` takes ``mini`` (shipped with the package), a run's folder, a checkpoint, a Hugging Face folder or hub id:
+`load` takes ``mini`` (shipped with the package), a run folder, a checkpoint, a Hugging Face folder or hub id:
 
 >>> import embedlab
 >>> embedlab.load("mini").encode(["a cat", "a dog"]).shape

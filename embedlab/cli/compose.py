@@ -52,7 +52,9 @@ def compose(config_name: str, argv: Sequence[str], positional: Sequence[str] = (
 
     config = _compose(config_name, overrides)
     for key, text in filled.items():
-        OmegaConf.update(config, key, text, force_add=True)
+        OmegaConf.update(
+            config, key, re.sub(r"(\\*)\$\{", r"\1\1\\${", text), force_add=True
+        )  # `${` is no interpolation
     if options.help:
         _print_help(config_name, f"usage: {parser.prog} {f'{names} ' if names else ''}key=value …", config)
         raise SystemExit(0)
@@ -93,7 +95,7 @@ def readable(override: str) -> str:
 
 
 def known_keys(config_name: str, overrides: Sequence[str] = ()) -> list[str]:
-    """Every key of the configuration, inner ones included, as far as it composes: ``data``, ``data.limit``."""
+    """Every key of the configuration, inner ones too, as far as it composes: ``data``, ``data.limit``."""
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

@@ -1,4 +1,4 @@
-"""`hydra.main` as this command line needs it: plain dictionaries in, exceptions out, no change of directory."""
+"""`hydra.main` as this command line needs it: plain dictionaries in, exceptions out, no chdir."""
 
 from __future__ import annotations
 

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import yaml
+from hydra.errors import InstantiationException
+from omegaconf import OmegaConf
+
+from embedlab.cli.exits import as_user_error, guarded
+from embedlab.errors import UserError
+
+
+def raising(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    try:
+        raise error from cause
+    except type(error) as caught:
+        return caught
+
+
+def test_a_wrapped_user_error_is_found() -> None:
+    inner = UserError("no rows", file="a.csv")
+    assert as_user_error(raising(RuntimeError("worker died"), raising(ValueError("x"), inner))) is inner
+
+
+def test_an_exception_while_handling_a_user_error_is_not_hidden() -> None:
+    error = RuntimeError("clean-up failed")
+    error.__context__ = UserError("no rows")  # as `raise` in an `except` block sets it, without `from`
+    assert as_user_error(raising(error)) is None
+
+
+def test_a_constructor_that_hydra_calls_fails_as_itself() -> None:
+    assert as_user_error(raising(InstantiationException("Error in call to target"), TypeError("x"))) is None
+    inner = UserError("bad", key="k")
+    assert as_user_error(raising(InstantiationException("Error in call to target"), inner)) is inner
+
+
+def test_omegaconf_errors_are_one_line() -> None:
+    with pytest.raises(Exception) as caught:
+        OmegaConf.create({"a": {"b": "${nowhere}"}}).a.b  # noqa: B018
+    assert str(as_user_error(caught.value)) == "Interpolation key 'nowhere' not found (a.b)"
+
+
+def test_broken_yaml_names_file_and_line(tmp_path: object) -> None:
+    with pytest.raises(yaml.YAMLError) as caught:
+        yaml.safe_load("a: 1\nb: [1,\nc: }")
+    line = str(as_user_error(caught.value))
+    assert "\n" not in line
+    assert ":3: this is not YAML" in line
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), OSError("disk"), AssertionError(), MemoryError()])
+def test_failures_are_not_the_users(error: Exception) -> None:
+    def command() -> int:
+        raise error
+
+    with pytest.raises(type(error)):
+        guarded(command)
+
+
+def test_status() -> None:
+    assert guarded(lambda: None) == 0
+    assert guarded(lambda: 3) == 3
+    with pytest.raises(SystemExit) as stop:
+        guarded(lambda: exec("raise SystemExit(5)"))
+    assert stop.value.code == 5

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from embedlab.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (UserError("no rows"), "no rows"),
+        (UserError("no rows.", file="a.csv"), "a.csv: no rows"),
+        (UserError("not UTF-8", file="a.csv", row=7), "a.csv:7: not UTF-8"),
+        (UserError("too many blocks", key="pooling.n", value=13), "too many blocks (pooling.n=13)"),
+        (
+            UserError("missing", key="data.files", fix="add data.files=…"),
+            "missing (data.files). Fix: add data.files=…",
+        ),
+        (
+            UserError(
+                "no such column",
+                file="a.csv",
+                row=1,
+                key="data.columns.sentence",
+                value="text",
+                fix="one of a, b",
+            ),
+            "a.csv:1: no such column (data.columns.sentence=text). Fix: one of a, b",
+        ),
+        (UserError("zero counts", key="seed", value=0), "zero counts (seed=0)"),
+    ],
+)
+def test_the_line(error: UserError, line: str) -> None:
+    assert str(error) == line
+
+
+def test_the_line_stays_one_line_whatever_is_in_it() -> None:
+    line = str(UserError("bad\nvalue", key="k", value="a\x00b\x1b[31m\r\nc", file="odd\nname"))
+    assert line == r"odd name: bad value (k=a\x00b\x1b[31m c)"
+
+
+def test_a_long_value_is_shortened() -> None:
+    line = str(UserError("too long", key="k", value="x" * 100_000))
+    assert len(line) < 200
+    assert "(100000 characters)" in line
+
+
+def test_it_survives_the_way_back_from_a_worker_process() -> None:
+    error = UserError("bad", file="a", row=3, key="k", value=1, fix="f")
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)

@@ -1,0 +1,63 @@
+"""What `import embedlab` promises, and that pyproject.toml agrees with the code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import embedlab
+from embedlab.cli.exits import EXTRA_OF_MODULE
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def test_import_is_quick() -> None:
+    """Neither torch nor transformers is loaded by it."""
+    code = (
+        "import sys, embedlab; print(sorted({'torch', 'transformers', 'hydra', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_public_names() -> None:
+    from embedlab.encoder import SentenceEncoder, load
+
+    assert embedlab.SentenceEncoder is SentenceEncoder
+    assert embedlab.load is load
+    assert {"SentenceEncoder", "load", "__version__"} <= set(dir(embedlab))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        embedlab.lode  # noqa: B018
+
+
+def test_the_malicious_lightning_uploads_are_excluded() -> None:
+    """Lightning 2.6.2 and 2.6.3, GHSA-w37p-236h-pfx3."""
+    from packaging.requirements import Requirement
+
+    requirements = {r.name: r.specifier for r in map(Requirement, PROJECT["dependencies"])}
+    assert not any(requirements["lightning"].contains(bad) for bad in ("2.6.1", "2.6.2", "2.6.3"))
+    assert requirements["lightning"].contains("2.6.4")
+
+
+def test_requirements_have_no_upper_bounds() -> None:
+    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    assert [
+        r for requirements in lists for r in requirements if re.search(r"<|==|~=", r.partition(";")[0])
+    ] == []
+
+
+def test_the_hint_for_a_missing_package_names_an_extra_that_brings_it() -> None:
+    distribution = {"sklearn": "scikit-learn", "umap": "umap-learn", "submitit": "hydra-submitit-launcher"}
+    for module, extra in EXTRA_OF_MODULE.items():
+        name = distribution.get(module, module.replace("_", "-"))
+        names = [re.split(r"[>=<\[; ]", r)[0] for r in PROJECT["optional-dependencies"][extra]]
+        assert name in names, f"{extra} does not bring {module}"

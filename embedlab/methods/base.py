@@ -16,7 +16,7 @@ from embedlab.errors import UserError
 from embedlab.methods.config import MethodConfig
 from embedlab.training.meter import Meter
 from embedlab.training.nonfinite import NonFiniteLoss
-from embedlab.training.optimizer import OptimizerConfig, ReplayableAdamW, build_optimizer
+from embedlab.training.optimizer import OptimizerConfig, ReplayableAdamW, build_optimizer, parameter_groups
 
 if TYPE_CHECKING:
     from embedlab.encoder import SentenceEncoder
@@ -144,7 +144,8 @@ class Method(LightningModule):
         for module in self.frozen():
             module.requires_grad_(False)
         steps = int(self.trainer.estimated_stepping_batches)
-        optimizer, scheduler = build_optimizer(self.optimizer_config, self.parameters(), steps, self.device)
+        groups = parameter_groups(self, self.optimizer_config.lr)
+        optimizer, scheduler = build_optimizer(self.optimizer_config, groups, steps, self.device)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _describe(self, rows: list[int]) -> str:

@@ -79,17 +79,39 @@ def factor(step: int, *, schedule: Schedule, warmup: int, total: int) -> float:
     return 1.0 - done if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 
 
+def parameter_groups(module: nn.Module, lr: float) -> list[dict[str, Any]]:
+    """The trained parameters in groups of one learning rate, that of most first.
+
+    A part of the model may have a rate of its own by an attribute ``lr_multiplier``, which holds for all its
+    parameters (an outer part's, where both have one).
+    """
+    multipliers: dict[nn.Parameter, float] = {}
+    for part in module.modules():
+        multiplier = getattr(part, "lr_multiplier", 1.0)
+        if multiplier != 1.0:
+            for p in part.parameters():
+                multipliers.setdefault(p, float(multiplier))
+    groups: dict[float, list[nn.Parameter]] = {1.0: []}
+    for p in module.parameters():
+        if p.requires_grad:
+            groups.setdefault(multipliers.get(p, 1.0), []).append(p)
+    return [{"params": members, "lr": lr * multiplier} for multiplier, members in groups.items() if members]
+
+
 def build_optimizer(
-    config: OptimizerConfig, parameters: Iterable[nn.Parameter], total_steps: int, device: torch.device
+    config: OptimizerConfig,
+    parameters: Iterable[nn.Parameter] | list[dict[str, Any]],
+    total_steps: int,
+    device: torch.device,
 ) -> tuple[ReplayableAdamW, LambdaLR]:
     """The optimiser over the parameters that need gradients, and its schedule over ``total_steps`` updates.
 
+    ``parameters`` may also be groups with a rate each, as ``parameter_groups`` gives; the schedule multiplies all.
     The fused kernel is used on CUDA. Lightning refuses it with its own clipping under mixed precision, so the
     methods here clip by themselves.
     """
-    trainable = [p for p in parameters if p.requires_grad]
     optimizer = ReplayableAdamW(
-        trainable,
+        [p for p in parameters if isinstance(p, dict) or p.requires_grad],
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,

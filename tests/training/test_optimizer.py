@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from embedlab.errors import UserError
-from embedlab.training.optimizer import OptimizerConfig, ReplayableAdamW, build_optimizer, factor
+from embedlab.training.optimizer import OptimizerConfig, ReplayableAdamW, build_optimizer, factor, parameter_groups
 
 
 def test_linear_falls_to_zero_after_the_warm_up() -> None:
@@ -36,6 +36,45 @@ def test_frozen_parameters_stay_out() -> None:
     free, frozen = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2), requires_grad=False)
     optimizer, _ = build_optimizer(OptimizerConfig(), [free, frozen], 10, torch.device("cpu"))
     assert [p for g in optimizer.param_groups for p in g["params"]] == [free]
+
+
+def model_with_a_faster_part() -> tuple[torch.nn.Module, torch.nn.Linear, torch.nn.Linear]:
+    slow, fast = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    fast.lr_multiplier = 10.0
+    fast.bias.requires_grad_(False)
+    return torch.nn.Sequential(slow, fast), slow, fast
+
+
+def test_a_part_with_a_multiplier_is_a_group_of_its_own() -> None:
+    model, slow, fast = model_with_a_faster_part()
+    groups = parameter_groups(model, 0.1)
+    assert [g["lr"] for g in groups] == [0.1, pytest.approx(1.0)]
+    assert groups[0]["params"] == [slow.weight, slow.bias] and groups[1]["params"] == [fast.weight]
+
+
+def test_without_multipliers_there_is_one_group_in_the_order_of_the_parameters() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    (group,) = parameter_groups(model, 0.1)
+    assert all(a is b for a, b in zip(group["params"], model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_the_schedule_keeps_the_ratio_of_the_rates(as_tensor: bool) -> None:
+    """Rates are tensors in a captured step, one for each group, and the schedule writes into them."""
+    model, _, _ = model_with_a_faster_part()
+    config = OptimizerConfig(lr=0.1)
+    optimizer, scheduler = build_optimizer(config, parameter_groups(model, config.lr), 4, torch.device("cpu"))
+    if as_tensor:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(float(group["lr"]))
+    rates = [group["lr"] for group in optimizer.param_groups]
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    now = [group["lr"] for group in optimizer.param_groups]
+    assert [float(r) for r in now] == [pytest.approx(0.075), pytest.approx(0.75)]
+    if as_tensor:
+        assert all(a is b for a, b in zip(rates, now, strict=True))
 
 
 def test_a_replay_stands_for_the_step() -> None:

@@ -1,0 +1,67 @@
+"""The separable DCT-II of S2Sent's Frequency Selection, on each sentence's own length.
+
+A pair (a, b) squeezes blocks n and tokens l to one number a feature with the weights gamma_a(n) * beta_b(l):
+
+    gamma_a(n) = c_a(N) cos(pi a (n + 1/2) / N)
+    beta_b(l)  = mask_l [b < K] c_b(K) cos(pi b (p_l + 1/2) / K),     p_l = position among the K tokens counted
+
+``norm`` chooses c: ``mean`` (1/K, and sqrt(2)/K above frequency 0, so that (0, 0) is the masked mean at any length),
+``ortho`` (1/sqrt(K) and sqrt(2/K)) or ``sum`` (1, the paper's equations as printed). Everything is fp32 or wider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+NORMS = ("mean", "ortho", "sum")
+
+
+def constants(frequencies: Tensor, size: Tensor | int, norm: str) -> Tensor:
+    """c_b(size), broadcast."""
+    above = (frequencies > 0).to(frequencies.dtype)
+    if norm == "mean":
+        return (1 + (math.sqrt(2) - 1) * above) / size
+    if norm == "ortho":
+        return ((1 + above) / size).sqrt()
+    return torch.ones_like(above)
+
+
+def cosines(frequencies: Tensor, positions: Tensor, size: Tensor | int) -> Tensor:
+    """cos(pi b (p + 1/2) / size), broadcast."""
+    return torch.cos(math.pi * frequencies * (positions + 0.5) / size)
+
+
+def block_basis(frequencies: Sequence[int], blocks: int, norm: str) -> Tensor:
+    """gamma ``[m, N]`` for the block frequencies of m groups; those of ``blocks`` and above are zero."""
+    a = torch.tensor(frequencies, dtype=torch.get_default_dtype())[:, None]
+    n = torch.arange(blocks, dtype=a.dtype)
+    return constants(a, blocks, norm) * cosines(a, n, blocks) * (a < blocks)
+
+
+def token_basis(frequencies: Tensor, mask: Tensor, norm: str) -> Tensor:
+    """beta ``[B, m, L]``: zero at padding, and in groups whose frequency is not below the sentence's length.
+
+    Args:
+        frequencies: ``[m]``, of the token axis.
+        mask: ``[B, L]``, 1 at the tokens counted, on whichever side the padding is.
+        norm: see above.
+    """
+    real = mask.to(frequencies.dtype)
+    length = real.sum(1)[:, None, None]
+    position = (mask.long().cumsum(1) - 1)[:, None].to(frequencies.dtype)  # sums of integers: the same on any device
+    b = frequencies[None, :, None]
+    size = length.clamp(min=1)
+    return real[:, None] * (b < length) * constants(b, size, norm) * cosines(b, position, size)
+
+
+def adaptive_bins(bins: int, size: int, device: torch.device | None = None) -> Tensor:
+    """``[bins, size]``: what adaptive average pooling from ``size`` to ``bins`` multiplies by (rows sum to 1)."""
+    i = torch.arange(bins, device=device)[:, None]
+    at = torch.arange(size, device=device)
+    start = (i * size).div(bins, rounding_mode="floor")
+    end = ((i + 1) * size + bins - 1).div(bins, rounding_mode="floor")
+    return ((at >= start) & (at < end)).to(torch.get_default_dtype()) / (end - start)

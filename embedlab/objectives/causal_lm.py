@@ -26,5 +26,6 @@ def causal_lm(logits: Tensor, labels: Tensor) -> Tensor:
         logits: ``[B, L, V]``, any float dtype (computed in fp32).
         labels: ``[B, L]``, of each position the id after it (``next_tokens``).
     """
-    total = cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    rows = logits.float().flatten(0, 1)
+    total = cross_entropy(rows, labels.flatten(), ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp(min=1)

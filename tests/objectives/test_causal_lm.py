@@ -34,11 +34,13 @@ def test_nothing_to_predict_is_zero_and_finite() -> None:
     loss = causal_lm(logits, torch.full((2, 3), -100))
     loss.backward()
     assert loss.item() == 0.0
-    assert logits.grad is not None and logits.grad.abs().sum() == 0
+    assert logits.grad is not None
+    assert logits.grad.abs().sum() == 0
 
 
 def test_half_precision_logits_are_summed_in_fp32() -> None:
     logits = torch.randn(2, 50, 100, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(100, (2, 50), generator=torch.Generator().manual_seed(1))
-    assert causal_lm(logits.bfloat16(), labels).dtype == torch.float32
-    torch.testing.assert_close(causal_lm(logits.bfloat16(), labels), causal_lm(logits, labels), atol=1e-2, rtol=0)
+    half = causal_lm(logits.bfloat16(), labels)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, causal_lm(logits, labels), atol=1e-2, rtol=0)

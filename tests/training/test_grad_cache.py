@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import ClassVar
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ BATCH = 7
 
 def _encoder(dropout: float) -> nn.Sequential:
     torch.manual_seed(0)
-    layers = [nn.Linear(5, 16), nn.GELU(), nn.Dropout(dropout), nn.Linear(16, 16), nn.Dropout(dropout), nn.Linear(16, 4)]
+    first, second, last = nn.Linear(5, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+    layers = [first, nn.GELU(), nn.Dropout(dropout), second, nn.Dropout(dropout), last]
     return nn.Sequential(*layers).double().train()
 
 
@@ -109,7 +111,7 @@ def test_a_parameter_becomes_ready_once() -> None:
 
 def test_activations_of_one_chunk_at_a_time() -> None:
     class Watched(torch.autograd.Function):
-        alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        alive: ClassVar[weakref.WeakSet[Tensor]] = weakref.WeakSet()
         most = 0
 
         @staticmethod

@@ -115,7 +115,10 @@ def tiny_tokenizer(
         tok.decoder = decoders.Metaspace()
     elif kind == "llama":
         tok = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-        tok.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+        # Learned word by word with punctuation apart, used on whole texts: as SentencePiece does.
+        tok.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Metaspace(prepend_scheme="first"), pre_tokenizers.Punctuation("isolated")]
+        )
         tok.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         )
@@ -124,6 +127,7 @@ def tiny_tokenizer(
             vocab_size=vocab_size + 256, special_tokens=tokens, max_token_length=12, show_progress=False
         )
         tok.train_from_iterator(texts, trainer)
+        tok.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     else:
         tok = Tokenizer(models.BPE())
         tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

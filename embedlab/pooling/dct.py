@@ -1,12 +1,13 @@
 """The separable DCT-II of S2Sent's Frequency Selection, on each sentence's own length.
 
-A pair (a, b) squeezes blocks n and tokens l to one number a feature with the weights gamma_a(n) * beta_b(l):
+A pair (a, b) squeezes N blocks and K tokens to one number a feature, with the weights gamma_a(n) * beta_b(l):
 
     gamma_a(n) = c_a(N) cos(pi a (n + 1/2) / N)
-    beta_b(l)  = mask_l [b < K] c_b(K) cos(pi b (p_l + 1/2) / K),     p_l = position among the K tokens counted
+    beta_b(l)  = mask_l [b < K] c_b(K) cos(pi b (p_l + 1/2) / K)
 
-``norm`` chooses c: ``mean`` (1/K, and sqrt(2)/K above frequency 0, so that (0, 0) is the masked mean at any length),
-``ortho`` (1/sqrt(K) and sqrt(2/K)) or ``sum`` (1, the paper's equations as printed). Everything is fp32 or wider.
+where p_l is the token's position among the K that are counted. ``norm`` chooses c: ``mean`` (1/K, and
+sqrt(2)/K above frequency 0, so that (0, 0) is the masked mean at any length), ``ortho`` (1/sqrt(K) and
+sqrt(2/K)) or ``sum`` (1, the paper's equations as printed). Everything is computed in fp32 or wider.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ def token_basis(frequencies: Tensor, mask: Tensor, norm: str) -> Tensor:
     """
     real = mask.to(frequencies.dtype)
     length = real.sum(1)[:, None, None]
-    position = (mask.long().cumsum(1) - 1)[:, None].to(frequencies.dtype)  # sums of integers: the same on any device
+    position = (mask.long().cumsum(1) - 1)[:, None].to(frequencies.dtype)  # integer sums are deterministic
     b = frequencies[None, :, None]
     size = length.clamp(min=1)
     return real[:, None] * (b < length) * constants(b, size, norm) * cosines(b, position, size)
 
 
 def adaptive_bins(bins: int, size: int, device: torch.device | None = None) -> Tensor:
-    """``[bins, size]``: what adaptive average pooling from ``size`` to ``bins`` multiplies by (rows sum to 1)."""
+    """``[bins, size]``: adaptive average pooling from ``size`` to ``bins`` as a matrix."""
     i = torch.arange(bins, device=device)[:, None]
     at = torch.arange(size, device=device)
     start = (i * size).div(bins, rounding_mode="floor")

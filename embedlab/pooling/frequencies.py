@@ -36,13 +36,16 @@ def pairs(order: str) -> tuple[Pair, ...]:
 def select(blocks: int, m: int, order: str = "fcanet", invalid: str = "skip") -> tuple[Pair, ...]:
     """The ``m`` pairs for ``blocks`` stacked blocks (Low-m).
 
-    A pair with a >= ``blocks`` is no frequency of the block axis: a = blocks vanishes on every grid point, and larger
-    ones repeat lower ones with the sign turned.
+    A pair with a >= ``blocks`` is no frequency of the block axis: a = blocks vanishes on every grid point,
+    and larger ones repeat lower ones with the sign turned.
 
     Args:
-        invalid: ``skip`` leaves such pairs out and takes the next ones, of the 32 listed first and then (0, b) with
-            the lowest b that is still free; ``zero`` and ``grid6`` keep the list (the basis makes the group zero,
-            or evaluates it on the 6 x 6 grid).
+        blocks: N.
+        m: number of feature groups; at most 32 unless ``invalid`` is ``skip``.
+        order: ``fcanet`` or ``zigzag``.
+        invalid: ``skip`` leaves such pairs out and takes the next ones: of the 32 listed, and then (0, b)
+            with the lowest b that is still free. ``zero`` and ``grid6`` keep the list: the basis makes the
+            group zero, or evaluates it on the 6 x 6 grid.
     """
     listed = pairs(order)
     if invalid != "skip":

@@ -23,7 +23,7 @@ class Gate(nn.Module):
         bias: in both layers. D k (1 + N) parameters without, k + N D more with.
         bn: batch norm before the sigmoid, as in the released code; 2 N D parameters more.
         sigmoid: False leaves it out.
-        init: ``normal`` (standard deviation 0.02, biases 0) or ``zero`` (W_2 = 0 besides: every gate starts equal).
+        init: ``normal`` (standard deviation 0.02, biases 0) or ``zero`` (W_2 = 0 too: all gates start equal).
     """
 
     def __init__(
@@ -81,10 +81,10 @@ def block_weights(e: Tensor, dim: int, norm: str = "softmax", counted: Tensor | 
 
     Args:
         norm: ``softmax`` over the blocks; ``global_exp`` divides exp(e) by one number, its sum over blocks,
-            features, tokens and the whole batch, as the released code does: the cosine of two vectors is that of
-            the sums over n of exp(e) u, their length shrinks with the batch. For a single block, where the
-            soft-max is the constant 1 (a null control): ``exp``, its numerator, which is what the released code
-            comes to, or ``sigmoid``, the gate of squeeze-and-excitation.
+            features, tokens and the whole batch, as the released code does: the cosine of two vectors is that
+            of the sums over n of exp(e) u, their length shrinks with the batch. For a single block, where the
+            soft-max is the constant 1 (a null control): ``exp``, its numerator, which is what the released
+            code comes to, or ``sigmoid``, the gate of squeeze-and-excitation.
         counted: 1 at the entries that the sum of ``global_exp`` counts (real tokens); all when None.
     """
     if norm == "softmax":

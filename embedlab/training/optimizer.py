@@ -106,7 +106,7 @@ def build_optimizer(
 ) -> tuple[ReplayableAdamW, LambdaLR]:
     """The optimiser over the parameters that need gradients, and its schedule over ``total_steps`` updates.
 
-    ``parameters`` may also be groups with a rate each, as ``parameter_groups`` gives; the schedule multiplies all.
+    ``parameters`` may also be groups with a rate each, as ``parameter_groups`` gives; the schedule scales all.
     The fused kernel is used on CUDA. Lightning refuses it with its own clipping under mixed precision, so the
     methods here clip by themselves.
     """

@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from embedlab.errors import UserError
-from embedlab.training.optimizer import OptimizerConfig, ReplayableAdamW, build_optimizer, factor, parameter_groups
+from embedlab.training.optimizer import (
+    OptimizerConfig,
+    ReplayableAdamW,
+    build_optimizer,
+    factor,
+    parameter_groups,
+)
 
 
 def test_linear_falls_to_zero_after_the_warm_up() -> None:
@@ -49,7 +55,8 @@ def test_a_part_with_a_multiplier_is_a_group_of_its_own() -> None:
     model, slow, fast = model_with_a_faster_part()
     groups = parameter_groups(model, 0.1)
     assert [g["lr"] for g in groups] == [0.1, pytest.approx(1.0)]
-    assert groups[0]["params"] == [slow.weight, slow.bias] and groups[1]["params"] == [fast.weight]
+    assert groups[0]["params"] == [slow.weight, slow.bias]
+    assert groups[1]["params"] == [fast.weight]
 
 
 def test_without_multipliers_there_is_one_group_in_the_order_of_the_parameters() -> None:

@@ -1,4 +1,4 @@
-"""Text to token ids: the one way from a sentence to a row, for training, scoring, the command line and exports."""
+"""Text to token ids: the one way from a sentence to a row, in training, scoring, the command line, exports."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
+from embedlab.preparation import PREPARATIONS
 
 MARKERS = ("mask", "rep1", "rep2")
 _RULES = 1  # raised when a change here alters ids, so that token caches of older code are not taken
@@ -35,14 +36,15 @@ class Template:
     """Fixed text around a sentence, such as ``This sentence of "{sentence}" means {mask}.``
 
     ``{sentence}`` stands once. After it may stand ``{mask}`` (the tokenizer's mask token, marked) and the
-    zero-width marks ``{rep1}`` and ``{rep2}`` (they mark the token that ends just before them), each at most once.
-    White space at the ends is dropped. Sentences are concatenated, never format-substituted: braces in them are text.
+    zero-width marks ``{rep1}`` and ``{rep2}`` (they mark the token that ends just before them), each at most
+    once. White space at the ends is dropped. Sentences are concatenated, never format-substituted: braces in
+    them are text.
 
     Args:
         text: the template.
-        join: ``ids``: what stands before the sentence, the sentence and what stands after it are tokenised apart
-            and their ids concatenated (PromptBERT). ``text``: the strings are concatenated, with the sentence cut
-            to its limit, and tokenised as a whole (CSE-SFP, PromptEOL).
+        join: ``ids``: what stands before the sentence, the sentence and what stands after it are tokenised
+            apart and their ids concatenated (PromptBERT). ``text``: the strings are concatenated, with the
+            sentence cut to its limit, and tokenised as a whole (CSE-SFP, PromptEOL).
 
     Raises:
         UserError: a template that breaks these rules.
@@ -105,13 +107,13 @@ class Tokenization:
     Args:
         tokenizer: of Hugging Face, as `embedlab.backbones.load_backbone` returns it.
         template: around each sentence.
-        max_length: without a template, tokens of the whole row with its special tokens (SimCSE's 32); with one,
-            tokens of the sentence only. None: as long as the model allows. The sentence is cut on the right, the
-            template never.
+        max_length: without a template, tokens of the whole row with its special tokens (SimCSE's 32); with
+            one, tokens of the sentence only. None: as long as the model allows. The sentence is cut on the
+            right, the template never.
 
     Raises:
-        UserError: a mask marker without a mask token, a template that the tokenizer merges with what stands around
-            a marker, or a limit beyond the model's.
+        UserError: a mask marker without a mask token, a template that the tokenizer merges with what stands
+            around a marker, or a limit beyond the model's.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class Tokenization:
             self._compile(template)
         self._limit = self._sentence_limit()
 
-    # ---- what a row is made of --------------------------------------------------------------------------------
+    # what a row is made of
 
     @property
     def pad_id(self) -> int:
@@ -200,8 +202,8 @@ class Tokenization:
             if mark == "mask" and upto[-1] != self.tokenizer.mask_token_id:
                 self._refuse_merge(template, mark)
         if template.join == "text" and self.marks:
-            # Joined as text, a sentence may merge with the template around it; from the first marked token on it must
-            # not. These are the ids there, which every row is held against.
+            # Joined as text, a sentence may merge with the template around it, but not from the first marked
+            # token on. These are the ids there, which every row is held against.
             self._tail = self.suffix_ids[-1 - max(self.marks.values()) :]
             if max(self.marks.values()) >= len(self.suffix_ids):
                 self._tail = list(self.suffix_ids)
@@ -215,7 +217,7 @@ class Tokenization:
         )
 
     def _in_context(self, text: str) -> list[int]:
-        """Ids of a text that stands inside a sentence (some tokenizers put a word start before every text)."""
+        """Ids of a text inside a sentence (some tokenizers put a word start before every text)."""
         if not text:
             return []
         anchor, both, alone = self._encode(["a", "a" + text, text])
@@ -251,20 +253,21 @@ class Tokenization:
             )
         return room if asked is None else asked
 
-    # ---- texts to rows -----------------------------------------------------------------------------------------
+    # texts to rows
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Rows of ids with special tokens and template, not padded; in the order of `texts`, any of them empty."""
+        """Rows of ids with special tokens and template, not padded, in the order of `texts`."""
         return self.ids_and_cut(texts)[0]
 
     def ids_and_cut(self, texts: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
         """`ids`, and for each text whether it was cut."""
         if isinstance(texts, str):
             raise TypeError("give a sequence of sentences, not one string")
+        prepare = PREPARATIONS[self.preparation]
         rows: list[list[int]] = []
         cut: list[bool] = []
         for start in range(0, len(texts), _CHUNK):
-            chunk = list(texts[start : start + _CHUNK])
+            chunk = [prepare(text) for text in texts[start : start + _CHUNK]]
             more, shortened = self._rows_of_text(chunk) if self._joins_text else self._rows_of_ids(chunk)
             rows += more
             cut += shortened
@@ -295,8 +298,8 @@ class Tokenization:
             row = self._first + ids + self._last
             while self.model_limit is not None and len(row) > self.model_limit:
                 # Tokenised anew with its neighbours, a sentence may have a token or two more than alone.
-                alone = self._encode([text])[0]
-                text = self._shorten(text, alone, max(0, len(alone) - (len(row) - self.model_limit)))
+                tokens = self._encode([text])[0]
+                text = self._shorten(text, tokens, max(0, len(tokens) - (len(row) - self.model_limit)))
                 row = self._first + self._encode([before + text + after])[0] + self._last
             if self._tail and row[-len(self._tail) :] != self._tail:
                 row = self.prefix_ids + self._encode([text])[0][: self._limit] + self.suffix_ids
@@ -304,7 +307,7 @@ class Tokenization:
         return rows, [len(short) < len(text) for short, text in zip(kept, texts, strict=True)]
 
     def _shorten(self, text: str, ids: list[int], limit: int | None) -> str:
-        """`text` cut where its first `limit` tokens end, and once more while what is left has more than `limit`."""
+        """`text` cut where its first `limit` tokens end, again while the rest alone has more than that."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         while limit is not None and len(ids) > limit:
             if backend is None:
@@ -336,7 +339,7 @@ class Tokenization:
         backend.no_padding()
         return [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
-    # ---- rows to tensors ---------------------------------------------------------------------------------------
+    # rows to tensors
 
     def pad(self, rows: Sequence[Sequence[int]], multiple: int = 1) -> dict[str, Tensor]:
         """``input_ids`` and ``attention_mask``, int64 [B, L]: L is the longest row, rounded up to `multiple`.
@@ -354,11 +357,11 @@ class Tokenization:
             mask[i, at] = 1
         return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
 
-    # ---- identity ----------------------------------------------------------------------------------------------
+    # identity
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex hash of everything that decides the ids: tokenizer, template, limit, and the code's own version."""
+        """Hex hash of all that decides the ids: tokenizer, template, limit and the rules of this file."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             vocabulary = json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
@@ -373,6 +376,7 @@ class Tokenization:
             "limit": self._limit,
             "frame": [self._first, self._last],
             "special": [self.tokenizer.pad_token_id, self.tokenizer.mask_token_id],
+            "preparation": self.preparation,
         }
         digest = hashlib.sha256(vocabulary.encode())
         digest.update(json.dumps(facts, sort_keys=True).encode())
@@ -380,10 +384,19 @@ class Tokenization:
 
     def to_dict(self) -> dict[str, Any]:
         """Template and limit as plain values; the tokenizer is saved by itself."""
-        return {"template": asdict(self.template) if self.template else None, "max_length": self.max_length}
+        return {
+            "template": asdict(self.template) if self.template else None,
+            "max_length": self.max_length,
+            "preparation": self.preparation,
+        }
 
     @classmethod
     def from_dict(cls, tokenizer: Any, values: dict[str, Any]) -> Tokenization:
         """The counterpart of `to_dict`."""
         template = values.get("template")
-        return cls(tokenizer, Template(**template) if template else None, values.get("max_length"))
+        return cls(
+            tokenizer,
+            Template(**template) if template else None,
+            values.get("max_length"),
+            values.get("preparation", "raw"),
+        )

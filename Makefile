@@ -54,7 +54,8 @@ $(READY): pyproject.toml
 	       "Fix: make PYTHON=/path/to/python3.11"; exit 1; } >&2
 	@! { test -e $(UNFINISHED) && kill -0 $$(cat $(UNFINISHED)) 2>/dev/null; } || { \
 	  echo "another make (process $$(cat $(UNFINISHED))) is installing in $(VENV): wait for it"; exit 1; } >&2
-	@test ! -e $(UNFINISHED) || rm -rf $(VENV)
+	@test ! -e $(UNFINISHED) || { rm -rf $(VENV).broken; mv $(VENV) $(VENV).broken; }
+	@rm -rf $(VENV).broken
 	@rm -f $(VENV)/.ready-*
 	@$(BIN)/python $(NEW_ENOUGH) 2>/dev/null && $(BIN)/python -m pip --version >/dev/null 2>&1 \
 	  || $(PYTHON) -m venv --clear $(VENV)
@@ -72,5 +73,5 @@ $(READY)-%: $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV).broken dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find embedlab tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Text to token ids: the one way from a sentence to a row, in training, scoring, the command line, exports."""
+"""Text to token ids: the one way from a sentence to a row, in training, scoring, exports, command line."""
 
 from __future__ import annotations
 
@@ -110,6 +110,7 @@ class Tokenization:
         max_length: without a template, tokens of the whole row with its special tokens (SimCSE's 32); with
             one, tokens of the sentence only. None: as long as the model allows. The sentence is cut on the
             right, the template never.
+        preparation: what happens to a sentence before all this, one of `embedlab.preparation.PREPARATIONS`.
 
     Raises:
         UserError: a mask marker without a mask token, a template that the tokenizer merges with what stands
@@ -117,17 +118,25 @@ class Tokenization:
     """
 
     def __init__(
-        self, tokenizer: Any, template: Template | None = None, max_length: int | None = None
+        self,
+        tokenizer: Any,
+        template: Template | None = None,
+        max_length: int | None = None,
+        preparation: str = "raw",
     ) -> None:
+        if preparation not in PREPARATIONS:
+            raise UserError(
+                "unknown preparation", key="preparation", value=preparation, fix=", ".join(PREPARATIONS)
+            )
         self.tokenizer = tokenizer
         self.template = template
         self.max_length = max_length
+        self.preparation = preparation
         self.marks: dict[str, int] = {}
         """Mark name to its distance from the row's last token (0: the last)."""
         self._first, self._last = self._frame()
-        self._lead = (
-            ""  # moved from the template to the sentence, whose first token then has its leading-space form
-        )
+        # A space moved from the template to the sentence, whose first token then has its leading-space form.
+        self._lead = ""
         self._before: list[int] = []
         self._after: list[int] = []
         self._tail: list[int] = []

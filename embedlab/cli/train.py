@@ -24,19 +24,30 @@ def main(argv: Sequence[str]) -> int:
     return max(status, default=0)
 
 
-def train_one(values: dict[str, Any], folder: Path) -> int:
-    """One run in ``folder``; returns its exit status."""
-    from embedlab.training.config import RunConfig
+def train_one(values: dict[str, Any], folder: Path, whole: Path | None = None) -> int:
+    """One run in ``folder``, its stages first; returns its exit status.
 
+    ``whole``: the folder to resume in, where this run is a stage of a larger one.
+    """
+    from embedlab.training.config import RunConfig
+    from embedlab.training.stages import has_stages, run_stages, summary
+
+    if has_stages(values):
+        home = whole or folder
+        status, main = run_stages(values, folder, lambda stage, place: train_one(stage, place, home))
+        status = status or train_one(main, folder, whole)
+        if not status:
+            summary(folder, values)
+        return status
     config = RunConfig.from_dict(values)
     processes = config.trainer.device_count()
     if processes > 1 and "LOCAL_RANK" not in os.environ:
         config.check()
-        return _spawn(values, folder, processes)
-    return fit(config, folder)
+        return _spawn(values, folder, processes, whole or folder)
+    return fit(config, folder, whole)
 
 
-def fit(config: Any, folder: Path) -> int:
+def fit(config: Any, folder: Path, whole: Path | None = None) -> int:
     """Train in this process; an interrupted run ends with the shell's status for its signal."""
     from embedlab.training.callbacks.checkpoints import Interrupted
     from embedlab.training.nonfinite import NonFiniteLoss
@@ -45,7 +56,8 @@ def fit(config: Any, folder: Path) -> int:
     try:
         train(config, folder)
     except Interrupted as stop:
-        print(f"embedlab: {stop}", file=sys.stderr)
+        again = whole or stop.checkpoint.parent
+        print(f"embedlab: interrupted; go on with ckpt_path=last hydra.run.dir={again}", file=sys.stderr)
         return 128 + stop.number
     except NonFiniteLoss as error:
         print(f"embedlab: {error}", file=sys.stderr)
@@ -53,12 +65,12 @@ def fit(config: Any, folder: Path) -> int:
     return 0
 
 
-def _spawn(values: dict[str, Any], folder: Path, processes: int) -> int:
-    """Hand the resolved run to ``processes`` fresh processes: every rank reads the same file and the same folder."""
+def _spawn(values: dict[str, Any], folder: Path, processes: int, whole: Path) -> int:
+    """Hand the resolved run to fresh processes: every rank reads the same file and the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "embedlab.cli.worker", str(path.resolve()), str(folder.resolve())]
+    command += ["-m", "embedlab.cli.worker", str(path.resolve()), str(folder.resolve()), str(whole.resolve())]
     log.info("Starting %d processes.", processes)
     return subprocess.run(command, check=False).returncode

@@ -1,4 +1,8 @@
-"""One rank of a run that `embedlab train` starts with torchrun: `python -m embedlab.cli.worker CONFIG FOLDER`."""
+"""One rank of a run that `embedlab train` starts with torchrun.
+
+`python -m embedlab.cli.worker CONFIG FOLDER WHOLE`, where WHOLE is the folder to resume in:
+FOLDER, or that of the run of which this one is a stage.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,13 @@ from embedlab.cli.train import fit
 
 
 def main(argv: list[str]) -> int:
-    path, folder = argv
+    path, folder, whole = argv
     level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
     logging.basicConfig(level=level, format="[%(asctime)s][%(name)s][%(levelname)s] - %(message)s")
     from embedlab.training.config import RunConfig
 
     values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    return fit(RunConfig.from_dict(values), Path(folder))
+    return fit(RunConfig.from_dict(values), Path(folder), Path(whole))
 
 
 if __name__ == "__main__":

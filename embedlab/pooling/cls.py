@@ -1,0 +1,39 @@
+"""The first token of the last layer: BERT's [CLS]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from embedlab.errors import UserError
+from embedlab.pooling.base import Marks, Pooling, PoolingConfig, first_index, token_at
+
+if TYPE_CHECKING:
+    from embedlab.backbones import BackboneInfo
+    from embedlab.tokenization import Template
+
+
+@dataclass(frozen=True)
+class ClsConfig(PoolingConfig):
+    name: str = "cls"
+
+    def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
+        if info.kind == "decoder":
+            raise UserError(
+                "the first token of a decoder has seen nothing of the sentence",
+                key="pooling",
+                value=self.name,
+                fix="pooling=last or pooling=mean",
+            )
+        return []
+
+
+class Cls(Pooling):
+    """The first real token, whatever the padding side."""
+
+    name = "cls"
+
+    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        return token_at(hidden[-1], first_index(attention_mask))

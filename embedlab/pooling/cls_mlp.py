@@ -1,0 +1,42 @@
+"""The first token through Linear + tanh: supervised SimCSE's head, which is kept at inference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from embedlab.pooling.base import Marks, Pooling, PoolingConfig, first_index, token_at, wide
+from embedlab.pooling.cls import ClsConfig
+
+if TYPE_CHECKING:
+    from embedlab.backbones import BackboneInfo
+
+
+@dataclass(frozen=True)
+class ClsMlpConfig(ClsConfig):
+    name: str = "cls_mlp"
+
+
+class ClsMlp(Pooling):
+    """tanh(W h_cls + b), W [D, D]; initialised as Hugging Face does, N(0, 0.02) and zero bias.
+
+    Its weights are part of the encoder and saved with it. (Unsupervised SimCSE's head exists in training only:
+    that one is the method's, ``method.mlp=train``.)
+    """
+
+    name = "cls_mlp"
+
+    def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
+        super().__init__(config, info)
+        self.linear = nn.Linear(info.width, info.width)
+        nn.init.normal_(self.linear.weight, std=0.02)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        vectors = token_at(hidden[-1], first_index(attention_mask))
+        with torch.autocast(vectors.device.type, enabled=False):
+            weight, bias = wide(self.linear.weight), wide(self.linear.bias)
+            return torch.tanh(nn.functional.linear(vectors.to(weight.dtype), weight, bias))

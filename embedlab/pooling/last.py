@@ -1,0 +1,35 @@
+"""The last token of the last layer: of a decoder the one that has seen the whole row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from embedlab.pooling.base import Marks, Pooling, PoolingConfig, last_index, token_at
+
+if TYPE_CHECKING:
+    from embedlab.backbones import BackboneInfo
+    from embedlab.tokenization import Template
+
+
+@dataclass(frozen=True)
+class LastConfig(PoolingConfig):
+    name: str = "last"
+
+    def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
+        if info.kind == "encoder":
+            return [
+                "pooling=last reads an encoder's final special token ([SEP]); pooling=cls or mean is usual"
+            ]
+        return []
+
+
+class Last(Pooling):
+    """The last real token, whatever the padding side."""
+
+    name = "last"
+
+    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        return token_at(hidden[-1], last_index(attention_mask))

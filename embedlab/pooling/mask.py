@@ -1,0 +1,46 @@
+"""The mask token of a template in the last layer: PromptBERT's read-out (Jiang et al. 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from embedlab.errors import UserError
+from embedlab.pooling.base import Marks, Pooling, PoolingConfig, mark_index, token_at
+
+if TYPE_CHECKING:
+    from embedlab.backbones import BackboneInfo
+    from embedlab.tokenization import Template
+
+
+@dataclass(frozen=True)
+class MaskConfig(PoolingConfig):
+    name: str = "mask"
+
+    def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
+        if not info.has_mask_token:
+            raise UserError(
+                f"{info.model_type}'s tokenizer has no mask token to read out",
+                key="pooling",
+                value=self.name,
+                fix="an encoder backbone, or pooling=last",
+            )
+        if template is None or "mask" not in template.marks:
+            raise UserError(
+                "there is no {mask} in the template to read out",
+                key="pooling",
+                value=self.name,
+                fix="template=promptbert_bert, or another pooling",
+            )
+        return []
+
+
+class Mask(Pooling):
+    """The template's mask token, found by its distance from the row's end: a [MASK] in a text does no harm."""
+
+    name = "mask"
+
+    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        return token_at(hidden[-1], mark_index(attention_mask, marks, "mask"))

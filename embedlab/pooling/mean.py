@@ -1,0 +1,23 @@
+"""The mean over the real tokens of the last layer, special tokens and template included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from embedlab.pooling.base import Marks, Pooling, PoolingConfig, mean_tokens
+
+
+@dataclass(frozen=True)
+class MeanConfig(PoolingConfig):
+    name: str = "mean"
+
+
+class Mean(Pooling):
+    """Masked mean."""
+
+    name = "mean"
+
+    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        return mean_tokens(hidden[-1], attention_mask)

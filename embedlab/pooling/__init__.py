@@ -13,6 +13,16 @@ from embedlab.pooling.cls import Cls, ClsConfig
 from embedlab.pooling.cls_mlp import ClsMlp, ClsMlpConfig
 from embedlab.pooling.first_last import FirstLast, FirstLastConfig
 from embedlab.pooling.last import Last, LastConfig
+from embedlab.pooling.marked import (
+    Rep1,
+    Rep1Config,
+    Rep2,
+    Rep2Config,
+    RepConcat,
+    RepConcatConfig,
+    RepMean,
+    RepMeanConfig,
+)
 from embedlab.pooling.mask import Mask, MaskConfig
 from embedlab.pooling.mean import Mean, MeanConfig
 
@@ -28,6 +38,10 @@ POOLINGS: dict[str, tuple[type[PoolingConfig], type[Pooling]]] = {
     "mask": (MaskConfig, Mask),
     "first_last": (FirstLastConfig, FirstLast),
     "cls_mlp": (ClsMlpConfig, ClsMlp),
+    "rep1": (Rep1Config, Rep1),
+    "rep2": (Rep2Config, Rep2),
+    "rep_mean": (RepMeanConfig, RepMean),
+    "rep_concat": (RepConcatConfig, RepConcat),
 }
 
 

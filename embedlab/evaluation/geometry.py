@@ -49,7 +49,7 @@ def _pair_potential(x: Tensor, t: float, chunk: int) -> Tensor:
     return total / (n * (n - 1) / 2)
 
 
-def uniformity(x: Tensor, t: float = 2.0, chunk: int = 2048) -> Tensor:
+def uniformity(x: Tensor, t: float = 2.0, chunk: int = 256) -> Tensor:
     """Log of the mean Gaussian potential over distinct pairs of rows of `x` [n, D]; lower is better; in
     [-4t, 0].
 
@@ -130,7 +130,7 @@ def alignment_ratio(x: Tensor, y: Tensor, sentences: Tensor) -> Tensor:
     return torch.where(apart > 1e-9, alignment(x, y) / apart, torch.full_like(apart, math.nan))
 
 
-def uniformity_ratio(x: Tensor, y: Tensor, sentences: Tensor, t: float = 2.0, chunk: int = 2048) -> Tensor:
+def uniformity_ratio(x: Tensor, y: Tensor, sentences: Tensor, t: float = 2.0, chunk: int = 256) -> Tensor:
     """Mean Gaussian potential of the positive pairs (x, y) over that of all distinct pairs of `sentences`;
     higher is better, 1 when positives are no closer than chance, NaN at total collapse.
 

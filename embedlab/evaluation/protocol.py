@@ -9,6 +9,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -22,6 +23,7 @@ REQUIRED: tuple[str, ...] = (
     "aggregation",
     "pooling",
     "template",
+    "preparation",
     "max_length",
     "truncated",
     "dtype",
@@ -36,10 +38,10 @@ REQUIRED: tuple[str, ...] = (
     "warnings",
     "notes",
 )
-"""Keys of a protocol block. template, max_length, truncated, seed and text may be null (none, not known, no
-variants); the others may not."""
+"""Keys of a protocol block."""
 
-MAY_BE_NULL = frozenset({"template", "max_length", "truncated", "seed", "text"})
+MAY_BE_NULL = frozenset({"template", "preparation", "max_length", "truncated", "seed", "text"})
+"""Keys whose null means something: no template, the model's own length, no seed known, no text variants."""
 UNKNOWN = "unknown"
 _PACKAGES = ("embedlab", "torch", "transformers", "tokenizers", "numpy", "scipy")
 
@@ -56,14 +58,16 @@ def versions() -> dict[str, str]:
 
 
 def encoder_facts(encoder: object, sentences: Sequence[str] | None = None) -> dict[str, Any]:
-    """pooling, template, max_length, truncated, dtype, attention, checkpoint, seed and device of an encoder.
+    """pooling, template, preparation, max_length, truncated (how many of `sentences` are cut), dtype,
+    attention, checkpoint, seed (of training) and device of an encoder.
 
-    An encoder states them itself through a method `facts(sentences) -> dict` (embedlab.SentenceEncoder is
-    read directly); what a foreign encoder does not state is "unknown", never guessed.
+    Read from an `embedlab.SentenceEncoder`, or from what another encoder states in a method
+    `facts(sentences)`. What nobody states is "unknown", never guessed.
     """
     facts: dict[str, Any] = {
         "pooling": UNKNOWN,
         "template": None,
+        "preparation": None,
         "max_length": None,
         "truncated": None,
         "dtype": UNKNOWN,
@@ -75,7 +79,26 @@ def encoder_facts(encoder: object, sentences: Sequence[str] | None = None) -> di
     state = getattr(encoder, "facts", None)
     if callable(state):
         facts |= {key: value for key, value in state(sentences).items() if key in facts}
+    elif all(hasattr(encoder, part) for part in ("backbone", "pooling", "tokenization", "card")):
+        facts |= _sentence_encoder_facts(encoder, sentences)
     return facts
+
+
+def _sentence_encoder_facts(encoder: Any, sentences: Sequence[str] | None) -> dict[str, Any]:
+    tokenization = encoder.tokenization
+    training = encoder.card.get("training") or {}
+    return {
+        "pooling": asdict(encoder.pooling.config),
+        "template": asdict(tokenization.template) if tokenization.template is not None else None,
+        "preparation": tokenization.preparation,
+        "max_length": tokenization.max_length,
+        "truncated": sum(tokenization.ids_and_cut(sentences)[1]) if sentences is not None else None,
+        "dtype": str(next(encoder.backbone.parameters()).dtype).removeprefix("torch."),
+        "attention": encoder.backbone.model.config._attn_implementation,
+        "checkpoint": encoder.fingerprint(),
+        "seed": training.get("seed"),
+        "device": str(encoder.device),
+    }
 
 
 def describe(

@@ -285,7 +285,8 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     """
     data_dir = settings.get("data_dir")
     headline: Text = settings.get("sts_text") or "raw"
-    tasks = tuple(settings.get("tasks") or SEVEN)
+    named = settings.get("tasks") or SEVEN
+    tasks = tuple(named.split(",") if isinstance(named, str) else named)
     unknown = [task for task in tasks if task not in SEVEN]
     if unknown:
         raise UserError(

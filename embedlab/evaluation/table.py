@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -190,3 +190,60 @@ def _verdict(change: float, metric: Metric) -> str:
     if metric.better is None or math.isnan(change) or round(change, metric.digits) == 0:
         return ""
     return "better" if (change > 0) == (metric.better == "higher") else "worse"
+
+
+def suite_tables(suite: str, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
+    """What `embedlab evaluate` prints of one suite run on the encoder `name`; the caption is the protocol,
+    short."""
+    title, caption = f"{suite}: {name}", protocol_line(protocol)
+    if suite == "sts":
+        headline = str(protocol["text"])
+        rows = {f"{name} ({headline})": [scores]}
+        for other in {"raw", "tok"} - {headline}:
+            mark = f"_{other}/"
+            second = {key.replace(mark, "/"): value for key, value in scores.items() if mark in key}
+            rows |= {f"{name} ({other})": [second]} if second else {}
+        return [score_table(rows, STS_METRICS, title, caption)]
+    if suite == "geometry":
+        return [suite_table(scores, 1, title, geometry_metrics(), caption)]
+    if suite == "lee":
+        return [suite_table(scores, 1, title, (*LEE_METRICS, *geometry_metrics("lee")), caption)]
+    return [task_table(scores, 1, title, caption)]
+
+
+def task_table(scores: Scores, n: int, title: str, caption: str = "") -> Table:
+    """One row a task, one column a metric, from keys "task/metric"; `n` is the number of training seeds."""
+    if n < 1:
+        raise ValueError("a score without its number of seeds is not shown: n must be at least 1")
+    keys = [key.rpartition("/") for key in scores]
+    metrics = tuple(dict.fromkeys(metric for _, _, metric in keys))
+    rows = tuple(
+        (task, *(number(scores[f"{task}/{m}"]) if f"{task}/{m}" in scores else "" for m in metrics))
+        for task in dict.fromkeys(task for task, _, _ in keys)
+    )
+    return Table(f"{title} (n={n})", ("task", *metrics), rows, caption)
+
+
+def protocol_line(protocol: Mapping[str, Any]) -> str:
+    """The protocol block in a line or two, for a caption."""
+    template, limit, cut = protocol["template"], protocol["max_length"], protocol["truncated"]
+    parts = [
+        f"{protocol['name']}, aggregation: {protocol['aggregation']}",
+        f"text: {protocol['text']}" if protocol["text"] is not None else "",
+        f"pooling: {_short(protocol['pooling'])}",
+        f"template: {_short(template)}" if template is not None else "no template",
+        f"max length: {limit}" if limit is not None else "no length limit",
+        f"{cut:,} texts cut" if cut is not None else "",
+        f"{protocol['dtype']}, {protocol['attention']}, {protocol['device']}",
+        f"checkpoint {str(protocol['checkpoint'])[:12]}",
+        f"training seed {protocol['seed']}" if protocol["seed"] is not None else "",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        name = str(value.get("name") or value.get("text") or "")
+        rest = [f"{k}={v}" for k, v in value.items() if k not in ("name", "text", "join") and v is not None]
+        return f"{name} ({', '.join(rest)})" if rest else name
+    return str(value)

@@ -12,6 +12,7 @@ import pytest
 
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES, Suites, protocol
+from embedlab.evaluation.table import protocol_line
 from tests.evaluation.helpers import HashedWords, write_sts_folder
 
 
@@ -55,6 +56,21 @@ def test_facts_come_from_the_encoder() -> None:
     made = protocol.describe(Stated(), suite="s", name="n", aggregation="a", sentences=["x", "y"])
     assert (made["pooling"], made["max_length"], made["truncated"]) == ("mean", 32, 2)
     assert "secret" not in made
+
+
+def test_a_caption_says_how_the_scores_came_about() -> None:
+    stated = {
+        "pooling": {"name": "s2sent", "n": 4, "m": None},
+        "template": {"text": "[{sentence}]", "join": "ids"},
+    }
+    line = protocol_line(
+        block(**stated, max_length=32, truncated=1200, seed=3, checkpoint="0123456789abcdef")
+    )
+    for part in ("x, aggregation: all", "pooling: s2sent (n=4)", "template: [{sentence}]", "max length: 32"):
+        assert part in line
+    for part in ("1,200 texts cut", "checkpoint 0123456789ab;", "training seed 3", "text: raw"):
+        assert part in line
+    assert "no template; no length limit" in protocol_line(block())
 
 
 def test_scores_survive_a_round_trip(tmp_path: Path) -> None:

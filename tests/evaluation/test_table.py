@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from embedlab.evaluation.protocol import REQUIRED
 from embedlab.evaluation.table import (
     LEE_METRICS,
     STS_METRICS,
@@ -16,6 +17,8 @@ from embedlab.evaluation.table import (
     number,
     score_table,
     suite_table,
+    suite_tables,
+    task_table,
 )
 
 SEED = {f"sts{y}/spearman": 60.0 + y for y in range(12, 17)} | {"stsb/spearman": 70.0, "sickr/spearman": 71.0}
@@ -116,3 +119,26 @@ def test_markdown_and_pipe_output() -> None:
     stream = io.StringIO()
     table.print(stream)
     assert "[red]x" in stream.getvalue(), "names are no markup"
+
+
+def test_tables_of_a_suite() -> None:
+    protocol = dict.fromkeys(REQUIRED, "x") | {"text": "raw", "truncated": None, "seed": None}
+    scores = seed(0) | {key.replace("/", "_tok/"): value + 1 for key, value in seed(0).items()}
+    (table,) = suite_tables("sts", "mini", scores, protocol)
+    assert [row[0] for row in table.rows] == ["mini (raw)", "mini (tok)"]
+    assert (table.rows[0][1], table.rows[1][1]) == ("72.00", "73.00")
+    assert table.columns[-1] == "n"
+    (table,) = suite_tables("geometry", "mini", {"geometry/alignment": 0.25}, protocol)
+    assert table.rows == (("alignment", "0.250"),)
+    assert "(n=1)" in table.title
+    (table,) = suite_tables(
+        "lee", "mini", {"lee/spearman": 1, "lee/spearman_low": 0, "lee/spearman_high": 2}, protocol
+    )
+    assert table.rows[0][1] == "1.00 [0.00, 2.00]"
+    (table,) = suite_tables(
+        "transfer", "mini", {"mr/accuracy": 80.0, "mrpc/accuracy": 70.0, "mrpc/f1": 75.5}, protocol
+    )
+    assert table.columns == ("task", "accuracy", "f1")
+    assert table.rows == (("mr", "80.00", ""), ("mrpc", "70.00", "75.50"))
+    with pytest.raises(ValueError, match="n must be"):
+        task_table({}, 0, "t")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 
+from embedlab.backbones.backbone import Backbone
 from embedlab.errors import UserError
 from embedlab.methods.config import MethodConfig
 from embedlab.training.meter import Meter
@@ -50,7 +51,8 @@ class Method(LightningModule):
     """
 
     config_class: ClassVar[type[MethodConfig]]
-    inputs_resident: bool = False
+    head_kind: ClassVar[Literal["masked_lm", "causal_lm"] | None] = None
+    """The language-modelling head that the method trains, loaded with the backbone."""
 
     def __init__(
         self, encoder: SentenceEncoder, config: MethodConfig, optimizer: OptimizerConfig, step: str = "eager"
@@ -88,13 +90,17 @@ class Method(LightningModule):
         for module in self.frozen():
             module.requires_grad_(False).eval()
         if self.step_mode in ("compile", "graph"):
-            self.encoder.backbone.compile_blocks()
+            for module in self.modules():
+                if isinstance(module, Backbone):
+                    module.compile_blocks(dynamic=False)
 
     def total(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the losses, and everything to log, detached."""
         outcome = self.losses(batch)
         loss = torch.stack([v.float() for v in outcome.losses.values()]).sum()
-        logged = {f"loss/{k}": v.detach() for k, v in outcome.losses.items()} if len(outcome.losses) > 1 else {}
+        logged = (
+            {f"loss/{k}": v.detach() for k, v in outcome.losses.items()} if len(outcome.losses) > 1 else {}
+        )
         logged |= {k: v.detach() for k, v in outcome.stats.items()}
         return loss, {"loss": loss.detach(), **logged}
 
@@ -113,7 +119,9 @@ class Method(LightningModule):
             return None
         loss, logged = self.total(self.tokens(batch))
         if not math.isfinite(loss.item()):
-            raise NonFiniteLoss(self.global_step, batch["rows"].tolist(), self._describe(batch["rows"].tolist()))
+            raise NonFiniteLoss(
+                self.global_step, batch["rows"].tolist(), self._describe(batch["rows"].tolist())
+            )
         self.meter.add(logged)
         return loss
 
@@ -187,14 +195,19 @@ class Method(LightningModule):
                 group["capturable"] = False
         for state in checkpoint.get("lr_schedulers", []):
             state["_last_lr"] = [float(lr) for lr in state["_last_lr"]]
-        checkpoint["embedlab"] = {"encoder_files": self.encoder.files(), "parameters": [n for n, _ in self._named()]}
+        checkpoint["embedlab"] = {
+            "encoder_files": self.encoder.files(),
+            "parameters": [n for n, _ in self._named()],
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Optimiser state is kept by position, so refuse a model whose parameters are in another order."""
         saved = checkpoint.get("embedlab", {}).get("parameters")
         here = [n for n, _ in self._named()]
         if saved is not None and saved != here:
-            odd = next((f"{a} / {b}" for a, b in zip(saved, here, strict=False) if a != b), "their number differs")
+            odd = next(
+                (f"{a} / {b}" for a, b in zip(saved, here, strict=False) if a != b), "their number differs"
+            )
             raise UserError(
                 f"the checkpoint's parameters are not this model's ({odd})",
                 key="ckpt_path",

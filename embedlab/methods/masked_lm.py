@@ -35,7 +35,9 @@ class MaskedLMConfig(MethodConfig):
         if self.rule not in ("bernoulli", "exact"):
             raise UserError("unknown rule", key="method.rule", value=self.rule, fix="bernoulli or exact")
         if info.kind != "encoder":
-            raise UserError("a decoder has no masks to fill", key="method", value=self.name, fix="method=causal_lm")
+            raise UserError(
+                "a decoder has no masks to fill", key="method", value=self.name, fix="method=causal_lm"
+            )
         if not info.has_mask_token:
             raise UserError("the tokenizer has no mask token", key="backbone", value=info.model_type)
         if data != "wikipedia":
@@ -53,7 +55,11 @@ class MaskedLM(Method):
     head_kind = "masked_lm"
 
     def __init__(
-        self, encoder: SentenceEncoder, config: MaskedLMConfig, optimizer: OptimizerConfig, step: str = "eager"
+        self,
+        encoder: SentenceEncoder,
+        config: MaskedLMConfig,
+        optimizer: OptimizerConfig,
+        step: str = "eager",
     ) -> None:
         super().__init__(encoder, config, optimizer, step)
         tokenizer = encoder.tokenizer

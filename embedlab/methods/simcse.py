@@ -60,7 +60,9 @@ class SimCSEConfig(MethodConfig):
             )
         warnings = []
         if self.mlp == "train" and pooling.name == "cls_mlp":
-            warnings.append("method.mlp=train puts a second head on pooling=cls_mlp; method.mlp=none was probably meant")
+            warnings.append(
+                "method.mlp=train puts a second head on pooling=cls_mlp; method.mlp=none was probably meant"
+            )
         return warnings
 
 

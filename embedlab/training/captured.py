@@ -9,19 +9,25 @@ with the graph, and each replay moves its offset on.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from embedlab.backbones.backbone import Backbone
+from embedlab.training.compute_copy import ComputeCopy, copyable
 from embedlab.training.nonfinite import NonFiniteLoss
 
 if TYPE_CHECKING:
     from embedlab.methods.base import Method
     from embedlab.training.optimizer import ReplayableAdamW
 
-_WARM_UPS = 2  # lazily compiled kernels, library handles and work spaces exist after the first; the second is quiet
+_WARM_UPS = (
+    2  # lazily compiled kernels, library handles and work spaces exist after the first; the second is quiet
+)
 
 
 @dataclass
@@ -54,6 +60,12 @@ class CapturedStep:
         self._current: _Captured | None = None
         self._batches = 0
         self._dtype = {"bf16-mixed": torch.bfloat16}.get(str(method.trainer.precision))
+        self._backbones = [m for m in method.modules() if isinstance(m, Backbone)]
+        self._copies = [
+            ComputeCopy(b, self._dtype) for b in self._backbones if self._dtype is not None and copyable(b)
+        ]
+        copied = {id(p) for copy in self._copies for p in copy.masters}
+        self._direct = [p for p in self.parameters if id(p) not in copied]
         _prepare(optimizer, self.device)
         optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
         optimizer.replay = self.replay
@@ -68,7 +80,9 @@ class CapturedStep:
             self.rows = torch.zeros_like(rows, device=self.device)
             self.bad_rows = torch.full_like(self.rows, -1)
         if rows.shape != self.rows.shape:
-            raise ValueError(f"a captured step needs batches of one size, got {len(rows)} after {len(self.rows)}")
+            raise ValueError(
+                f"a captured step needs batches of one size, got {len(rows)} after {len(self.rows)}"
+            )
         self.rows.copy_(rows, non_blocking=True)
         self._batches += 1
         updates = self._batches % self.accumulate == 0
@@ -96,14 +110,36 @@ class CapturedStep:
         self.names = [*logged, "grad_norm"]
         return loss, torch.stack([v.float() for v in logged.values()])
 
+    @contextmanager
+    def _computing(self, longest: int) -> Iterator[None]:
+        """Weights in the compute type, and the attention kernel that suits the length."""
+        with ExitStack() as stack:
+            for copy in self._copies:
+                stack.enter_context(copy.swapped())
+            for backbone in self._backbones:
+                native = any(copy.module is backbone for copy in self._copies)
+                stack.enter_context(backbone.computing(native=native, longest=longest))
+            yield
+
+    def _gradients(self, lengths: dict[str, int]) -> tuple[Tensor, Tensor]:
+        """Forward and backward; gradients are in fp32 at the parameters afterwards."""
+        add = self.accumulate > 1
+        if not add:
+            for p in self._direct:
+                p.grad = None
+        for copy in self._copies:
+            copy.refresh()
+        with self._computing(max(lengths.values())):
+            loss, logged = self._loss(lengths)
+            (loss / self.accumulate).backward()
+        for copy in self._copies:
+            copy.hand_over(add)
+        return loss.detach(), logged
+
     def _body(self, lengths: dict[str, int], updates: bool) -> None:
         assert self.rows is not None and self.bad_rows is not None
-        if self.accumulate == 1:
-            for p in self.parameters:
-                p.grad = None
-        loss, logged = self._loss(lengths)
-        (loss / self.accumulate).backward()
-        bad = ~torch.isfinite(loss.detach())
+        loss, logged = self._gradients(lengths)
+        bad = ~torch.isfinite(loss)
         norm = logged.new_zeros(())
         if updates:
             clip = self.method.optimizer_config.clip
@@ -123,9 +159,11 @@ class CapturedStep:
         random_state = torch.cuda.get_rng_state(self.device)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for _ in range(_WARM_UPS):
-                loss, logged = self._loss(lengths)
-                torch.autograd.grad(loss, self.parameters, allow_unused=True)
+            with self._computing(max(lengths.values())):
+                for _ in range(_WARM_UPS):
+                    loss, logged = self._loss(lengths)
+                    inputs = [*self._direct, *(t for copy in self._copies for t in copy.twins)]
+                    torch.autograd.grad(loss, inputs, allow_unused=True)
             if len(self.totals) == 0:
                 self.totals = torch.zeros(len(logged) + 2, device=self.device)
             del loss, logged

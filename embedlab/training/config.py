@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedlab.backbones import BackboneConfig, BackboneInfo, probe
-from embedlab.data import DataConfig
+from embedlab.data import DataConfig, data_config
 from embedlab.errors import UserError
 from embedlab.methods import method_config
 from embedlab.methods.config import MethodConfig, from_dict
@@ -52,7 +52,7 @@ class RunConfig:
                 method=method_config(values["method"]),
                 pooling=pooling_config(values["pooling"]),
                 template=from_dict(Template, template, "template") if template else None,
-                data=from_dict(DataConfig, values["data"], "data"),
+                data=data_config(values["data"]),
                 optimizer=from_dict(OptimizerConfig, values["optimizer"], "optimizer"),
                 trainer=from_dict(TrainerConfig, values["trainer"], "trainer"),
                 logger=from_dict(LoggerConfig, values["logger"], "logger"),

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 BEFORE = "scores_before.json"
 AFTER = "scores.json"
-METRICS = (*LEE_METRICS, *geometry_metrics("lee"), Metric("dev/spearman", "STS-B dev", "higher"), *STS_METRICS)
+METRICS = (
+    *LEE_METRICS,
+    *geometry_metrics("lee"),
+    Metric("dev/spearman", "STS-B dev", "higher"),
+    *STS_METRICS,
+)
 
 
 class Finale:
@@ -38,7 +43,9 @@ class Finale:
         dev: the set that selects, where the run has STS files.
     """
 
-    def __init__(self, config: RunConfig, folder: Path, encoder: SentenceEncoder, data: SentenceDataModule) -> None:
+    def __init__(
+        self, config: RunConfig, folder: Path, encoder: SentenceEncoder, data: SentenceDataModule
+    ) -> None:
         self.config, self.folder, self.encoder, self.data = config, folder, encoder, data
         scoring = config.evaluation
         self._data_dir = None if scoring.sts_dir == "hub" else scoring.sts_dir
@@ -65,7 +72,9 @@ class Finale:
             scores, protocols = self._score()
             write_json(path, {"scores": scores, "protocol": protocols})
 
-    def after(self, trainer: Trainer, selection: DevScoring | LossSelection | None, seconds: float) -> dict[str, float]:
+    def after(
+        self, trainer: Trainer, selection: DevScoring | LossSelection | None, seconds: float
+    ) -> dict[str, float]:
         """Export the encoder as it is now (selected), score it, print the table, write ``scores.json``."""
         best = selection.best if selection is not None else None
         training = {
@@ -112,7 +121,7 @@ class Finale:
             before_after_table([before], [scores], METRICS, title, caption).print()
         print(f"Scores: {self.folder / AFTER}")
         print(
-            f"Encode with the result: python -c \"import embedlab; "
+            f'Encode with the result: python -c "import embedlab; '
             f"print(embedlab.load('{self.folder / 'export'}').encode(['a cat', 'a dog']).shape)\""
         )
 

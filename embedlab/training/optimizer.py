@@ -38,13 +38,19 @@ class OptimizerConfig:
             raise UserError("the learning rate must be positive", key="optimizer.lr", value=self.lr)
         if self.schedule not in ("linear", "constant", "cosine"):
             raise UserError(
-                "unknown schedule", key="optimizer.schedule", value=self.schedule, fix="linear, constant or cosine"
+                "unknown schedule",
+                key="optimizer.schedule",
+                value=self.schedule,
+                fix="linear, constant or cosine",
             )
         if self.warmup_steps < 0:
             raise UserError("must not be negative", key="optimizer.warmup_steps", value=self.warmup_steps)
         if self.clip is not None and not self.clip > 0:
             raise UserError(
-                "the clipping norm must be positive", key="optimizer.clip", value=self.clip, fix="null for none"
+                "the clipping norm must be positive",
+                key="optimizer.clip",
+                value=self.clip,
+                fix="null for none",
             )
         if self.accumulate < 1:
             raise UserError("must be at least 1", key="optimizer.accumulate", value=self.accumulate)

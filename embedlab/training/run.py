@@ -133,7 +133,9 @@ def build_trainer(
         progress = "rich" if sys.stderr.isatty() else "plain"
     if progress != "none":
         every = max(1, settings.log_every_n_steps)
-        callbacks.append(Progress(refresh_rate=10) if progress == "rich" else PlainProgress(refresh_rate=every))
+        callbacks.append(
+            Progress(refresh_rate=10) if progress == "rich" else PlainProgress(refresh_rate=every)
+        )
     accumulate = config.optimizer.accumulate
     captured = config.resolved_step() == "graph"
     trainer = Trainer(
@@ -169,9 +171,13 @@ def _early_stopping(config: RunConfig) -> Callback:
 
     if config.evaluation.sts_dir is None:
         raise UserError(
-            "early stopping watches the dev score", key="callbacks.early_stopping", fix="set evaluation.sts_dir"
+            "early stopping watches the dev score",
+            key="callbacks.early_stopping",
+            fix="set evaluation.sts_dir",
         )
-    return EarlyStopping("dev/spearman", mode="max", patience=config.callbacks.early_stopping or 1, strict=False)
+    return EarlyStopping(
+        "dev/spearman", mode="max", patience=config.callbacks.early_stopping or 1, strict=False
+    )
 
 
 def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:

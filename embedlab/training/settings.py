@@ -25,11 +25,15 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         if self.max_steps != -1 and self.max_steps < 1:
-            raise UserError("must be at least 1, or -1 for no limit", key="trainer.max_steps", value=self.max_steps)
+            raise UserError(
+                "must be at least 1, or -1 for no limit", key="trainer.max_steps", value=self.max_steps
+            )
         if self.max_epochs < 1:
             raise UserError("must be at least 1", key="trainer.max_epochs", value=self.max_epochs)
         if self.log_every_n_steps < 1:
-            raise UserError("must be at least 1", key="trainer.log_every_n_steps", value=self.log_every_n_steps)
+            raise UserError(
+                "must be at least 1", key="trainer.log_every_n_steps", value=self.log_every_n_steps
+            )
         known = ("auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true")
         if self.precision not in known:
             raise UserError(
@@ -45,7 +49,10 @@ class TrainerConfig:
         available = torch.cuda.is_available()
         if self.accelerator in ("cuda", "gpu") and not available:
             raise UserError(
-                "this machine has no CUDA device", key="trainer.accelerator", value=self.accelerator, fix="trainer=cpu"
+                "this machine has no CUDA device",
+                key="trainer.accelerator",
+                value=self.accelerator,
+                fix="trainer=cpu",
             )
         return available and self.accelerator in ("auto", "cuda", "gpu")
 
@@ -83,10 +90,14 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         if self.every_minutes is not None and not self.every_minutes > 0:
             raise UserError(
-                "must be positive, or null", key="callbacks.checkpoint.every_minutes", value=self.every_minutes
+                "must be positive, or null",
+                key="callbacks.checkpoint.every_minutes",
+                value=self.every_minutes,
             )
         if self.every_steps is not None and self.every_steps < 1:
-            raise UserError("must be at least 1, or null", key="callbacks.checkpoint.every_steps", value=self.every_steps)
+            raise UserError(
+                "must be at least 1, or null", key="callbacks.checkpoint.every_steps", value=self.every_steps
+            )
 
 
 @dataclass(frozen=True)
@@ -106,7 +117,9 @@ class CallbacksConfig:
         if self.progress not in ("auto", "rich", "plain", "none"):
             raise UserError("unknown progress bar", key="callbacks.progress", value=self.progress)
         if self.early_stopping is not None and self.early_stopping < 1:
-            raise UserError("must be at least 1, or null", key="callbacks.early_stopping", value=self.early_stopping)
+            raise UserError(
+                "must be at least 1, or null", key="callbacks.early_stopping", value=self.early_stopping
+            )
 
 
 @dataclass(frozen=True)
@@ -122,13 +135,19 @@ class ScoringConfig:
 
     def __post_init__(self) -> None:
         if self.select not in ("auto", "dev", "loss", "last"):
-            raise UserError("unknown rule", key="evaluation.select", value=self.select, fix="auto, dev, loss or last")
+            raise UserError(
+                "unknown rule", key="evaluation.select", value=self.select, fix="auto, dev, loss or last"
+            )
         if self.select == "dev" and self.sts_dir is None:
             raise UserError(
-                "selection on STS-B dev needs the STS files", key="evaluation.sts_dir", fix="name their folder, or hub"
+                "selection on STS-B dev needs the STS files",
+                key="evaluation.sts_dir",
+                fix="name their folder, or hub",
             )
         if self.sts_text not in ("raw", "tok"):
-            raise UserError("unknown text variant", key="evaluation.sts_text", value=self.sts_text, fix="raw or tok")
+            raise UserError(
+                "unknown text variant", key="evaluation.sts_text", value=self.sts_text, fix="raw or tok"
+            )
         if self.every < 1:
             raise UserError("must be at least 1", key="evaluation.every", value=self.every)
 

@@ -65,7 +65,9 @@ class LastCheckpoint(Callback):
         )
         if trainer.world_size > 1:
             # Clocks and signals of the ranks differ; to agree costs a message, so not at every step.
-            wanted = step % RANKS_AGREE_EVERY == 0 and trainer.strategy.reduce_boolean_decision(wanted, all=False)
+            wanted = step % RANKS_AGREE_EVERY == 0 and trainer.strategy.reduce_boolean_decision(
+                wanted, all=False
+            )
         steps_due = self.every_steps is not None and step % self.every_steps == 0
         self._wanted = self._wanted or steps_due or wanted
         if self._wanted and not validation_follows(trainer):
@@ -118,7 +120,9 @@ def find_checkpoint(ckpt_path: str | None, folder: Path) -> Path | None:
     if ckpt_path != "last":
         path = Path(ckpt_path)
         if not path.is_file():
-            raise UserError("no such checkpoint", key="ckpt_path", value=ckpt_path, fix="give a .ckpt file, or last")
+            raise UserError(
+                "no such checkpoint", key="ckpt_path", value=ckpt_path, fix="give a .ckpt file, or last"
+            )
         problem = unreadable(path)
         if problem:
             raise UserError(f"the checkpoint cannot be read: {problem}", file=path, key="ckpt_path")

@@ -31,7 +31,9 @@ class GracefulStop(Callback):
         if self.checkpoint.stop_requested is not None:
             self._restore()
             raise KeyboardInterrupt
-        log.warning("%s: writing a checkpoint after this step; again to stop at once.", signal.Signals(number).name)
+        log.warning(
+            "%s: writing a checkpoint after this step; again to stop at once.", signal.Signals(number).name
+        )
         self.checkpoint.stop_requested = number
 
     def _restore(self) -> None:

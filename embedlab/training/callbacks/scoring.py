@@ -76,7 +76,9 @@ class DevScoring(Callback):
         if self.best is not None:
             self.best.offer(scores["spearman"], trainer.global_step, encoder)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if self.best is not None and trainer.is_global_zero:
             self.best.write(pl_module.encoder)  # type: ignore[arg-type]
 

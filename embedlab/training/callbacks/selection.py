@@ -29,7 +29,9 @@ class LossSelection(Callback):
         if loss is not None:
             self.best.offer(-loss, trainer.global_step, pl_module.encoder)  # type: ignore[arg-type]
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if trainer.is_global_zero:
             self.best.write(pl_module.encoder)  # type: ignore[arg-type]
 

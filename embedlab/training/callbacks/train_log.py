@@ -44,7 +44,9 @@ class TrainLog(Callback):
         self._ended = time.perf_counter()
         self._reset(self._ended)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         now = time.perf_counter()
         if self._scoring_since is None:
             self._waited += now - self._ended

@@ -1,0 +1,81 @@
+"""The backbone's weights in the compute type, once a step, instead of autocast's casts in every layer.
+
+Autocast keeps the residual stream in fp32, because layer norm gives fp32, and casts each weight where it is used.
+Here the weights stay fp32 for the optimiser, and forward and backward run on a copy in bf16: half the traffic
+between the matrix products. This is what FSDP's mixed precision does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class ComputeCopy:
+    """Twins of a module's fp32 parameters in another type.
+
+    Args:
+        module: whose parameters are swapped; all its floating-point parameters are fp32.
+        dtype: of the twins.
+    """
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        self.module = module
+        twins: dict[int, nn.Parameter] = {}
+        self._slots: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
+        for owner in module.modules():
+            for name, parameter in owner._parameters.items():
+                if parameter is None or parameter.dtype != torch.float32:
+                    continue
+                if id(parameter) not in twins:  # a tied weight has one twin
+                    twin = nn.Parameter(parameter.detach().to(dtype), requires_grad=parameter.requires_grad)
+                    twins[id(parameter)] = twin
+                self._slots.append((owner, name, parameter, twins[id(parameter)]))
+        pairs = {id(p): (p, t) for _, _, p, t in self._slots if p.requires_grad}
+        self.masters = [p for p, _ in pairs.values()]
+        self.twins = [t for _, t in pairs.values()]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Bring the masters' present values to the twins."""
+        torch._foreach_copy_([t.detach() for t in self.twins], [m.detach() for m in self.masters])
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """The module computes with the twins."""
+        for owner, name, _, twin in self._slots:
+            owner._parameters[name] = twin
+        try:
+            yield
+        finally:
+            for owner, name, parameter, _ in self._slots:
+                owner._parameters[name] = parameter
+
+    def clear(self) -> None:
+        for twin in self.twins:
+            twin.grad = None
+
+    @torch.no_grad()
+    def hand_over(self, add: bool) -> None:
+        """Give the masters the gradients of the twins, in fp32; ``add`` to those that they have."""
+        pairs = [(m, t.grad) for m, t in zip(self.masters, self.twins, strict=True) if t.grad is not None]
+        grads: list[Tensor] = []
+        for master, _ in pairs:
+            if master.grad is None:
+                master.grad = torch.empty_like(master) if not add else torch.zeros_like(master)
+            grads.append(master.grad)
+        if add:
+            torch._foreach_add_(grads, [g.float() for _, g in pairs])
+        else:
+            torch._foreach_copy_(grads, [g for _, g in pairs])
+        self.clear()
+
+
+def copyable(module: nn.Module) -> bool:
+    """Whether every floating-point parameter is fp32 (quantised or half-precision weights are left to autocast)."""
+    return all(p.dtype == torch.float32 for p in module.parameters() if p.is_floating_point()) and not any(
+        p.dtype in (torch.uint8, torch.int8) for p in module.parameters()
+    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from embedlab.backbones import BackboneConfig, BackboneInfo, probe
+from embedlab.backbones.adapters import AdapterConfig
 from embedlab.data import DataConfig, data_config
 from embedlab.errors import UserError
 from embedlab.methods import method_config
@@ -23,6 +24,7 @@ class RunConfig:
     """Backbone x method x pooling on data, and how. ``plain`` is the dictionary that it was read from."""
 
     backbone: BackboneConfig
+    adapter: AdapterConfig
     method: MethodConfig
     pooling: PoolingConfig
     template: Template | None
@@ -49,6 +51,7 @@ class RunConfig:
             template = template if template and template.get("text") else None
             return cls(
                 backbone=from_dict(BackboneConfig, values["backbone"], "backbone"),
+                adapter=from_dict(AdapterConfig, values.get("adapter", {}), "adapter"),
                 method=method_config(values["method"]),
                 pooling=pooling_config(values["pooling"]),
                 template=from_dict(Template, template, "template") if template else None,
@@ -79,6 +82,7 @@ class RunConfig:
             raise UserError("the seed is a number from 0 on", key="seed", value=self.seed)
         if self.step not in STEPS:
             raise UserError("unknown way to run a step", key="step", value=self.step, fix=", ".join(STEPS))
+        self.adapter.check(self.backbone.source)
         info = self.info()
         warnings = self.pooling.check(info, self.template, self.method.name)
         packed = self.data.pack is not None
@@ -88,13 +92,24 @@ class RunConfig:
         return warnings
 
     def info(self) -> BackboneInfo:
-        return probe(self.backbone)
+        info = probe(self.backbone)
+        return replace(info, adapter_dropout=self.adapter.dropout) if self.adapter.r is not None else info
 
     def resolved_step(self) -> str:
-        """``graph`` by itself on one CUDA device in bf16-mixed or fp32, ``compile`` on several, else ``eager``."""
+        """``auto``: graph on one CUDA device in bf16-mixed or fp32, else compile; eager on the CPU."""
         cuda = self.trainer.on_cuda()
         one = self.trainer.device_count() == 1 and self.trainer.num_nodes == 1
         precision = self.trainer.resolved_precision()
+        recomputes = self.optimizer.chunk is not None or self.adapter.gradient_checkpointing
+        if self.step == "graph" and recomputes:
+            # A graph has one course: activations cannot be computed again with the random state of before.
+            raise UserError(
+                "a captured step computes no activation twice, as optimizer.chunk and "
+                "adapter.gradient_checkpointing do",
+                key="step",
+                value=self.step,
+                fix="step=compile, or step=auto",
+            )
         capturable = cuda and one and precision in ("bf16-mixed", "32-true")
         if self.step == "graph" and not capturable:
             raise UserError(
@@ -105,6 +120,6 @@ class RunConfig:
             )
         if self.step != "auto":
             return self.step
-        if capturable:
+        if capturable and not recomputes:
             return "graph"
         return "compile" if cuda else "eager"

@@ -32,6 +32,9 @@ class OptimizerConfig:
     """Largest norm of the whole gradient; None does not clip."""
     accumulate: int = 1
     """Batches added up before an update. This adds no in-batch negatives."""
+    chunk: int | None = None
+    """Rows that are encoded at once: a contrastive batch of any size in the memory of one chunk, with the
+    gradients of the whole (GradCache), for one more forward pass. None: all at once."""
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -54,6 +57,8 @@ class OptimizerConfig:
             )
         if self.accumulate < 1:
             raise UserError("must be at least 1", key="optimizer.accumulate", value=self.accumulate)
+        if self.chunk is not None and self.chunk < 1:
+            raise UserError("must be at least 1, or null", key="optimizer.chunk", value=self.chunk)
         object.__setattr__(self, "betas", (float(self.betas[0]), float(self.betas[1])))
 
 

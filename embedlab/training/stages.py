@@ -40,10 +40,14 @@ TrainOne = Callable[[dict[str, Any], Path], int]
 """(configuration, folder) -> exit status."""
 
 _SECTIONS = (
-    *("backbone", "method", "pooling", "template", "data", "optimizer", "trainer", "logger", "callbacks"),
-    *("evaluation", "step"),
+    *("backbone", "adapter", "method", "pooling", "template", "data", "optimizer", "trainer", "logger"),
+    *("callbacks", "evaluation", "step"),
 )
-_IDENTITY = {"backbone": ("source", "name"), "method": ("name",), "pooling": ("name",), "template": ("text",)}
+_IDENTITY = {
+    "backbone": ("source", "name"),
+    **{section: ("name",) for section in ("adapter", "method", "pooling")},
+    "template": ("text",),
+}
 _OF_NO_MATTER = ("ckpt_path", "logger", "callbacks")
 
 

@@ -1,0 +1,328 @@
+"""LoRA (Hu et al. 2022) and QLoRA (Dettmers et al. 2023): a frozen, perhaps 4-bit base with small updates.
+
+PEFT's layers are injected into the model in place, so it stays the architecture's own class. From then on the
+state dictionary of a backbone holds the trained tensors only: checkpoints are small, and loading one fills
+them in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from embedlab.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from embedlab.backbones import Backbone
+    from embedlab.backbones.config import BackboneConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_PEFT_PREFIX = "base_model.model."
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """How a backbone's weights are trained."""
+
+    name: str = "none"
+    r: int | None = None
+    """Rank; None trains all weights."""
+    alpha: float = 16.0
+    """The update is scaled by alpha / r."""
+    dropout: float = 0.05
+    """Of the input of the update, in training."""
+    targets: tuple[str, ...] = ()
+    """The linear layers to adapt, by the last part of their names (``q_proj``); empty: all in the blocks."""
+    quantization: Literal["nf4"] | None = None
+    """4-bit base weights; needs ``r``."""
+    double_quantization: bool = True
+    """Quantise the scales of the 4-bit weights too."""
+    compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the products with 4-bit weights; autocast, where it is on, decides instead."""
+    gradient_checkpointing: bool = False
+    """Keep one activation a block and compute the others again in the backward pass."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.targets, str):
+            object.__setattr__(self, "targets", (self.targets,))
+        if self.r is not None and self.r < 1:
+            raise UserError("the rank must be at least 1, or null", key="adapter.r", value=self.r)
+        if not 0 <= self.dropout < 1:
+            raise UserError("must lie in [0, 1)", key="adapter.dropout", value=self.dropout)
+        if self.quantization not in (None, "nf4"):
+            raise UserError(
+                "unknown quantisation", key="adapter.quantization", value=self.quantization, fix="nf4 or null"
+            )
+        if self.quantization is not None and self.r is None:
+            raise UserError(
+                "4-bit weights cannot be trained themselves",
+                key="adapter.r",
+                value=None,
+                fix="adapter=qlora, or adapter.quantization=null",
+            )
+        if self.compute_dtype not in DTYPES:
+            raise UserError(
+                "unknown dtype", key="adapter.compute_dtype", value=self.compute_dtype, fix=", ".join(DTYPES)
+            )
+
+    def check(self, source: str) -> None:
+        """Whether adapters make sense on a backbone of this ``source``.
+
+        Raises:
+            UserError: they are trained and kept apart from their base, so that has to exist afterwards.
+        """
+        if self.r is not None and source == "fresh":
+            raise UserError(
+                "adapters need trained weights beneath them, and these are random",
+                key="adapter",
+                value=self.name,
+                fix="adapter=none, or pretrain first (method=causal_lm) and use backbone=local",
+            )
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What a backbone's adapter is, and which weights it belongs to."""
+
+    config: AdapterConfig
+    base: BackboneConfig
+    digest: str
+    """Of the base's weights (``weights_digest``)."""
+
+
+def rank_device(cuda: bool) -> torch.device:
+    """This process's own device.
+
+    4-bit weights are placed here and nowhere else: ``device_map="auto"`` would spread each rank's model over
+    all cards, or put every rank on the first.
+    """
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+
+
+def adapt(
+    backbone: Backbone, config: AdapterConfig, base: BackboneConfig, device: torch.device | None = None
+) -> None:
+    """Quantise, add adapters and freeze the rest, all in place.
+
+    Args:
+        backbone: with its loaded weights.
+        config: ``r=None`` changes nothing but gradient checkpointing.
+        base: where the weights are from; an adapter is kept with it.
+        device: of this process (``rank_device``), for 4-bit weights.
+
+    Raises:
+        UserError: no linear layer has a name of ``config.targets``.
+    """
+    model = backbone.model
+    if config.r is not None:
+        digest = weights_digest(model)
+        targets = _targets(model, list(backbone.blocks), config.targets)
+        if config.quantization is not None:
+            _quantize(model, _linears(model, list(backbone.blocks)), config, device)
+        _inject(model, targets, config)
+        backbone.adapter = Adapter(config, base, digest)
+        _keep_trained_state(backbone)
+    if config.gradient_checkpointing:
+        checkpoint_blocks(model)
+
+
+def checkpoint_blocks(model: PreTrainedModel) -> None:
+    """Recompute activations block by block; the non-reentrant form, which frozen embeddings do not stop."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    model.config.use_cache = False
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Of names, shapes and some values of each tensor: whether an adapter was made for these weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.named_parameters()):
+        flat = value.detach().flatten()
+        some = flat[:: max(1, len(flat) // 64)][:64].float().cpu()
+        digest.update(f"{name}{tuple(value.shape)}".encode() + some.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+# ---- construction --------------------------------------------------------------------------------
+
+
+def _is_linear(module: nn.Module) -> bool:
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, nn.Linear | Conv1D)
+
+
+def _linears(model: nn.Module, blocks: list[nn.Module]) -> list[str]:
+    """Names of the linear layers of the blocks: neither head, nor pooler, nor embeddings."""
+    inside = {id(m) for block in blocks for m in block.modules()}
+    return [n for n, m in model.named_modules() if id(m) in inside and _is_linear(m)]
+
+
+def _targets(model: nn.Module, blocks: list[nn.Module], wanted: tuple[str, ...]) -> list[str]:
+    names = _linears(model, blocks)
+    if not wanted:
+        return names
+    known = sorted({n.rsplit(".", 1)[-1] for n in names})
+    for name in wanted:
+        if name not in known:
+            raise UserError(
+                "no linear layer of this backbone has that name",
+                key="adapter.targets",
+                value=name,
+                fix=f"some of {', '.join(known)}, or [] for all",
+            )
+    return [n for n in names if n.rsplit(".", 1)[-1] in wanted]
+
+
+def _quantize(model: nn.Module, names: list[str], config: AdapterConfig, device: torch.device | None) -> None:
+    """Replace linear layers by 4-bit ones, one at a time, so that no second copy of the model exists."""
+    import bitsandbytes as bnb
+    from transformers.pytorch_utils import Conv1D
+
+    for name in names:
+        old = model.get_submodule(name)
+        weight = old.weight.detach()
+        if isinstance(old, Conv1D):
+            weight = weight.T.contiguous()
+        new = bnb.nn.Linear4bit(
+            weight.shape[1],
+            weight.shape[0],
+            bias=old.bias is not None,
+            compute_dtype=DTYPES[config.compute_dtype],
+            compress_statistics=config.double_quantization,
+            quant_type="nf4",
+            device="meta",
+        )
+        # Else one evaluation pass on a CPU with AVX512-BF16 repacks the weights for good, and layers without
+        # bias then give no gradient.
+        new.support_avx512bf16_for_cpu = False
+        new.was_conv1d = isinstance(old, Conv1D)
+        new.weight = bnb.nn.Params4bit(
+            weight,
+            requires_grad=False,
+            compress_statistics=config.double_quantization,
+            quant_type="nf4",
+            module=new,
+        ).to(device or weight.device)
+        if old.bias is not None:
+            new.bias = nn.Parameter(old.bias.detach().to(device or weight.device), requires_grad=False)
+        model.set_submodule(name, new)
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]  # what PEFT looks at to choose its layer
+    if device is not None:
+        model.to(device)
+
+
+def _inject(model: PreTrainedModel, targets: list[str], config: AdapterConfig) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+    from transformers.pytorch_utils import Conv1D
+
+    assert config.r is not None
+    conv = any(isinstance(model.get_submodule(t), Conv1D) for t in targets)
+    lora = LoraConfig(
+        r=config.r,
+        lora_alpha=config.alpha,  # type: ignore[arg-type]
+        lora_dropout=config.dropout,
+        bias="none",
+        target_modules=targets,
+        fan_in_fan_out=conv,
+    )
+    model.requires_grad_(False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*fan_in_fan_out.*")
+        inject_adapter_in_model(lora, model)
+    for name, p in model.named_parameters():
+        adapter = ".lora_" in name
+        p.requires_grad_(adapter)
+        if adapter:
+            p.data = p.data.float()
+
+
+# ---- state ---------------------------------------------------------------------------------------
+
+
+def _keep_trained_state(backbone: nn.Module) -> None:
+    """Leave the frozen base out of the backbone's state dictionary, and do not miss it when one is loaded."""
+
+    def drop(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        trained = {f"{prefix}{n}" for n, p in module.named_parameters() if p.requires_grad}
+        for key in [k for k in state if k.startswith(prefix) and k not in trained]:
+            del state[key]
+
+    def forgive(module: nn.Module, incompatible: Any) -> None:
+        frozen = {n for n, p in module.named_parameters() if not p.requires_grad}
+        frozen |= {n for n, _ in module.named_buffers()}
+        missing: list[str] = incompatible.missing_keys
+        missing[:] = [k for k in missing if not any(tail in frozen for tail in _tails(k))]
+
+    backbone.register_state_dict_post_hook(drop)
+    backbone.register_load_state_dict_post_hook(forgive)
+
+
+def _tails(key: str) -> Iterator[str]:
+    parts = key.split(".")
+    return (".".join(parts[i:]) for i in range(len(parts)))
+
+
+def adapter_state(model: nn.Module) -> dict[str, Tensor]:
+    """The adapters' tensors by PEFT's names (``base_model.model.<layer>.lora_A.weight``)."""
+    found = {n: p.detach() for n, p in model.named_parameters() if ".lora_" in n}
+    return {_PEFT_PREFIX + n.replace(".default", ""): p.contiguous() for n, p in found.items()}
+
+
+def load_adapter_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Fill injected adapters from ``adapter_state``.
+
+    Raises:
+        ValueError: other tensors or shapes than this model has.
+    """
+    here = {_PEFT_PREFIX + n.replace(".default", ""): p for n, p in model.named_parameters() if ".lora_" in n}
+    if here.keys() != state.keys() or any(here[k].shape != state[k].shape for k in here):
+        odd = sorted(here.keys() ^ state.keys()) or [k for k in here if here[k].shape != state[k].shape]
+        raise ValueError(f"the adapter does not fit this model: {odd[0]} and {len(odd) - 1} others")
+    with torch.no_grad():
+        for name, value in state.items():
+            here[name].copy_(value)
+
+
+def merged_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state of the plain architecture with the adapters added to the (dequantised) weights, in fp32.
+
+    The model itself stays as it is. The sum gives the vectors that were trained: with 4-bit weights it
+    differs from an adapter put on the original ones by the quantisation error.
+    """
+    layers = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A")}
+    state: dict[str, Tensor] = {}
+    for key, value in model.state_dict().items():
+        if ".lora_" in key or ".weight." in key:  # the latter are the constants of 4-bit weights
+            continue
+        owner, _, kind = key.rpartition(".")
+        module = model.get_submodule(owner)
+        if kind == "weight":
+            value = dense_weight(module)
+            layer = layers.get(owner.removesuffix(".base_layer"))
+            if layer is not None:
+                delta = layer.get_delta_weight("default").float()
+                value = value + (delta.T if getattr(module, "was_conv1d", False) else delta)
+        state[key.replace(".base_layer.", ".")] = value.float() if value.is_floating_point() else value
+    return {k: v.detach().contiguous() for k, v in state.items()}
+
+
+def dense_weight(module: nn.Module) -> Tensor:
+    """The weight of a layer in fp32 and in the layout of the original layer, also of a 4-bit one."""
+    weight = module.weight
+    quant_state = getattr(weight, "quant_state", None)
+    if quant_state is None:
+        return weight.detach().float()  # type: ignore[union-attr,operator]
+    import bitsandbytes as bnb
+
+    dense = bnb.functional.dequantize_4bit(weight.data, quant_state).float()  # type: ignore[union-attr]
+    return dense.T if module.was_conv1d else dense

@@ -45,7 +45,7 @@ _SECTIONS = (
 )
 _IDENTITY = {
     "backbone": ("source", "name"),
-    **{section: ("name",) for section in ("adapter", "method", "pooling")},
+    **dict.fromkeys(("adapter", "method", "pooling"), ("name",)),
     "template": ("text",),
 }
 _OF_NO_MATTER = ("ckpt_path", "logger", "callbacks")

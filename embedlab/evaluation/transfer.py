@@ -1,0 +1,285 @@
+"""SentEval's transfer tasks: frozen vectors, a linear softmax classifier, accuracy (`specs/evaluation.md`
+5.3).
+
+MR, CR, SUBJ, MPQA: nested stratified k-fold; the inner folds choose the L2, then one classifier is fitted on
+the outer fold's training rows (5 % of them stop it) and scored on its held-out rows; the score is the mean
+over outer folds. TREC, MRPC: k-fold on train chooses the L2, one classifier is fitted on train and scored on
+test. SST-2: fixed train, dev and test; dev chooses the L2 and stops the fit. Means over folds are rounded to
+two decimals, and the first of equal L2 values wins, as upstream: rounding decides ties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embedlab.errors import UserError
+from embedlab.evaluation import protocol
+from embedlab.evaluation.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
+from embedlab.evaluation.embed import embed
+from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer, source
+from embedlab.evaluation.vectors import Encoder
+
+L2_GRID = (1e-5, 1e-4, 1e-3, 1e-2)
+SEED = 1111
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Folds and classifier settings of one evaluation mode (SimCSE `evaluation.py`)."""
+
+    folds: int
+    classifier: ClassifierConfig
+
+
+MODES = {
+    "test": Mode(10, ClassifierConfig("adam", batch_size=64, tenacity=5, epoch_size=4)),
+    "fast": Mode(5, ClassifierConfig("rmsprop", batch_size=128, tenacity=3, epoch_size=2)),
+}
+# SimCSE's names: both train alike, and both scores are reported here.
+_ALIASES = {"dev": "fast", "fasttest": "fast"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Accuracies in percent; `folds`: test accuracy of each outer fold (one entry without outer folds);
+    `l2`: the chosen value of each; `predictions`: labels of the test split, None under cross-validation."""
+
+    accuracy: float
+    dev_accuracy: float
+    folds: list[float]
+    l2: list[float]
+    predictions: np.ndarray | None = None
+
+
+def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The suite `transfer`. Settings: data_dir (None: the hub), tasks (default `SEVEN`), mode (test, or fast
+    for 5 folds with rmsprop; scores of different modes do not compare), device (where classifiers are
+    trained: cpu, cuda).
+
+    Scores: "mr/accuracy", "mr/dev_accuracy", ..., "mrpc/f1", and over all seven "transfer7/accuracy".
+    """
+    name = settings.get("mode") or "test"
+    name = _ALIASES.get(name, name)
+    if name not in MODES:
+        raise UserError("no such mode", key="mode", value=name, fix="choose test or fast")
+    tasks = _task_names(settings.get("tasks"))
+    data_dir, device = settings.get("data_dir"), _device(settings.get("device"))
+    # All at once: bad input shows before the first encoding.
+    loaded = {task: load_transfer(task, data_dir) for task in tasks}
+    scores: dict[str, float] = {}
+    chosen: dict[str, list[float]] = {}
+    for task, splits in loaded.items():
+        outcome = evaluate_task(encoder, task, splits, MODES[name], device)
+        scores[f"{task}/accuracy"] = outcome.accuracy
+        scores[f"{task}/dev_accuracy"] = outcome.dev_accuracy
+        chosen[task] = outcome.l2
+        if task == "mrpc":
+            assert outcome.predictions is not None
+            scores["mrpc/f1"] = _f1(outcome.predictions, splits["test"].labels)
+    if set(tasks) == set(SEVEN):
+        for metric in ("accuracy", "dev_accuracy"):
+            scores[f"transfer7/{metric}"] = float(np.mean([scores[f"{task}/{metric}"] for task in SEVEN]))
+    mode = MODES[name]
+    block = protocol.describe(
+        encoder,
+        suite="transfer",
+        name="senteval_transfer" if name == "test" else "senteval_transfer_fast",
+        aggregation="mean over folds (MR, CR, SUBJ, MPQA); mean of tasks",
+        text="tok",
+        sentences=[text for splits in loaded.values() for split in splits.values() for text in _texts(split)],
+        data={
+            task: {
+                "source": source(task, data_dir),
+                "rows": {split: len(rows) for split, rows in splits.items()},
+            }
+            for task, splits in loaded.items()
+        },
+        warnings=_row_warnings(loaded),
+        seed=SEED,
+        mode=name,
+        folds=mode.folds,
+        l2_grid=list(L2_GRID),
+        l2_chosen=chosen,
+        classifier={**vars(mode.classifier), "hidden": 0, "loss": "mean cross-entropy"},
+    )
+    return scores, block
+
+
+def evaluate_task(
+    encoder: Encoder, task: str, splits: Mapping[str, Split], mode: Mode, device: str | torch.device = "cpu"
+) -> Outcome:
+    """Encode one task's texts and score it by its protocol. Raises UserError where a split is too small for
+    it.
+    """
+    vectors = embed(encoder, [text for split in splits.values() for text in _texts(split)])
+    data = LabelledVectors(
+        _features(vectors, list(splits.values())).to(device),
+        np.concatenate([split.labels for split in splits.values()]),
+        len(TASKS[task].classes),
+    )
+    starts = np.cumsum([0, *(len(split) for split in splits.values())])
+    rows = {name: np.arange(starts[i], starts[i + 1]) for i, name in enumerate(splits)}
+    try:
+        if "dev" in rows:
+            return split_outcome(data, rows["train"], rows["dev"], rows["test"], mode)
+        if "test" in rows:
+            return kfold_outcome(data, rows["train"], rows["test"], mode)
+        return nested_kfold_outcome(data, rows["all"], mode)
+    except UserError as error:
+        error.message = f"{task}: {error.message}"
+        raise
+
+
+def nested_kfold_outcome(data: LabelledVectors, rows: np.ndarray, mode: Mode) -> Outcome:
+    """Nested stratified k-fold over `rows`: every fold and L2 value in one call of `fit_linear`."""
+    outer = stratified_folds(data, rows, mode.folds)
+    jobs = [
+        Job(train, dev, L2_GRID)
+        for rest, _ in outer
+        for train, dev in stratified_folds(data, rest, mode.folds)
+    ]
+    fits = fit_linear(data, jobs, mode.classifier)
+    chosen = [_choose(fits[i : i + mode.folds]) for i in range(0, len(fits), mode.folds)]
+    last = [_final_job(rest, l2, mode) for (rest, _), (l2, _) in zip(outer, chosen, strict=True)]
+    finals = fit_linear(data, last, mode.classifier)
+    folds = [_percent(data, fit, held_out) for fit, (_, held_out) in zip(finals, outer, strict=True)]
+    dev = [score for _, score in chosen]
+    return Outcome(
+        round(float(np.mean(folds)), 2), round(float(np.mean(dev)), 2), folds, [l2 for l2, _ in chosen]
+    )
+
+
+def kfold_outcome(data: LabelledVectors, train: np.ndarray, test: np.ndarray, mode: Mode) -> Outcome:
+    """Stratified k-fold over `train` chooses the L2; then train against test."""
+    jobs = [Job(rest, dev, L2_GRID) for rest, dev in stratified_folds(data, train, mode.folds)]
+    l2, dev_accuracy = _choose(fit_linear(data, jobs, mode.classifier))
+    (final,) = fit_linear(data, [_final_job(train, l2, mode)], mode.classifier)
+    return _on_test(data, final, test, l2, dev_accuracy)
+
+
+def split_outcome(
+    data: LabelledVectors, train: np.ndarray, dev: np.ndarray, test: np.ndarray, mode: Mode
+) -> Outcome:
+    """Fixed train, dev and test. Upstream fits the chosen L2 a second time, with the same seed: the same
+    classifier.
+    """
+    (fit,) = fit_linear(data, [Job(train, dev, L2_GRID)], mode.classifier)
+    accuracies = [round(100 * accuracy, 2) for accuracy in fit.dev_accuracy]
+    best = int(np.argmax(accuracies))
+    chosen = Fitted(fit.weight[best : best + 1], [fit.dev_accuracy[best]], [fit.epochs[best]])
+    return _on_test(data, chosen, test, L2_GRID[best], accuracies[best])
+
+
+def stratified_folds(
+    data: LabelledVectors, rows: np.ndarray, folds: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(rest, held out) rows of scikit-learn's shuffled stratified folds with SentEval's seed."""
+    try:
+        from sklearn.model_selection import StratifiedKFold
+    except ImportError as error:
+        raise UserError("the package scikit-learn is missing", fix="pip install 'embedlab[eval]'") from error
+    labels = data.y[torch.as_tensor(rows)].cpu().numpy()
+    counts = np.bincount(labels, minlength=data.classes)
+    rarest = int(counts.argmin())
+    if counts[rarest] < folds:
+        raise UserError(
+            f"{folds} folds need {folds} rows of each label, label {rarest} has {counts[rarest]}",
+            fix="give the whole data set, or mode=fast for 5 folds",
+        )
+    cut = StratifiedKFold(folds, shuffle=True, random_state=SEED)
+    return [(rows[rest], rows[held]) for rest, held in cut.split(np.zeros(len(rows)), labels)]
+
+
+def _choose(fits: Sequence[Fitted]) -> tuple[float, float]:
+    """The L2 with the best mean dev accuracy over the folds, and that accuracy in percent."""
+    means = [
+        round(100 * float(np.mean([fit.dev_accuracy[r] for fit in fits])), 2) for r in range(len(L2_GRID))
+    ]
+    best = int(np.argmax(means))
+    return L2_GRID[best], means[best]
+
+
+def _final_job(rows: np.ndarray, l2: float, mode: Mode) -> Job:
+    """Fit on 95 % of `rows`, stop on the other 5 %, drawn by the classifier's own seeded stream."""
+    dev = int(0.05 * len(rows))
+    if dev == 0:
+        raise UserError(f"{len(rows)} training rows leave none to stop on", fix="give 20 rows or more")
+    order = np.random.RandomState(mode.classifier.seed).permutation(len(rows))
+    return Job(rows[order[dev:]], rows[order[:dev]], (l2,), drawn=len(rows))
+
+
+def _on_test(data: LabelledVectors, fit: Fitted, test: np.ndarray, l2: float, dev_accuracy: float) -> Outcome:
+    predicted = data.predict(fit.weight, torch.as_tensor(test, device=data.x.device))[0]
+    accuracy = _percent(data, fit, test)
+    return Outcome(accuracy, dev_accuracy, [accuracy], [l2], predicted.cpu().numpy())
+
+
+def _percent(data: LabelledVectors, fit: Fitted, rows: np.ndarray) -> float:
+    correct = data.correct(fit.weight, torch.as_tensor(rows, device=data.x.device))
+    return round(100 * int(correct[0]) / len(rows), 2)
+
+
+def _f1(predicted: np.ndarray, gold: np.ndarray) -> float:
+    """F1 of label 1 in percent, 0 where nothing is predicted or true."""
+    hits = int(((predicted == 1) & (gold == 1)).sum())
+    total = int((predicted == 1).sum() + (gold == 1).sum())
+    return round(100 * 2 * hits / total, 2) if total else 0.0
+
+
+def _texts(split: Split) -> list[str]:
+    return split.first + (split.second or [])
+
+
+def _features(vectors: Tensor, splits: Sequence[Split]) -> Tensor:
+    """Classifier inputs of all splits, one below the other: u [n, D], or [|u - v|, u * v] [n, 2 D] for
+    pairs.
+    """
+    parts: list[Tensor] = []
+    start = 0
+    for split in splits:
+        n = len(split)
+        u = vectors[start : start + n]
+        start += n
+        if split.second is not None:
+            v = vectors[start : start + n]
+            start += n
+            u = torch.cat([(u - v).abs(), u * v], dim=1)
+        parts.append(u)
+    return torch.cat(parts)
+
+
+def _device(name: str | None) -> str:
+    """Where classifiers are trained: `name`, else CUDA if there is one. Not mps: their matrices are too
+    small.
+    """
+    if name in (None, "auto", "mps"):
+        return "cuda" if name != "mps" and torch.cuda.is_available() else "cpu"
+    return str(name)
+
+
+def _task_names(tasks: str | Sequence[str] | None) -> tuple[str, ...]:
+    names = tuple(tasks.split(",") if isinstance(tasks, str) else tasks or SEVEN)
+    unknown = [name for name in names if name not in SEVEN]
+    if unknown:
+        raise UserError(
+            "no such transfer task", key="tasks", value=unknown[0], fix=f"choose from {', '.join(SEVEN)}"
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def _row_warnings(loaded: Mapping[str, Mapping[str, Split]]) -> list[str]:
+    """Sentences for the splits whose row count is not SentEval's. A handful of empty rows may be missing (CR,
+    MPQA).
+    """
+    return [
+        f"{task} ({split}) has {len(rows)} rows, SentEval {expected}: not comparable with published scores"
+        for task, splits in loaded.items()
+        for (split, rows), expected in zip(splits.items(), TASKS[task].rows, strict=True)
+        if not expected - 10 <= len(rows) <= expected
+    ]

@@ -1,0 +1,235 @@
+"""The transfer protocol against a plain re-implementation and against hand-made encoders."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from embedlab.errors import UserError
+from embedlab.evaluation import SUITES, transfer
+from embedlab.evaluation.classifier import ClassifierConfig, LabelledVectors
+from embedlab.evaluation.protocol import check
+from embedlab.evaluation.transfer import Mode, evaluate_task, nested_kfold_outcome, run, stratified_folds
+from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer
+from tests.evaluation.helpers import Constant, HashedWords, write_tsv
+from tests.evaluation.senteval_reference import nested_folds
+
+GOOD = ["fine", "great", "lovely", "superb", "warm"]
+BAD = ["awful", "dull", "bad", "poor", "cold"]
+
+
+def sentence(words: Sequence[str], rng: np.random.Generator) -> str:
+    return " ".join(rng.choice(words, size=int(rng.integers(3, 8))))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All seven tasks, 60 rows a split, in the layout of the real files; one word list a label."""
+    made = tmp_path_factory.mktemp("transfer")
+    rng = np.random.default_rng(0)
+    words = [GOOD, BAD, ["who", "person"], ["where", "city"], ["when", "number"], ["what", "thing"]]
+    for task in TASKS.values():
+        for split in task.splits:
+            rows = []
+            for i in range(72):
+                label = i % len(task.classes)
+                texts = [sentence(words[label], rng) for _ in task.texts]
+                if len(texts) == 2 and label == 1:
+                    texts[1] = texts[0]
+                rows.append([task.classes[label], *texts])
+            write_tsv(made / f"{task.file(split)}.tsv.gz", [task.label, *task.texts], rows)
+    return made
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast mode with few passes: these data are easy."""
+    fast = ClassifierConfig("rmsprop", batch_size=16, tenacity=1, epoch_size=1, max_epoch=4)
+    monkeypatch.setitem(transfer.MODES, "fast", Mode(3, fast))
+
+
+def test_nested_folds_are_those_of_one_classifier_at_a_time() -> None:
+    rng = np.random.default_rng(1)
+    y = rng.permutation(np.repeat([0, 1], [34, 46]))
+    x = torch.tensor(rng.normal(size=(80, 5)) + 0.5 * y[:, None], dtype=torch.float32)
+    config = ClassifierConfig(batch_size=16, tenacity=1, epoch_size=1, max_epoch=12)
+    found = nested_kfold_outcome(LabelledVectors(x, y, 2), np.arange(80), Mode(4, config))
+    dev, test, chosen = nested_folds(x, y, 4, transfer.L2_GRID, config)
+    assert (found.dev_accuracy, found.accuracy, found.l2) == (dev, test, chosen)
+    assert found.accuracy == round(float(np.mean(found.folds)), 2)
+
+
+def test_modes_are_the_published_ones() -> None:
+    test, fast = transfer.MODES["test"], transfer.MODES["fast"]
+    assert (test.folds, fast.folds) == (10, 5)
+    for mode, expected in (test, ("adam", 64, 5, 4, 200, 1111)), (fast, ("rmsprop", 128, 3, 2, 200, 1111)):
+        assert tuple(vars(mode.classifier).values()) == expected
+    assert transfer.L2_GRID == (1e-5, 1e-4, 1e-3, 1e-2)
+
+
+def test_pairs_become_difference_and_product() -> None:
+    table = {"a": (1.0, 2.0), "b": (3.0, -1.0), "c": (0.0, 0.5)}
+    split = Split(["a", "b"], ["b", "c"], np.array([0, 1]))
+    vectors = torch.tensor([table[t] for t in split.first + (split.second or [])])
+    expected = torch.tensor([[2.0, 3.0, 3.0, -2.0], [3.0, 1.5, 0.0, -0.5]])
+    torch.testing.assert_close(transfer._features(vectors, [split]), expected)
+
+
+def test_rows_are_sorted_as_senteval_does(tmp_path: Path) -> None:
+    rows = [[1, "b  b b"], [0, "c c c"], [1, "a"], [1, "z z z"], [0, "a a"]]
+    write_tsv(tmp_path / "mr.tsv", ["label", "sentence"], rows)
+    split = load_transfer("mr", tmp_path)["all"]
+    assert split.first == ["a", "a a", "c c c", "b b b", "z z z"], "by tokens, label, then as in the file"
+    assert split.labels.tolist() == [1, 0, 0, 1, 1]
+
+
+def test_all_seven_tasks(folder: Path, quick: None) -> None:
+    scores, block = run(HashedWords(), {"data_dir": folder, "mode": "fast", "device": "cpu"})
+    assert {f"{task}/accuracy" for task in SEVEN} < set(scores)
+    assert scores["transfer7/accuracy"] == pytest.approx(np.mean([scores[f"{t}/accuracy"] for t in SEVEN]))
+    # One word list a label: separable, up to what four passes learn.
+    assert all(scores[f"{task}/accuracy"] > 85 for task in ("mr", "cr", "subj", "mpqa", "sst2", "trec"))
+    assert scores["mrpc/f1"] > 85
+    check(block)
+    json.dumps(block)
+    assert block["name"] == "senteval_transfer_fast"
+    assert block["scoring_seed"] == 1111
+    assert len(block["l2_chosen"]["mr"]) == 3
+    assert len(block["warnings"]) == 11, "every split of the fixture is shorter than SentEval's"
+
+
+def test_a_collapsed_encoder_gets_the_majority(folder: Path, quick: None) -> None:
+    scores, _ = run(Constant(), {"data_dir": folder, "mode": "fast", "tasks": "sst2,mr", "device": "cpu"})
+    assert scores["sst2/accuracy"] == pytest.approx(50)
+    assert "transfer7/accuracy" not in scores
+
+
+def test_equal_texts_are_encoded_once(folder: Path, quick: None) -> None:
+    encoder = HashedWords()
+    evaluate_task(encoder, "mrpc", load_transfer("mrpc", folder), transfer.MODES["fast"])
+    (texts,) = encoder.calls
+    assert len(texts) == len(set(texts))
+
+
+def test_suite_is_registered() -> None:
+    assert SUITES["transfer"] is run
+
+
+class NaN(HashedWords):
+    def _vector(self, sentence: str) -> np.ndarray:
+        return super()._vector(sentence) * (np.nan if "fine" in sentence else 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "slow"}, "mode=slow"),
+        ({"tasks": ["mr", "imdb"]}, "tasks=imdb"),
+    ],
+)
+def test_bad_settings(folder: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(HashedWords(), {"data_dir": folder, **settings})
+
+
+def test_vectors_that_are_not_finite(folder: Path, quick: None) -> None:
+    with pytest.raises(UserError, match=r"not finite, the first for .*fine"):
+        run(NaN(), {"data_dir": folder, "mode": "fast", "tasks": ["mr"]})
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    write_tsv(tmp_path / "trec_train.tsv", ["coarse", "question"], [["HUM", "who"], ["WHO", "who"]])
+    with pytest.raises(UserError, match=r"trec_train\.tsv:2: unknown label \(coarse=WHO\)"):
+        load_transfer("trec", tmp_path)
+    write_tsv(tmp_path / "mr.tsv", ["label", "sentence"], [])
+    with pytest.raises(UserError, match=r"mr\.tsv: has no rows"):
+        load_transfer("mr", tmp_path)
+    with pytest.raises(UserError, match=r"cr\.tsv\.gz"):
+        load_transfer("cr", tmp_path)
+
+
+def test_too_few_rows_of_a_label(tmp_path: Path) -> None:
+    write_tsv(tmp_path / "mr.tsv", ["label", "sentence"], [[int(i > 3), f"word{i}"] for i in range(30)])
+    with pytest.raises(UserError, match="mr: 10 folds need 10 rows of each label, label 0 has 4"):
+        run(HashedWords(), {"data_dir": tmp_path, "tasks": ["mr"]})
+
+
+class Rows(dict):  # type: ignore[type-arg]
+    """The two things that are used of a hub data set."""
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self)
+
+
+def test_hub_splits_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(hub: str, config: str | None, split: str) -> Rows:
+        asked.append((hub, config, split))
+        return Rows(label=[1, 0], sentence1=[f"{split} a b", "x"], sentence2=["c", "d"])
+
+    fake = types.ModuleType("datasets")
+    fake.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    splits = load_transfer("mrpc")
+    assert asked == [("nyu-mll/glue", "mrpc", s) for s in ("train", "validation", "test")]
+    assert splits["train"].first == ["x", "x", "train a b", "validation a b"]
+    assert splits["train"].labels.tolist() == [0, 0, 1, 1]
+    with pytest.raises(UserError, match=r"hub:.*has no column 'sentence'"):
+        load_transfer("cr")
+
+
+def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = types.ModuleType("datasets")
+
+    def load_dataset(*_: object, **__: object) -> None:
+        raise ConnectionError("no route\nto host")
+
+    fake.load_dataset = load_dataset  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    with pytest.raises(UserError, match=r"cannot load .*SentEval-MR from the hub .no route.") as caught:
+        load_transfer("mr")
+    assert "data_dir=FOLDER" in str(caught.value)
+
+
+def real_data() -> Path | None:
+    """../shared/data/transfer, or under $EMBEDLAB_DATA."""
+    root = Path(os.environ.get("EMBEDLAB_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    return root / "transfer" if (root / "transfer").is_dir() else None
+
+
+@pytest.mark.slow
+def test_accuracy_is_that_of_logistic_regression_on_the_same_folds() -> None:
+    """CR, random-projection bag of words: within 0.5 points of scikit-learn's converged solution, whose L2
+    values are the same penalties (C = 1 / (rows x weight decay))."""
+    data = real_data()
+    if data is None:
+        pytest.skip("no ../shared/data/transfer and EMBEDLAB_DATA is not set")
+    from sklearn.linear_model import LogisticRegression
+
+    splits = load_transfer("cr", data)
+    x = torch.from_numpy(HashedWords(512).encode(splits["all"].first))
+    y = splits["all"].labels
+    vectors = LabelledVectors(x, y, 2)
+    found = nested_kfold_outcome(vectors, np.arange(len(y)), transfer.MODES["test"])
+
+    def fit(rows: np.ndarray, held: np.ndarray, l2: float) -> float:
+        model = LogisticRegression(C=1 / (l2 * len(rows)), max_iter=500)
+        return float(model.fit(x[rows], y[rows]).score(x[held], y[held]))
+
+    tests = []
+    for rest, held in stratified_folds(vectors, np.arange(len(y)), 10):
+        inner = stratified_folds(vectors, rest, 10)
+        means = [np.mean([fit(a, b, l2) for a, b in inner]) for l2 in transfer.L2_GRID]
+        tests.append(fit(rest, held, transfer.L2_GRID[int(np.argmax(means))]))
+    assert found.accuracy == pytest.approx(100 * np.mean(tests), abs=0.5)

@@ -1,4 +1,4 @@
-"""The tensor-modulus constraint of twin encoders (TNCSE, AAAI 2025: l_TN; JTCSE, arXiv 2505.02366: L_ICTM)."""
+"""The modulus constraint of twin encoders (TNCSE, AAAI 2025: l_TN; JTCSE, arXiv 2505.02366: L_ICTM)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def relative_difference(p: Tensor, q: Tensor) -> Tensor:
     """``||p - q|| / (||p|| + ||q||)`` of each row, in [0, 1]: ``[N, D]`` twice to ``[N]``.
 
     With ``k = ||q|| / ||p||`` and ``t = cos(p, q)`` it is ``sqrt(1 + k^2 - 2 k t) / (1 + k)``: 0 for equal
-    vectors only, smallest at k = 1 for a given direction, and ``sqrt((1 - t) / 2)`` there, so it is no pure norm
-    penalty.
+    vectors only, smallest at k = 1 for a given direction, and ``sqrt((1 - t) / 2)`` there, so that it is no
+    pure norm penalty.
     """
     p, q = _wide(p), _wide(q)
     both = vector_norm(p, dim=-1) + vector_norm(q, dim=-1)

@@ -30,8 +30,8 @@ def pair_nce(
 ) -> Contrast:
     """The mean over rows r of ``-log(exp(cos(a_r, b_pi(r)) / tau) / sum_{c != r} exp(cos(a_r, b_c) / tau))``.
 
-    One positive, and both views of all other sentences as negatives. The same row (``c = r``) is left out, also
-    where anchors and candidates come from two encoders: the same view is then neither positive nor negative.
+    One positive, and both views of all other sentences as negatives. The same row (``c = r``) is left out,
+    also where anchors and candidates come from two encoders: it is then neither positive nor negative.
 
     Args:
         anchors: ``[R, D]``, interleaved, the rows that this rank scores.

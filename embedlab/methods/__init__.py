@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 METHODS: dict[str, str] = {
     "simcse": "embedlab.methods.simcse:SimCSE",
     "masked_lm": "embedlab.methods.masked_lm:MaskedLM",
+    "causal_lm": "embedlab.methods.causal_lm:CausalLM",
+    "csesfp": "embedlab.methods.csesfp:CSESFP",
+    "prompteol": "embedlab.methods.prompteol:PromptEOL",
 }
 
 

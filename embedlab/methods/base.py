@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from embedlab.backbones.backbone import Backbone
 from embedlab.errors import UserError
 from embedlab.methods.config import MethodConfig
+from embedlab.training.grad_cache import R, cached
 from embedlab.training.meter import Meter
 from embedlab.training.nonfinite import NonFiniteLoss
 from embedlab.training.optimizer import OptimizerConfig, ReplayableAdamW, build_optimizer, parameter_groups
@@ -103,6 +104,10 @@ class Method(LightningModule):
         )
         logged |= {k: v.detach() for k, v in outcome.stats.items()}
         return loss, {"loss": loss.detach(), **logged}
+
+    def by_chunks(self, encode: Callable[..., R], *rows: Tensor) -> R:
+        """``encode(*rows)``, in chunks of ``optimizer.chunk`` rows where that is set (cached gradients)."""
+        return cached(encode, *rows, chunk=self.optimizer_config.chunk)
 
     def tokens(self, batch: Batch) -> Batch:
         """The batch with its token tensors: those of resident data are gathered on the device."""

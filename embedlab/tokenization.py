@@ -31,6 +31,23 @@ class _Piece(NamedTuple):
     marker: str | None = None
 
 
+class Frame(NamedTuple):
+    """How many tokens of every row stand around the sentence."""
+
+    special_before: int
+    special_after: int
+    before: int
+    """Special tokens and template."""
+    after: int
+
+
+class RowMarks(dict[str, int]):
+    """Mark name to its distance from the row's last token (0: the last)."""
+
+    frame: Frame
+    """For poolings that leave out special or template tokens."""
+
+
 @dataclass(frozen=True)
 class Template:
     """Fixed text around a sentence, such as ``This sentence of "{sentence}" means {mask}.``
@@ -132,8 +149,7 @@ class Tokenization:
         self.template = template
         self.max_length = max_length
         self.preparation = preparation
-        self.marks: dict[str, int] = {}
-        """Mark name to its distance from the row's last token (0: the last)."""
+        self.marks = RowMarks()
         self._first, self._last = self._frame()
         # A space moved from the template to the sentence, whose first token then has its leading-space form.
         self._lead = ""
@@ -142,6 +158,8 @@ class Tokenization:
         self._tail: list[int] = []
         if template is not None:
             self._compile(template)
+        around = len(self.prefix_ids), len(self.suffix_ids)
+        self.marks.frame = Frame(len(self._first), len(self._last), *around)
         self._limit = self._sentence_limit()
 
     # what a row is made of

@@ -102,7 +102,7 @@ class Method(LightningModule):
         logged = (
             {f"loss/{k}": v.detach() for k, v in outcome.losses.items()} if len(outcome.losses) > 1 else {}
         )
-        logged |= {k: v.detach() for k, v in outcome.stats.items()}
+        logged |= {k: v.detach() for k, v in (outcome.stats | self.encoder.pooling.take_stats()).items()}
         return loss, {"loss": loss.detach(), **logged}
 
     def by_chunks(self, encode: Callable[..., R], *rows: Tensor) -> R:

@@ -11,6 +11,14 @@ from embedlab.errors import UserError
 from embedlab.pooling.base import Marks, Pooling, PoolingConfig
 from embedlab.pooling.cls import Cls, ClsConfig
 from embedlab.pooling.cls_mlp import ClsMlp, ClsMlpConfig
+from embedlab.pooling.controls import (
+    FeatureMix,
+    FeatureMixConfig,
+    LastN,
+    LastNConfig,
+    ScalarMix,
+    ScalarMixConfig,
+)
 from embedlab.pooling.first_last import FirstLast, FirstLastConfig
 from embedlab.pooling.last import Last, LastConfig
 from embedlab.pooling.marked import (
@@ -25,6 +33,7 @@ from embedlab.pooling.marked import (
 )
 from embedlab.pooling.mask import Mask, MaskConfig
 from embedlab.pooling.mean import Mean, MeanConfig
+from embedlab.pooling.s2sent import S2Sent, S2SentConfig
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -42,6 +51,10 @@ POOLINGS: dict[str, tuple[type[PoolingConfig], type[Pooling]]] = {
     "rep2": (Rep2Config, Rep2),
     "rep_mean": (RepMeanConfig, RepMean),
     "rep_concat": (RepConcatConfig, RepConcat),
+    "s2sent": (S2SentConfig, S2Sent),
+    "last_n": (LastNConfig, LastN),
+    "scalar_mix": (ScalarMixConfig, ScalarMix),
+    "feature_mix": (FeatureMixConfig, FeatureMix),
 }
 
 

@@ -66,6 +66,10 @@ class Pooling(nn.Module):
         """
         raise NotImplementedError
 
+    def take_stats(self) -> dict[str, Tensor]:
+        """What the last training batch shows of the pooling, as scalars to log; empty until the next one."""
+        return {}
+
 
 def wide(x: Tensor) -> Tensor:
     """`x` in fp32, or as it is where that is wider."""

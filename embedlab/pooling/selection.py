@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
-ACTIVATIONS = {"tanh": torch.tanh, "relu": relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": relu}
 BLOCK_NORMS = ("softmax", "global_exp")
 GATES_1D = ("exp", "sigmoid", "softmax")
 _STD = 0.02
@@ -54,7 +56,7 @@ class Gate(nn.Module):
         """``[..., D]`` to ``[..., N, D]``."""
         out = _linear(self.act(_linear(f, self.squeeze)), self.excite)
         if self.norm is not None:
-            out = self.norm(out)
+            out = self.norm(out.to(self.norm.weight.dtype)).to(out.dtype)
         return self._gate(out.unflatten(-1, (self.blocks, self.width)))
 
     def each(self, u: Tensor) -> Tensor:

@@ -1,0 +1,311 @@
+"""S2Sent (arXiv 2508.18164): the last n blocks mixed by a gate that has seen the sentence's low frequencies.
+
+Frequency Selection squeezes the stack of blocks to one number a feature (`embedlab.pooling.squeeze`), Spatial
+Selection turns these into a weight for each block and feature (`embedlab.pooling.selection`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from embedlab.errors import UserError
+from embedlab.pooling.base import Marks, PoolingConfig
+from embedlab.pooling.blocks import Blocks, BlocksConfig, inner_tokens, one_of
+from embedlab.pooling.frequencies import INVALID, LONGEST, ORDERS, select
+from embedlab.pooling.selection import ACTIVATIONS, BLOCK_NORMS, GATES_1D, Gate, block_weights
+from embedlab.pooling.squeeze import FrequencySelection
+
+if TYPE_CHECKING:
+    from embedlab.backbones import BackboneInfo
+    from embedlab.tokenization import Template
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "mode": ("stack2d", "avg1d", "last1d", "auto", "none"),
+    "squeeze": ("dct", "gap", "none"),
+    "no_fs": ("per_block", "fused"),
+    "order": ORDERS,
+    "invalid": INVALID,
+    "dct_norm": ("mean", "ortho", "sum"),
+    "act": tuple(ACTIVATIONS),
+    "block_norm": BLOCK_NORMS,
+    "gate1d": GATES_1D,
+    "fs_tokens": ("all", "sentence"),
+    "gate": ("learned", "frozen"),
+    "init": ("normal", "zero"),
+}
+
+
+@dataclass(frozen=True)
+class S2SentConfig(BlocksConfig):
+    """The paper's letters, and every choice that it leaves open or that the released code makes otherwise."""
+
+    name: str = "s2sent"
+    m: int = 4
+    """Groups of features, each with a frequency pair of its own (Low-m); divides the width."""
+    r: int = 12
+    """Width over bottleneck width of the gate."""
+    mode: str = "stack2d"
+    """``stack2d``: a weight for each of the n blocks. ``avg1d``, ``last1d``: a gate on the features of one
+    block, the mean of the last n or the last of them. ``auto``: stack2d, but last1d for n=1, where the
+    soft-max of stack2d is the constant 1. ``none``: no gate, the mean of the blocks."""
+    squeeze: str = "dct"
+    """What the gate sees: ``dct``, ``gap`` (the mean of blocks and tokens) or ``none`` (each token)."""
+    no_fs: str = "per_block"
+    """With squeeze=none, a block's gate sees that block (``per_block``) or the mean of all (``fused``)."""
+    order: str = "fcanet"
+    """Of the frequencies: ``fcanet``'s list or JPEG's ``zigzag``."""
+    invalid: str = "skip"
+    """Block frequencies from n on: ``skip`` takes the next pair, ``zero`` leaves the group empty, ``grid6``
+    works on a 6 x 6 average of blocks and padded tokens, as the released code does."""
+    dct_norm: str = "mean"
+    """``mean``: frequency 0 is the mean; ``ortho``: times the length's root; ``sum``: times the length."""
+    gain: float = 1.0
+    """Factor on what the gate sees; 6 gives the released code's scale."""
+    act: str = "tanh"
+    bias: bool = True
+    bn: bool = False
+    """Batch norm before the sigmoid, as in the released code."""
+    block_norm: str = "softmax"
+    """``softmax`` over the blocks; ``global_exp`` divides by one sum over the whole batch (released code)."""
+    gate1d: str = "exp"
+    """Of a single block: ``exp``, ``sigmoid``, or ``softmax``, which is 1 (null control)."""
+    pre_softmax_sigmoid: bool = True
+    """The sigmoid keeps every weight between 1/(1 + (n-1)e) and e/(e + n-1)."""
+    detach_gate: bool = False
+    """No gradient through what the gate sees."""
+    exclude_special: bool = False
+    """Leave [CLS], [SEP] and the like out of what the gate sees and of the mean."""
+    fs_tokens: str = "all"
+    """``sentence``: the gate sees the sentence's tokens, not those of a template around it."""
+    gate: str = "learned"
+    """``frozen``: as initialised (control)."""
+    init: str = "normal"
+    """``zero``: W_2 = 0, so that training starts from the plain average."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key, known in _CHOICES.items():
+            one_of(key, getattr(self, key), known)
+        for key in ("m", "r"):
+            value = getattr(self, key)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError("must be a number from 1 on", key=f"pooling.{key}", value=value)
+        if self.bn and self.squeeze == "none":
+            raise UserError(
+                "batch norm over single tokens would count padding",
+                key="pooling.bn",
+                value=self.bn,
+                fix="pooling.bn=false, or pooling.squeeze=dct or gap",
+            )
+        if self.invalid != "skip" and self.m > LONGEST:
+            raise UserError(
+                f"the list has {LONGEST} frequencies",
+                key="pooling.m",
+                value=self.m,
+                fix="pooling.invalid=skip",
+            )
+
+    @property
+    def kind(self) -> str:
+        """`mode` with ``auto`` resolved."""
+        return ("last1d" if self.n == 1 else "stack2d") if self.mode == "auto" else self.mode
+
+    def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
+        warnings = super().check(info, template, method)
+        if self.kind == "none":
+            return warnings
+        width = info.width
+        if width % self.m:
+            raise UserError(
+                f"does not divide the backbone's {width} features",
+                key="pooling.m",
+                value=self.m,
+                fix=f"one of {', '.join(str(m) for m in (1, 2, 4, 8, 16, 32) if width % m == 0)}",
+            )
+        if self.r > width:
+            raise UserError(
+                f"no bottleneck is left of {width} features",
+                key="pooling.r",
+                value=self.r,
+                fix=f"1 to {width}",
+            )
+        if self.fs_tokens == "sentence" and template is not None and template.join == "text":
+            raise UserError(
+                "a template joined as text may merge with the sentence, whose tokens are then not known",
+                key="pooling.fs_tokens",
+                value=self.fs_tokens,
+                fix="template.join=ids, or pooling.fs_tokens=all",
+            )
+        if (self.exclude_special or self.fs_tokens == "sentence") and method == "csesfp":
+            raise UserError(
+                "CSE-SFP pools up to a mark, where the frame of the row is not known",
+                key="pooling.exclude_special" if self.exclude_special else "pooling.fs_tokens",
+                value=self.exclude_special or self.fs_tokens,
+                fix="pooling.exclude_special=false pooling.fs_tokens=all",
+            )
+        return warnings + self._doubts(width)
+
+    def _doubts(self, width: int) -> list[str]:
+        found = []
+        if width % self.r:
+            found.append(
+                f"pooling.r={self.r} does not divide the backbone's {width} features: "
+                f"the bottleneck has {width // self.r}"
+            )
+        if self.pool == "cls":
+            found.append(
+                "pooling.pool=cls: S2Sent's table 3 has a collapse with it (BERT 66.88 instead of 78.50, "
+                "RoBERTa 61.17); the paper takes pooling.pool=mean"
+            )
+        if self.kind == "stack2d" and self.n == 1 and self.block_norm == "softmax":
+            found.append(
+                "pooling.n=1 pooling.mode=stack2d: the soft-max over one block is 1, which is plain pooling "
+                "with a gate that does not train; pooling.mode=auto or last1d gates its features"
+            )
+        if self.kind != "stack2d" and self.gate1d == "softmax":
+            found.append("pooling.gate1d=softmax: the gate of a single block is then 1 (a null control)")
+        if self.dct_norm == "sum" and self.squeeze == "dct":
+            found.append("pooling.dct_norm=sum grows with length and blocks, and saturates the sigmoid")
+        if self.invalid == "grid6" and self.squeeze == "dct":
+            found.append(
+                "pooling.invalid=grid6 averages over padding, as released: "
+                "a sentence's vector depends on the length of its batch mates"
+            )
+        if self.block_norm == "global_exp":
+            found.append(
+                "pooling.block_norm=global_exp: the length of a vector, not its direction, "
+                "depends on its batch mates"
+            )
+        return found
+
+
+class S2Sent(Blocks):
+    """v = sum over n of w^(n) * U_n, then read out (equations 1 to 4).
+
+    w is the same for all tokens of a sentence, so that the read-out of the mix is the mix of the read-outs:
+    `forward` pools each block first. `fuse` is the token form, `weights` shows w.
+    """
+
+    name = "s2sent"
+    config: S2SentConfig
+
+    def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
+        super().__init__(config, info)
+        c, width = self.config, info.width
+        self.select: FrequencySelection | None = None
+        self.gate: Gate | None = None
+        self._stats: dict[str, Tensor] = {}
+        if c.kind == "none":
+            return
+        blocks = c.n if c.kind == "stack2d" else 1
+        if c.squeeze == "gap":
+            self.select = FrequencySelection([(0, 0)], width, blocks, "mean", c.gain)
+        elif c.squeeze == "dct":
+            pairs = select(blocks, c.m, c.order, c.invalid)
+            self.select = FrequencySelection(pairs, width, blocks, c.dct_norm, c.gain, c.invalid == "grid6")
+        self.gate = Gate(
+            width,
+            blocks,
+            bottleneck=width // c.r,
+            act=c.act,
+            bias=c.bias,
+            bn=c.bn,
+            sigmoid=c.pre_softmax_sigmoid,
+            init=c.init,
+        )
+        if c.gate == "frozen":
+            self.gate.requires_grad_(False)
+
+    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        with torch.autocast(attention_mask.device.type, enabled=False):
+            u = self.stack(hidden, attention_mask)
+            mask = self._pooled(attention_mask, marks)
+            if self.gate is None:
+                return self.read(u, mask, marks).mean(0)
+            if self.select is not None:
+                w = self._weights(u, self._seen(attention_mask, marks), attention_mask)
+                return (w * self.read(u, mask, marks)).sum(0)
+            if self.config.pool == "mean":
+                return self.read((self._weights(u, None, attention_mask) * u).sum(0), mask, marks)
+            u = self.read(u, mask, marks)[:, :, None]
+            return (self._weights(u, None, None) * u).sum(0).squeeze(1)
+
+    def fuse(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        """The mixed tokens v, [B, L, D]; padding has no meaning."""
+        with torch.autocast(attention_mask.device.type, enabled=False):
+            u = self.stack(hidden, attention_mask)
+            if self.gate is None:
+                return u.mean(0)
+            w = self._weights(u, self._seen(attention_mask, marks), attention_mask)
+            return ((w if self.select is None else w[:, :, None]) * u).sum(0)
+
+    def weights(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        """w, [n, B, D], oldest block first; [n, B, L, D] with squeeze=none; n is 1 for a single block."""
+        with torch.autocast(attention_mask.device.type, enabled=False):
+            u = self.stack(hidden, attention_mask)
+            return self._weights(u, self._seen(attention_mask, marks), attention_mask)
+
+    def take_stats(self) -> dict[str, Tensor]:
+        """Of the last training batch: spread of w, and the share of gates outside 5 % to 95 %."""
+        stats, self._stats = self._stats, {}
+        return stats
+
+    def stack(self, hidden: tuple[Tensor, ...], mask: Tensor | None) -> Tensor:
+        """U, [n, B, L, D], oldest block first; [1, B, L, D] for a single block."""
+        padding_counts = self.select is not None and self.select.grid
+        u = super().stack(hidden, None if padding_counts else mask)
+        if self.config.kind == "last1d":
+            return u[-1:]
+        return u.mean(0, keepdim=True) if self.config.kind == "avg1d" else u
+
+    def _weights(self, u: Tensor, seen: Tensor | None, mask: Tensor | None) -> Tensor:
+        """w for U [n, B, L, D], blocks first."""
+        c = self.config
+        assert self.gate is not None
+        source = u.detach() if c.detach_gate else u
+        counted = None
+        if self.select is not None:
+            assert seen is not None
+            e = self.gate(self.select(source, seen)).transpose(0, 1)
+        elif c.no_fs == "per_block":
+            e = self.gate.each(source)
+        else:
+            e = self.gate(source.mean(0)).movedim(-2, 0)
+        if self.select is None and mask is not None:
+            counted = mask.to(e.dtype)[None, ..., None]
+        norm = c.block_norm
+        if c.kind != "stack2d" and norm == "softmax":
+            norm = c.gate1d
+        w = block_weights(e, 0, norm, counted)
+        if self.training:
+            self._stats = _statistics(e.detach(), w.detach(), c.pre_softmax_sigmoid)
+        return w
+
+    def _pooled(self, mask: Tensor, marks: Marks) -> Tensor:
+        """Tokens that the mean is over; all real ones where nothing else is left."""
+        if not self.config.exclude_special or self.config.pool != "mean":
+            return mask
+        inner = inner_tokens(mask, *_frame(marks)[:2])
+        return torch.where(inner.any(1, keepdim=True), inner, mask)
+
+    def _seen(self, mask: Tensor, marks: Marks) -> Tensor:
+        """Tokens that Frequency Selection counts."""
+        if self.config.fs_tokens == "sentence":
+            return inner_tokens(mask, *_frame(marks)[2:])
+        return inner_tokens(mask, *_frame(marks)[:2]) if self.config.exclude_special else mask
+
+
+def _frame(marks: Marks) -> tuple[int, int, int, int]:
+    """`Tokenization.marks` knows what stands around a sentence; other marks say nothing of it."""
+    return getattr(marks, "frame", (0, 0, 0, 0))
+
+
+def _statistics(e: Tensor, w: Tensor, is_sigmoid: bool) -> dict[str, Tensor]:
+    stats = {"s2sent/weight_mean": w.mean(), "s2sent/weight_std": w.std()}
+    if is_sigmoid:
+        stats["s2sent/gate_saturated"] = ((e < 0.05) | (e > 0.95)).to(e.dtype).mean()
+    return stats

@@ -12,7 +12,7 @@ A stage is the main run's configuration with some keys changed::
 A section that names something else than the main run's (``method: {name: simcse, ...}``, ``backbone: {source:
 fresh, ...}``) replaces it whole, any other is merged into it key by key. A stage whose ``result`` has a value
 already is left out, and so is one that is finished. ``result`` may lead into a later stage
-(``stages.stage2.method.tower1``).
+(``stages.stage2.method.tower1``); if that one is left out, so is the earlier one.
 """
 
 from __future__ import annotations
@@ -130,8 +130,7 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
         )
     home = folder / (values.get("stages_dir") or "")
     content = copy.deepcopy(values)
-    stages = [Stage.read(name, stage) for name, stage in content["stages"].items()]
-    wanted = [s.name for s in stages if _get(content, s.result, f"stages.{s.name}.result") is None]
+    wanted = _wanted(content)
     _check(content, wanted, home)
     resume = values.get("ckpt_path") == "last"
     if resume and not any(_has_begun(place) for place in (folder, *(home / name for name in wanted))):
@@ -155,6 +154,18 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
     if resume and wanted and not _has_checkpoint(folder):
         main["ckpt_path"] = None  # the interruption was in a stage
     return 0, main
+
+
+def _wanted(values: dict[str, Any]) -> list[str]:
+    """The stages whose result is not given, nor leads only to a stage that is left out; in order."""
+    found: list[str] = []
+    for name, content in reversed(values["stages"].items()):
+        stage = Stage.read(name, content)
+        into = stage.result.split(".")[1] if stage.result.startswith("stages.") else None
+        given = _get(values, stage.result, f"stages.{name}.result") is not None
+        if not given and (into is None or into in found):
+            found.append(name)
+    return found[::-1]
 
 
 def finished(folder: Path, values: dict[str, Any]) -> bool:

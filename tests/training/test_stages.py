@@ -123,6 +123,18 @@ def test_a_result_may_go_to_a_later_stage(tmp_path: Path) -> None:
     assert second["backbone"] == {"source": "local", "name": "x", "path": str(tmp_path / "first" / "export")}
 
 
+def test_what_only_a_left_out_stage_needs_is_left_out(tmp_path: Path) -> None:
+    chain = {
+        "first": {"result": "stages.second.backbone.path", "backbone": {"source": "fresh", "path": None}},
+        "second": {"result": "method.tower1", "backbone": {"path": None}},
+        "third": {"result": "method.tower2"},
+    }
+    given = {"stages": chain, "method": MAIN["method"] | {"tower1": "/mine"}}
+    train = Recorder()
+    run_stages(MAIN | given, tmp_path, train)
+    assert [name for name, _ in train.ran] == ["third"]
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from embedlab.encoder import SentenceEncoder
     from embedlab.tokenization import Template
     from embedlab.training.captured import CapturedStep
+    from embedlab.training.config import RunConfig
 
 Batch = dict[str, Any]
 """``rows`` [B], and by the name of each view ``input_ids`` and ``attention_mask`` [B, L] and a ``hash`` [B]."""
@@ -67,6 +68,24 @@ class Method(LightningModule):
         self.meter = Meter()
         self._captured: CapturedStep | None = None
         self.save_hyperparameters({"method": asdict(config), "optimizer": asdict(optimizer)}, logger=False)
+
+    @classmethod
+    def from_run(cls, run: RunConfig, tokenizer: Any = None) -> Method:
+        """The method around the encoder that it trains, its weights loaded.
+
+        Args:
+            run: the whole configuration.
+            tokenizer: of a fresh backbone; None: the checkpoint's own.
+        """
+        from embedlab.backbones import load_backbone
+        from embedlab.encoder import SentenceEncoder
+        from embedlab.pooling import build_pooling
+        from embedlab.tokenization import Tokenization
+
+        backbone, tokenizer = load_backbone(run.backbone, head=cls.head_kind, tokenizer=tokenizer)
+        pooling = build_pooling(run.pooling, backbone.info)
+        encoder = SentenceEncoder(backbone, pooling, Tokenization(tokenizer, run.template))
+        return cls(encoder, run.method, run.optimizer, run.resolved_step())
 
     # ---- what a method says -------------------------------------------------------------------------------------
 

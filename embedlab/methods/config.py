@@ -28,6 +28,11 @@ def from_dict(cls: type[C], values: dict[str, Any], group: str) -> C:
 class MethodConfig:
     name: str
 
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to train: the encoder is exported and scored as it is."""
+        return False
+
     def check(
         self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
     ) -> list[str]:

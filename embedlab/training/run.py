@@ -16,12 +16,10 @@ import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
-from embedlab.backbones import load_backbone, train_tokenizer
+from embedlab.backbones import train_tokenizer
 from embedlab.data import SentenceDataModule, iter_texts
-from embedlab.encoder import SentenceEncoder
 from embedlab.methods import method_class
 from embedlab.methods.base import Method
-from embedlab.pooling import build_pooling
 from embedlab.tokenization import Tokenization
 from embedlab.training.callbacks.checkpoints import LastCheckpoint, find_checkpoint
 from embedlab.training.callbacks.interrupt import GracefulStop
@@ -89,16 +87,10 @@ def train(config: RunConfig, folder: Path) -> dict[str, float]:
 def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     """The method around its encoder, and the data in the views that the method wants."""
     cls = method_class(config.method.name)
-    tokenizer = None
-    if config.backbone.source == "fresh":
-        tokenizer = _fresh_tokenizer(config, folder)
-    backbone, tokenizer = load_backbone(config.backbone, head=cls.head_kind, tokenizer=tokenizer)
-    pooling = build_pooling(config.pooling, backbone.info)
-    encoder = SentenceEncoder(backbone, pooling, Tokenization(tokenizer, config.template))
-    step = config.resolved_step()
-    method = cls(encoder, config.method, config.optimizer, step)
+    tokenizer = _fresh_tokenizer(config, folder) if config.backbone.source == "fresh" else None
+    method = cls.from_run(config, tokenizer)
     fields = {
-        view: (column, Tokenization(tokenizer, template, config.data.max_length))
+        view: (column, Tokenization(method.encoder.tokenizer, template, config.data.max_length))
         for view, (column, template) in cls.fields(config.method, config.data.name, config.template).items()
     }
     emit = "rows" if config.trainer.on_cuda() else "tokens"
@@ -145,7 +137,7 @@ def build_trainer(
         strategy=settings.strategy,
         precision=cast("Any", settings.resolved_precision()),
         max_epochs=settings.max_epochs,
-        max_steps=settings.max_steps,
+        max_steps=0 if config.method.idle else settings.max_steps,
         accumulate_grad_batches=1 if captured else accumulate,
         val_check_interval=scoring.every * accumulate if finale.dev is not None else None,
         check_val_every_n_epoch=None if finale.dev is not None else 1,

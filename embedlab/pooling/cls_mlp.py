@@ -23,8 +23,8 @@ class ClsMlpConfig(ClsConfig):
 class ClsMlp(Pooling):
     """tanh(W h_cls + b), W [D, D]; initialised as Hugging Face does, N(0, 0.02) and zero bias.
 
-    Its weights are part of the encoder and saved with it. (Unsupervised SimCSE's head exists in training only:
-    that one is the method's, ``method.mlp=train``.)
+    Its weights are part of the encoder and saved with it. (Unsupervised SimCSE's head exists in training
+    only: that one is the method's, ``method.mlp=train``.)
     """
 
     name = "cls_mlp"

@@ -38,7 +38,7 @@ class MaskConfig(PoolingConfig):
 
 
 class Mask(Pooling):
-    """The template's mask token, found by its distance from the row's end: a [MASK] in a text does no harm."""
+    """The template's mask token, found by its distance from the row's end: a [MASK] in a text is no harm."""
 
     name = "mask"
 

@@ -1,0 +1,34 @@
+"""Transformers from the hub, a folder, the package or nothing: token ids to hidden states."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from embedlab.backbones.config import BackboneConfig, BackboneInfo
+from embedlab.backbones.resolve import probe
+
+if TYPE_CHECKING:
+    from embedlab.backbones.backbone import Backbone
+    from embedlab.backbones.fresh import train_tokenizer
+    from embedlab.backbones.load import load_backbone, load_pooler
+
+__all__ = [
+    "Backbone",
+    "BackboneConfig",
+    "BackboneInfo",
+    "load_backbone",
+    "load_pooler",
+    "probe",
+    "train_tokenizer",
+]
+
+_LATER = {"Backbone": "backbone", "load_backbone": "load", "load_pooler": "load", "train_tokenizer": "fresh"}
+
+
+def __getattr__(name: str) -> Any:
+    # Deferred: checking a configuration does not need torch.
+    if name in _LATER:
+        from importlib import import_module
+
+        return getattr(import_module(f"embedlab.backbones.{_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,107 @@
+"""A transformer as the rest of the project sees it: token ids to hidden states."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from embedlab.backbones.config import BackboneInfo
+
+_OFFSET_TYPES = frozenset(
+    ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "xmod",
+     "roberta-prelayernorm", "ibert", "esm", "lilt", "luke")
+)  # fmt: skip
+"""Position ids of these start at padding_idx + 1, which their table of positions has room for."""
+
+
+def position_offset(config: Any) -> int:
+    """The position id of the first token."""
+    if config.model_type not in _OFFSET_TYPES:
+        return 0
+    return int(config.pad_token_id if config.pad_token_id is not None else 1) + 1
+
+
+class Backbone(nn.Module):
+    """A headless Hugging Face model, and its language-modelling head where one was asked for.
+
+    Forward is free of host syncs with ``attention="sdpa"``: it can be captured in a CUDA graph, and
+    compiled with ``fullgraph=True``. Hidden states of real tokens depend neither on padding side or amount
+    nor on batch mates.
+
+    Args:
+        model: headless.
+        info: of it.
+        head: hidden states [..., D] to logits [..., V]; its decoder may be tied to the model's embeddings.
+        attention: the kernel in use.
+    """
+
+    def __init__(
+        self, model: Any, info: BackboneInfo, head: nn.Module | None = None, attention: str = "sdpa"
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.head = head
+        self.info = info
+        self.attention = attention
+        self.compiled = False
+        self._offset = position_offset(model.config)
+        accepted = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in accepted
+        self._extra: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer blocks, first to last."""
+        return find_blocks(self.model, self.info.layers)
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile each transformer block in place: names of weights stay as they are."""
+        for block in self.blocks:
+            block.compile(**options)
+        self.compiled = True
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        all_layers: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """Hidden states, the last one after the final norm.
+
+        Args:
+            input_ids: [B, L].
+            attention_mask: [B, L], 1 at real tokens; None: all are real (an encoder then runs without a
+                mask).
+            position_ids: [B, L]; None: counted from the mask, so that padding on the left shifts nothing.
+            all_layers: the states before the first block and after each, N + 1; else the last one in a
+                1-tuple.
+
+        Returns:
+            [B, L, D] each.
+        """
+        if attention_mask is None and self.info.kind == "decoder":
+            # Without a mask transformers looks whether the positions are those of packed sequences, on the
+            # host.
+            attention_mask = torch.ones_like(input_ids)
+        arguments = dict(self._extra)
+        if self._takes_positions:
+            if position_ids is None and attention_mask is not None:
+                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0) + self._offset
+            arguments["position_ids"] = position_ids
+        out = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=all_layers, **arguments
+        )
+        return tuple(out.hidden_states) if all_layers else (out.last_hidden_state,)
+
+
+def find_blocks(model: nn.Module, layers: int) -> nn.ModuleList:
+    """The list of `layers` transformer blocks in a model: the outermost module list of that length."""
+    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == layers]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no list of {layers} blocks")
+    return found[0]

@@ -1,0 +1,121 @@
+"""Which backbone, and what is known of it before its weights are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from embedlab.errors import UserError
+
+SOURCES = ("shipped", "hub", "local", "fresh")
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
+DTYPES = ("float32", "bfloat16", "float16")
+TOKENIZERS = ("wordpiece", "bpe", "unigram")
+
+
+@dataclass(frozen=True)
+class BackboneConfig:
+    """A transformer and how to load it.
+
+    Args:
+        source: ``shipped`` with the package, ``hub``, ``local`` (a Hugging Face folder or a GGUF file) or
+            ``fresh`` (random weights).
+        name: of the shipped encoder or on the hub; a label otherwise.
+        path: of a local one.
+        revision: on the hub.
+        attention: kernel. ``sdpa`` can be captured in a CUDA graph and compiled whole; the other two look
+            at the mask's values on the host.
+        dtype: of the weights, whatever the checkpoint has (transformers 5 would keep a half-precision
+            checkpoint in half precision, and train it so).
+        dropout: sets every hidden and every attention dropout probability; None: the checkpoint's own.
+        trust_remote_code: run code that comes with the checkpoint.
+        new_head: start a language-modelling head anew where one is needed and the checkpoint has none.
+        fresh: architecture for ``fresh``: model_type, layers, width, heads, ffn, vocab_size, max_positions,
+            tokenizer {type, lowercase}, and any key of the architecture's own Hugging Face configuration.
+
+    Raises:
+        UserError: a value that cannot be meant, by key.
+    """
+
+    source: str = "hub"
+    name: str = ""
+    path: str | None = None
+    revision: str | None = None
+    attention: str = "sdpa"
+    dtype: str = "float32"
+    dropout: float | None = None
+    trust_remote_code: bool = False
+    new_head: bool = False
+    fresh: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("source", self.source, SOURCES)
+        _one_of("attention", self.attention, ATTENTIONS)
+        _one_of("dtype", self.dtype, DTYPES)
+        if self.dropout is not None and not (_is_number(self.dropout) and 0 <= self.dropout < 1):
+            raise UserError(
+                "not a probability below 1", key="backbone.dropout", value=self.dropout, fix="0.1"
+            )
+        if self.source == "local" and not self.path:
+            raise UserError(
+                "a local backbone needs its folder",
+                key="backbone.path",
+                value=self.path,
+                fix="backbone.path=DIR (a Hugging Face folder, or a .gguf file)",
+            )
+        if self.source in ("hub", "shipped") and not self.name:
+            raise UserError("which one", key="backbone.name", value=self.name, fix="backbone.name=NAME")
+        if self.source == "fresh" and not self.fresh:
+            raise UserError(
+                "a fresh backbone needs its architecture", key="backbone.fresh", fix="backbone=fresh"
+            )
+
+    @property
+    def label(self) -> str:
+        """The backbone in one word or path, for messages and model cards."""
+        return self.path if self.source == "local" and self.path else self.name
+
+    @property
+    def key(self) -> str:
+        """The configuration key that says which backbone it is."""
+        return {"local": "backbone.path", "fresh": "backbone.fresh"}.get(self.source, "backbone.name")
+
+
+@dataclass(frozen=True)
+class BackboneInfo:
+    """What configurations and poolings need to know of a backbone.
+
+    Args:
+        kind: ``encoder`` (looks both ways) or ``decoder`` (causal).
+        layers: transformer blocks L; there are L + 1 hidden states.
+        width: features of the last hidden state.
+        max_positions: tokens at most; None: no limit of its own.
+        has_mask_token: whether the tokenizer has one.
+        dropout: the highest of the effective hidden and attention dropout probabilities.
+        model_type: of transformers.
+        has_mlm_head: whether a masked-language-modelling head comes with it.
+        inner_width: features of the hidden states before the last (OPT-350m projects down at the end).
+    """
+
+    kind: Literal["encoder", "decoder"]
+    layers: int
+    width: int
+    max_positions: int | None
+    has_mask_token: bool
+    dropout: float
+    model_type: str
+    has_mlm_head: bool
+    inner_width: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.inner_width:
+            object.__setattr__(self, "inner_width", self.width)
+
+
+def _one_of(key: str, value: object, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError("unknown value", key=f"backbone.{key}", value=value, fix=f"one of {', '.join(known)}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,271 @@
+"""Where a backbone's files are, and what its configuration says; no weights are read."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+
+from embedlab._paths import assets_dir
+from embedlab.backbones.config import BackboneConfig, BackboneInfo
+from embedlab.backbones.known import known
+from embedlab.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_HIDDEN_DROPOUTS = (
+    "hidden_dropout_prob", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "embd_dropout",
+    "mlp_dropout", "embedding_dropout", "embed_dropout", "resid_dropout", "residual_dropout",
+)  # fmt: skip
+_ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop", "attn_dropout")
+_DROPOUTS = _HIDDEN_DROPOUTS + _ATTENTION_DROPOUTS
+
+
+class Source(NamedTuple):
+    """A folder or hub name, and the GGUF file in the folder."""
+
+    location: str
+    gguf: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        return os.path.isdir(self.location)
+
+
+def resolve(config: BackboneConfig) -> Source:
+    """Find a backbone that is not ``fresh``.
+
+    Raises:
+        UserError: a shipped or local one that is not there.
+    """
+    if config.source == "shipped":
+        folder = assets_dir() / config.name
+        if not (folder / "config.json").is_file():
+            raise UserError(
+                f"this installation ships no encoder {config.name}",
+                file=folder,
+                key="backbone.name",
+                value=config.name,
+                fix="reinstall the package, or backbone=local backbone.path=DIR",
+            )
+        return Source(str(folder))
+    if config.source == "hub":
+        return Source(config.name)
+    path = Path(str(config.path)).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return Source(str(path.parent), path.name)
+    if not path.exists():
+        raise UserError(
+            "no such folder",
+            file=path,
+            key="backbone.path",
+            value=config.path,
+            fix="the path of a model folder",
+        )
+    if not path.is_dir():
+        raise UserError(
+            "is neither a folder nor a GGUF file",
+            file=path,
+            key="backbone.path",
+            value=config.path,
+            fix="a Hugging Face folder, or a .gguf file",
+        )
+    if not (path / "config.json").is_file():
+        raise UserError(
+            "has no config.json, so it is no Hugging Face folder",
+            file=path,
+            key="backbone.path",
+            value=config.path,
+            fix="the folder that save_pretrained wrote",
+        )
+    return Source(str(path))
+
+
+def hub_options(config: BackboneConfig, source: Source) -> dict[str, Any]:
+    """Arguments that every `from_pretrained` of a backbone takes."""
+    options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    if config.source == "hub" and config.revision is not None:
+        options["revision"] = config.revision
+    if source.gguf is not None:
+        options["gguf_file"] = source.gguf
+    return options
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without its progress bars and load reports: what matters in them is checked here."""
+    from transformers.utils import logging as theirs
+
+    level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
+    theirs.set_verbosity(logging.CRITICAL)
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        theirs.set_verbosity(level)
+        if bars:
+            theirs.enable_progress_bar()
+
+
+@contextmanager
+def reading(config: BackboneConfig) -> Iterator[None]:
+    """Turns what transformers raises about a backbone's files into one clear line."""
+    try:
+        with quiet():
+            yield
+    except (UserError, KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as error:
+        _explain(config, error)
+
+
+def _explain(config: BackboneConfig, error: Exception) -> NoReturn:
+    text = one_line(str(error))
+    where: dict[str, Any] = {"key": config.key, "value": config.label}
+    if "trust_remote_code" in text:
+        raise UserError(
+            "the checkpoint brings its own code, which is not run unasked",
+            **where,
+            fix="backbone.trust_remote_code=true, if you trust it",
+        ) from error
+    if config.source == "hub" and isinstance(error, OSError | ConnectionError):
+        raise UserError(
+            "the model is neither in the cache nor reachable on the hub",
+            **where,
+            fix="check the name and the network; or backbone=local backbone.path=DIR; or backbone=mini",
+        ) from error
+    if isinstance(error, ImportError):
+        fix = "pip install 'embedlab[gguf]'" if "gguf" in text.lower() else "install what it names"
+        raise UserError(f"a package is missing: {text}", **where, fix=fix) from error
+    file = None if config.source == "hub" else config.path or config.name
+    raise UserError(
+        f"the model's files cannot be read: {type(error).__name__}: {text[:300]}",
+        file=file,
+        **where,
+        fix="another copy of the model",
+    ) from error
+
+
+def read_config(config: BackboneConfig, source: Source) -> PretrainedConfig:
+    """The Hugging Face configuration, with `config.dropout` put into it.
+
+    Raises:
+        UserError: no such model, or one that this project has no use for.
+    """
+    from transformers import AutoConfig
+
+    with reading(config):
+        found = AutoConfig.from_pretrained(source.location, **hub_options(config, source))
+    if getattr(found, "is_encoder_decoder", False):
+        raise UserError(
+            f"{found.model_type} is an encoder-decoder",
+            key=config.key,
+            value=config.label,
+            fix="an encoder (bert, roberta, ...) or a decoder (llama, opt, ...)",
+        )
+    return set_dropout(found, config.dropout)
+
+
+def set_dropout(found: PretrainedConfig, dropout: float | None) -> PretrainedConfig:
+    """Set every hidden and attention dropout probability that the architecture has; None changes nothing."""
+    if dropout is not None:
+        for key in _DROPOUTS:
+            if isinstance(getattr(found, key, None), int | float):
+                setattr(found, key, float(dropout))
+    return found
+
+
+def effective_dropout(found: PretrainedConfig) -> float:
+    """The highest of the hidden and attention dropout probabilities."""
+    values = [getattr(found, key, None) for key in _DROPOUTS]
+    return max(
+        (float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)), default=0.0
+    )
+
+
+def describe(found: PretrainedConfig, has_mask_token: bool) -> BackboneInfo:
+    """What a Hugging Face configuration says of the model."""
+    from embedlab.backbones.backbone import position_offset
+
+    kind = kind_of(found)
+    architectures = getattr(found, "architectures", None) or []
+    positions = getattr(found, "max_position_embeddings", None)
+    width = int(found.hidden_size)
+    return BackboneInfo(
+        kind=kind,
+        layers=int(found.num_hidden_layers),
+        width=int(getattr(found, "word_embed_proj_dim", None) or width),
+        max_positions=int(positions) - position_offset(found) if positions and positions > 0 else None,
+        has_mask_token=has_mask_token,
+        dropout=effective_dropout(found),
+        model_type=found.model_type,
+        has_mlm_head=kind == "encoder"
+        and any(a.endswith(("ForMaskedLM", "ForPreTraining", "LMHeadModel")) for a in architectures),
+        inner_width=width,
+    )
+
+
+def kind_of(found: PretrainedConfig) -> Literal["encoder", "decoder"]:
+    """Whether the model looks both ways. A causal architecture set to look both ways is an encoder."""
+    from embedlab.backbones.fresh import is_decoder
+
+    if getattr(found, "is_decoder", False):
+        return "decoder"
+    causal = is_decoder(found.model_type) and getattr(found, "is_causal", True) is not False
+    return "decoder" if causal and not getattr(found, "use_bidirectional_attention", False) else "encoder"
+
+
+def probe(config: BackboneConfig) -> BackboneInfo:
+    """Facts of a backbone from its configuration and tokenizer files; no weights.
+
+    The published checkpoints that `conf/backbone` names are known without a hub.
+
+    Raises:
+        UserError: a wrong name or path, in one line.
+    """
+    if config.source == "fresh":
+        from embedlab.backbones.fresh import FreshConfig, fresh_config
+
+        fresh = FreshConfig.from_dict(config.fresh or {})
+        found = set_dropout(fresh_config(fresh), config.dropout)
+        info = describe(found, kind_of(found) == "encoder")
+        return BackboneInfo(**{**vars(info), "has_mlm_head": info.kind == "encoder"})
+    if config.source == "hub" and config.revision is None and (facts := known(config.name)) is not None:
+        from transformers import AutoConfig
+
+        if config.dropout is None:
+            return facts
+        found = set_dropout(AutoConfig.for_model(facts.model_type), config.dropout)
+        return BackboneInfo(**{**vars(facts), "dropout": effective_dropout(found)})
+    source = resolve(config)
+    found = read_config(config, source)
+    return describe(found, has_mask_token(config, source))
+
+
+def has_mask_token(config: BackboneConfig, source: Source) -> bool:
+    """Whether the tokenizer has a mask token; its small files are asked first."""
+    if source.is_local and source.gguf is None:
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            file = Path(source.location, name)
+            if file.is_file():
+                with reading(config):
+                    if json.loads(file.read_text(encoding="utf-8")).get("mask_token"):
+                        return True
+    return read_tokenizer(config, source).mask_token is not None
+
+
+def read_tokenizer(config: BackboneConfig, source: Source) -> Any:
+    """The Hugging Face tokenizer as it is stored.
+
+    Raises:
+        UserError: there is none, or it cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    with reading(config):
+        return AutoTokenizer.from_pretrained(source.location, **hub_options(config, source))

@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-LONGEST = 128
-"""Tokens; beyond it the tile does not fit, and flash kernels are the better choice anyway."""
-NAME = "embedlab_short"
+from embedlab.backbones.attention import additive_mask
+from embedlab.backbones.kernels import SHORT
+
 _ROUNDS = tl.constexpr(
     6
 )  # of Philox; six pass the usual tests of randomness, ten are twice the cost of a head
@@ -130,7 +130,7 @@ def short_attention(
     """Soft-max attention with dropout on the weights.
 
     Args:
-        query, key, value: ``[B, H, L, D]``, the last dimension contiguous, D a power of two, L at most `LONGEST`.
+        query, key, value: ``[B, H, L, D]``, the last dimension contiguous, D a power of two, L at most 128.
         mask: bool ``[B, L, L]`` (broadcast strides are fine), True where a query may see a key. A query that sees
             none gives 0.
         seed: int64 ``[1]`` on the device.
@@ -227,8 +227,7 @@ def attention_function(
 
 def register() -> None:
     """Make the kernel known to transformers under its name."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, attention_function)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
+    AttentionInterface.register(SHORT, attention_function)
+    AttentionMaskInterface.register(SHORT, additive_mask)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -189,6 +189,10 @@ class Method(LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Scoring while training is done by the ``DevScoring`` callback, which needs the loop to exist."""
 
+    def dev_vectors(self, rows: Sequence[Sequence[int]], batch_tokens: int) -> Tensor:
+        """What scoring while training takes for tokenised rows, ``[n, D]``: the encoder's vectors."""
+        return self.encoder.encode_ids(rows, batch_tokens=batch_tokens)
+
     # ---- what callbacks ask -------------------------------------------------------------------------------------
 
     @property
@@ -199,7 +203,8 @@ class Method(LightningModule):
     @property
     def learning_rate(self) -> float:
         scheduler = self.lr_schedulers()
-        assert scheduler is not None and not isinstance(scheduler, list)
+        assert scheduler is not None
+        assert not isinstance(scheduler, list)
         return self.optimizer_config.lr * scheduler.lr_lambdas[0](scheduler.last_epoch)  # type: ignore[union-attr]
 
     def check_finite(self, means: dict[str, float]) -> None:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from embedlab.errors import UserError
 from embedlab.methods.base import Batch, Fields, Method, Outcome
 from embedlab.methods.config import MethodConfig
-from embedlab.objectives.info_nce import info_nce
-from embedlab.training.gather import gather, gather_ids, rank
+from embedlab.methods.contrast import contrast
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -93,29 +92,10 @@ class SimCSE(Method):
             views = ["sentence", "sentence"]
         self._views = 2.0 if views[0] == "sentence" else 1.0
         z = [self.head(v) for v in encode_views(self.encoder, [batch[v] for v in views])]
-        ids = [batch[v].get("hash") if self.config.mask_duplicates else None for v in views]
-        spread, spread_ids, offset = gather, gather_ids, rank() * len(z[0])
-        if not self.config.gather_negatives:
-            spread = spread_ids = lambda x: x  # noqa: E731
-            offset = 0
-        all_ids = [None if i is None else spread_ids(i) for i in ids]
-        contrast = info_nce(
-            z[0],
-            spread(z[1]),
-            self.config.tau,
-            offset=offset,
-            hard_negatives=spread(z[2]) if len(z) > 2 else None,
-            hard_negative_weight=self.config.hard_negative_weight,
-            anchor_ids=ids[0],
-            candidate_ids=all_ids[1],
-            hard_negative_ids=all_ids[2] if len(z) > 2 else None,
-        )
-        stats = {
-            "positive_cosine": contrast.positive_cosine,
-            "negative_cosine": contrast.negative_cosine,
-            "accuracy": contrast.accuracy,
-        }
-        return Outcome({"info_nce": contrast.loss}, stats)
+        config = self.config
+        ids = [batch[v].get("hash") if config.mask_duplicates else None for v in views]
+        found = contrast(z, config.tau, ids, config.gather_negatives, config.hard_negative_weight)
+        return Outcome({"info_nce": found.loss}, found.stats)
 
 
 def mlp_head(width: int) -> nn.Sequential:

@@ -137,7 +137,8 @@ class CapturedStep:
         return loss.detach(), logged
 
     def _body(self, lengths: dict[str, int], updates: bool) -> None:
-        assert self.rows is not None and self.bad_rows is not None
+        assert self.rows is not None
+        assert self.bad_rows is not None
         loss, logged = self._gradients(lengths)
         bad = ~torch.isfinite(loss)
         norm = logged.new_zeros(())

@@ -56,7 +56,8 @@ def test_ranks_that_score_their_rows_average_to_the_whole_batch(world: int) -> N
     whole = info_nce(a, p, 0.05, hard_negatives=n).loss
     rows = 8 // world
     parts = [
-        info_nce(a[r * rows : (r + 1) * rows], p, 0.05, offset=r * rows, hard_negatives=n).loss for r in range(world)
+        info_nce(a[r * rows : (r + 1) * rows], p, 0.05, offset=r * rows, hard_negatives=n).loss
+        for r in range(world)
     ]
     torch.testing.assert_close(torch.stack(parts).mean(), whole)
 
@@ -121,14 +122,17 @@ def test_finite_at_a_tiny_temperature_with_huge_vectors() -> None:
     a = (1e3 * vectors(8, 16)).half().requires_grad_()
     loss = info_nce(a, a.detach(), 0.01).loss
     loss.backward()
-    assert torch.isfinite(loss) and torch.isfinite(a.grad).all()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(a.grad).all()
 
 
 def test_memory_grows_with_the_batch_squared_not_times_the_width() -> None:
     # 1024 x 1024 x 768 floats would be 3.2 GB.
 
     a = vectors(1024, 768)
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(
+        profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]
+    ) as profile:
         info_nce(a, a, 0.05)
     largest = max(event.cpu_memory_usage for event in profile.events())
     assert largest < 50e6

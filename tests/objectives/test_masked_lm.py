@@ -58,7 +58,8 @@ def test_a_row_with_nothing_to_mask_is_left_alone() -> None:
     maskable[:] = False
     for rule in ("bernoulli", "exact"):
         masked = mask_tokens(ids, maskable, MASK, VOCAB, 0.15, rule)
-        assert (masked.labels == IGNORED).all() and (masked.input_ids == ids).all()
+        assert (masked.labels == IGNORED).all()
+        assert (masked.input_ids == ids).all()
         assert masked_lm(torch.zeros(len(masked.labels), VOCAB), masked.labels).item() == 0.0
 
 

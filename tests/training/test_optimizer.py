@@ -31,7 +31,8 @@ def test_cosine_halves_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"lr": 0}, {"lr": -1e-5}, {"schedule": "step"}, {"clip": 0}, {"accumulate": 0}, {"warmup_steps": -1}]
+    "wrong",
+    [{"lr": 0}, {"lr": -1e-5}, {"schedule": "step"}, {"clip": 0}, {"accumulate": 0}, {"warmup_steps": -1}],
 )
 def test_settings_out_of_range_name_their_key(wrong: dict) -> None:
     with pytest.raises(UserError, match=f"optimizer.{next(iter(wrong))}"):
@@ -91,7 +92,8 @@ def test_a_replay_stands_for_the_step() -> None:
     optimizer.replay = lambda: calls.append("replayed")
     p.grad = torch.ones(2)
     optimizer.step(lambda: calls.append("closure"))
-    assert calls == ["closure", "replayed"] and torch.equal(p.detach(), torch.ones(2))
+    assert calls == ["closure", "replayed"]
+    assert torch.equal(p.detach(), torch.ones(2))
     optimizer.replay = None
     optimizer.step()
     assert not torch.equal(p.detach(), torch.ones(2))

@@ -145,6 +145,6 @@ def unreadable(path: Path) -> str | None:
     """Why a checkpoint cannot be loaded (`weights_only`, no code from disk), or None."""
     try:
         torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    except Exception as error:  # noqa: BLE001  a broken file fails in many ways
+    except Exception as error:
         return str(error).strip().splitlines()[0][:200]
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,6 +15,7 @@ from embedlab.training.gather import rank, world_size
 if TYPE_CHECKING:
     from embedlab.encoder import SentenceEncoder
     from embedlab.evaluation.dev import DevSet
+    from embedlab.methods.base import Method
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +59,13 @@ class DevScoring(Callback):
             self._score(trainer, pl_module)
 
     def _score(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        encoder: SentenceEncoder = pl_module.encoder  # type: ignore[assignment]
+        method = cast("Method", pl_module)
+        encoder = method.encoder
         if self._rows is None:
             self._rows = encoder.tokenization.ids(self.dev.sentences)
         share = list(range(rank(), len(self._rows), world_size()))
         with trainer.precision_plugin.forward_context():
-            vectors = encoder.encode_ids([self._rows[i] for i in share], batch_tokens=self.batch_tokens)
+            vectors = method.dev_vectors([self._rows[i] for i in share], self.batch_tokens)
         scores = self.dev.score(gather_rows(vectors.float(), share, len(self._rows)))
         self._scored_at = trainer.global_step
         self.history.append({"step": trainer.global_step, **scores})

@@ -1,0 +1,58 @@
+"""Hydra's entry to this project's sweep launcher (Hydra takes launchers from the package `hydra_plugins` only)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, setup_globals
+from hydra.plugins.launcher import Launcher
+from omegaconf import OmegaConf, open_dict
+
+
+class EmbedlabLauncher(Launcher):
+    """Writes every trial's resolved configuration and hands them to `embedlab.training.launcher.run_trials`."""
+
+    def __init__(self, parallel: int | None = None) -> None:
+        self.parallel = parallel
+        self.config: Any = None
+        self.hydra_context: Any = None
+
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        self.config, self.hydra_context = config, hydra_context
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from embedlab.training.launcher import Trial, run_trials
+
+        setup_globals()
+        configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
+        sweep = Path(str(self.config.hydra.sweep.dir))
+        trials = []
+        for index, overrides in enumerate(job_overrides, start=initial_job_idx):
+            config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+            with open_dict(config):
+                config.hydra.job.id = config.hydra.job.num = index
+            folder = sweep / str(config.hydra.sweep.subdir)
+            del config["hydra"]
+            trials.append(
+                Trial(folder, OmegaConf.to_container(config, resolve=True), filter_overrides(overrides))
+            )
+        statuses = run_trials(trials, sweep, self.parallel)
+        returns = []
+        for trial, status in zip(trials, statuses, strict=True):
+            job = JobReturn(overrides=list(trial.overrides), working_dir=str(trial.folder))
+            # A failed trial is in the sweep's table; Hydra would raise at the first and forget the others.
+            job.status, job.return_value = JobStatus.COMPLETED, status
+            returns.append(job)
+        return returns
+
+
+# `parallel`: trials at once; null: one for each CUDA device, one on the CPU.
+ConfigStore.instance().store(
+    group="hydra/launcher",
+    name="embedlab",
+    node={"_target_": "hydra_plugins.embedlab_launcher.EmbedlabLauncher", "parallel": None},
+    provider="embedlab_launcher",
+)

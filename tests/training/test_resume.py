@@ -1,0 +1,110 @@
+"""A resumed run is the run that was not interrupted: same losses, same weights, bit for bit on the CPU."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from embedlab.errors import UserError
+from embedlab.training.callbacks.checkpoints import (
+    LAST,
+    PREVIOUS,
+    Interrupted,
+    LastCheckpoint,
+    find_checkpoint,
+)
+from embedlab.training.run import train
+
+STEPS = 11  # 60 rows in batches of 8: an epoch has 7, so this ends in the middle of the second
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    state = torch.load(folder / LAST, weights_only=True)
+    return {
+        **state["state_dict"],
+        **{f"adam.{i}": s["exp_avg"] for i, s in state["optimizer_states"][0]["state"].items()},
+    }
+
+
+def losses(folder: Path) -> dict[int, str]:
+    with (folder / "metrics.csv").open() as file:
+        return {int(r["step"]): r["train/loss"] for r in csv.DictReader(file) if r.get("train/loss")}
+
+
+class StopAt:
+    """Asks for a checkpoint and the end after a given update, as a signal would."""
+
+    def __init__(self, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        original = LastCheckpoint.on_train_batch_end
+
+        def at(keeper: LastCheckpoint, trainer, *args):  # type: ignore[no-untyped-def]
+            if trainer.global_step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            original(keeper, trainer, *args)
+
+        monkeypatch.setattr(LastCheckpoint, "on_train_batch_end", at)
+
+
+@pytest.mark.parametrize(
+    ("stop", "extra"),
+    [
+        (3, ()),
+        (7, ()),  # the edge of an epoch
+        (9, ()),
+        (4, ("optimizer.accumulate=2",)),
+        (4, ("dev",)),  # a step at which validation is due
+        (5, ("dev",)),
+    ],
+)
+def test_resume_is_exact(stop, extra, compose_run, sts_dir, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    more = [f"evaluation.sts_dir={sts_dir}", "evaluation.every=2"] if "dev" in extra else list(extra)
+    settings = [f"trainer.max_steps={STEPS}", "trainer.max_epochs=9", *more]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(compose_run(*settings), whole)
+    with monkeypatch.context() as patch:
+        StopAt(stop, patch)
+        with pytest.raises(Interrupted):
+            train(compose_run(*settings), parts)
+    train(compose_run(*settings, "ckpt_path=last"), parts)
+    expected, got = weights(whole), weights(parts)
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[k], got[k]) for k in expected)
+    assert losses(whole) == losses(parts)
+    if "dev" in extra:
+        one, other = (
+            torch.load(f / LAST, weights_only=True)["callbacks"]["DevScoring"] for f in (whole, parts)
+        )
+        assert one == other
+
+
+def test_checkpoints_hold_no_code(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    train(compose_run("trainer.max_steps=2"), tmp_path)
+    state = torch.load(tmp_path / LAST, weights_only=True)
+    assert state["global_step"] == 2
+
+
+def test_a_broken_last_checkpoint_gives_way_to_the_previous_one(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    train(compose_run("trainer.max_steps=4", "callbacks.checkpoint.every_steps=2"), tmp_path)
+    assert (tmp_path / PREVIOUS).is_file()
+    (tmp_path / LAST).write_bytes((tmp_path / LAST).read_bytes()[:1000])
+    assert find_checkpoint("last", tmp_path) == tmp_path / PREVIOUS
+    train(compose_run("trainer.max_steps=6", "ckpt_path=last"), tmp_path)
+    assert torch.load(tmp_path / LAST, weights_only=True)["global_step"] == 6
+
+
+def test_nothing_to_resume_from_is_one_line(tmp_path):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match="ckpt_path=last"):
+        find_checkpoint("last", tmp_path)
+    with pytest.raises(UserError, match="no such checkpoint"):
+        find_checkpoint(str(tmp_path / "none.ckpt"), tmp_path)
+
+
+def test_a_model_with_other_parameters_is_refused(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    train(compose_run("trainer.max_steps=2"), tmp_path)
+    with pytest.raises(UserError, match="parameters are not this model's"):
+        train(compose_run("trainer.max_steps=4", "ckpt_path=last", "method.mlp=none"), tmp_path)

@@ -1,0 +1,140 @@
+"""A run from its configuration to its export: what it leaves, what it selects, what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import embedlab
+from embedlab.errors import UserError
+from embedlab.training.callbacks.checkpoints import LAST
+from embedlab.training.nonfinite import NonFiniteLoss
+from embedlab.training.run import build, train
+
+
+def test_what_a_run_leaves(compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
+    config = compose_run("trainer.max_steps=6", f"evaluation.sts_dir={sts_dir}", "evaluation.every=2")
+    train(config, tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} >= {
+        "config.yaml", "metrics.csv", "last.ckpt", "best", "export", "scores.json"}  # fmt: skip
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["training"]["steps"] == 6
+    assert scores["training"]["selected_step"] in (0, 2, 4, 6)
+    assert -100 <= scores["scores"]["dev/spearman"] <= 100
+
+
+def test_the_best_step_is_what_is_exported(compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
+    config = compose_run("trainer.max_steps=6", f"evaluation.sts_dir={sts_dir}", "evaluation.every=2")
+    train(config, tmp_path)
+    history = torch.load(tmp_path / LAST, weights_only=True)["callbacks"]["DevScoring"]["history"]
+    best = max(history, key=lambda h: h["spearman"])
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["training"]["selected_step"] == best["step"]
+    assert scores["scores"]["dev/spearman"] == pytest.approx(best["spearman"], abs=1e-4)
+    assert [h["step"] for h in history] == [0, 2, 4, 6]
+
+
+def test_checkpoint_export_and_run_folder_are_one_encoder(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    train(compose_run("trainer.max_steps=3"), tmp_path)
+    text = ["a cat sees the dog", "the old river"]
+    vectors = [embedlab.load(p).encode(text) for p in (tmp_path, tmp_path / "export", tmp_path / LAST)]
+    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
+    np.testing.assert_allclose(vectors[0], vectors[2], atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_seed_is_a_seed(seed, compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    def final(name: str, s: int) -> torch.Tensor:
+        train(compose_run("trainer.max_steps=2", f"seed={s}"), tmp_path / name)
+        return torch.load(tmp_path / name / LAST, weights_only=True)["state_dict"]["head.0.weight"]
+
+    assert torch.equal(final("a", seed), final("b", seed))
+    assert not torch.equal(final("a", seed), final("c", seed + 1))
+
+
+def test_dropout_is_on_in_training_and_off_in_scoring(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    method, data = build(compose_run(), tmp_path)
+    seen = {}
+
+    def watched(batch):  # type: ignore[no-untyped-def]
+        view = batch["sentence"]
+        one, two = (method.encoder(view["input_ids"], view["attention_mask"]) for _ in range(2))
+        seen["training"] = (one - two).abs().max().item()
+        return original(batch)
+
+    original, method.losses = method.losses, watched
+    from lightning.pytorch import Trainer
+
+    trainer = Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer.fit(method, datamodule=data)
+    assert seen["training"] > 1e-3
+    a, b = (method.encoder.encode(["a cat", "the dog runs"]) for _ in range(2))
+    np.testing.assert_array_equal(a, b)
+
+
+def test_every_trainable_parameter_is_in_the_optimizer_once(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    method, data = build(compose_run(), tmp_path)
+    from lightning.pytorch import Trainer
+
+    trainer = Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer.fit(method, datamodule=data)
+    held = [id(p) for g in trainer.optimizers[0].param_groups for p in g["params"]]
+    assert sorted(held) == sorted({id(p) for p in method.parameters() if p.requires_grad})
+
+
+def test_a_loss_that_is_no_number_names_the_rows_and_keeps_the_checkpoint(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    from embedlab.methods.simcse import SimCSE
+
+    train(compose_run("trainer.max_steps=2"), tmp_path)
+    before = torch.load(tmp_path / LAST, weights_only=True)["state_dict"]
+    original = SimCSE.losses
+
+    def broken(self, batch):  # type: ignore[no-untyped-def]
+        outcome = original(self, batch)
+        return type(outcome)({k: v * float("nan") for k, v in outcome.losses.items()})
+
+    monkeypatch.setattr(SimCSE, "losses", broken)
+    with pytest.raises(NonFiniteLoss, match="rows of the batch") as caught:
+        train(compose_run("trainer.max_steps=4", "ckpt_path=last"), tmp_path)
+    assert len(caught.value.rows) == 8
+    after = torch.load(tmp_path / LAST, weights_only=True)["state_dict"]
+    assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("method.tau=0", "method.tau"),
+        ("evaluation.select=dev", "evaluation.sts_dir"),
+        ("step=graph", "step"),
+        ("trainer=gpu", "trainer.accelerator"),
+        ("backbone.dropout=0.0", "backbone.dropout"),
+        ("pooling=mask", "pooling"),
+        ("seed=-1", "seed"),
+    ],
+)
+def test_a_bad_configuration_is_refused_before_anything_is_loaded(override, key, compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    if torch.cuda.is_available() and override in ("step=graph", "trainer=gpu"):
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(UserError, match=key):
+        compose_run(override).check()
+
+
+def test_losses_of_five_steps(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    """SimCSE's loss falls from about log(batch) on random weights: a change of recipe shows here."""
+    train(compose_run("trainer.max_steps=5"), tmp_path)
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    columns = rows[0].split(",")
+    values = [
+        float(r.split(",")[columns.index("train/loss")])
+        for r in rows[1:]
+        if r.split(",")[columns.index("train/loss")]
+    ]
+    assert len(values) == 5
+    assert values[0] < np.log(8)
+    assert values[-1] < values[0]

@@ -1,0 +1,225 @@
+"""Building the token cache: once for each text, tokenizer and setting, whoever comes first."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedlab._paths import cache_dir
+from embedlab.data.config import DataConfig
+from embedlab.data.lock import locked
+from embedlab.data.progress import progress_bar
+from embedlab.data.report import Tally
+from embedlab.data.rows import Row, RowStream, read_rows
+from embedlab.data.sources import Source, open_source
+from embedlab.data.table import FORMAT, DamagedTable, TableWriter, TokenTable
+from embedlab.data.tokenise import Chunk, FieldJob, Tokeniser, tokenised
+from embedlab.errors import UserError
+
+if TYPE_CHECKING:
+    from embedlab.tokenization import Tokenization
+
+log = logging.getLogger(__name__)
+FieldSpec = tuple[str, "Tokenization"]
+"""The role of the text (`DataConfig.roles`), and how it is tokenised."""
+
+_CHUNK = 1024
+_ALONE = 64  # chunks before worker processes pay for their start, which is mostly the import of transformers
+_OF_CONTENT = (
+    "name", "columns", "limit", "min_chars", "max_chars", "overlong", "duplicates",
+    "languages", "pairs", "pivot", "pair_limit", "pair_sample",
+)  # fmt: skip
+
+
+def build_token_table(
+    config: DataConfig, fields: Mapping[str, FieldSpec], progress: bool = True
+) -> TokenTable:
+    """The token table of a configuration: opened where it is in the cache, else built first.
+
+    The cache key holds the content of the files (or the state of the hub data set), every setting that
+    decides which rows are kept, and the fingerprint of every tokenisation. A build writes beside its place
+    and moves there when it is whole; a lock keeps a second run waiting for the first; what a killed build
+    left is removed.
+
+    Args:
+        config: source, rows and cache folder.
+        fields: name -> (role, tokenisation). With `config.pack` texts are not cut, and stored for
+            `PackedTable`.
+        progress: show a bar on a terminal.
+
+    Raises:
+        UserError: bad input with its file and row; a cache folder that cannot be written. Nothing is left
+            behind.
+    """
+    _check(config, fields)
+    source = open_source(config)
+    root = Path(config.cache_dir).expanduser() if config.cache_dir else cache_dir() / "tokens"
+    key = _key(config, fields, source)
+    try:
+        return TokenTable.open(root / key)
+    except DamagedTable:
+        pass
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with locked(root / f"{key}.lock"):
+            try:
+                return TokenTable.open(root / key)  # another run has built it meanwhile
+            except DamagedTable:
+                _sweep(root, key)
+                _build(root / key, config, fields, source, progress)
+            return TokenTable.open(root / key)
+    except OSError as bad:
+        raise UserError(
+            f"the token cache cannot be written: {bad.strerror or bad}",
+            file=root,
+            key="data.cache_dir",
+            value=config.cache_dir,
+            fix="free space there, or a folder on another disk",
+        ) from None
+
+
+def _check(config: DataConfig, fields: Mapping[str, FieldSpec]) -> None:
+    for name, (role, _) in fields.items():
+        if role not in config.roles:
+            raise UserError(
+                f"{name} needs the text {role!r}, and data={config.name} has {', '.join(config.roles)}",
+                key="data",
+                value=config.name,
+                fix="data of another kind, or another method",
+            )
+
+
+def _key(config: DataConfig, fields: Mapping[str, FieldSpec], source: Source) -> str:
+    content = {
+        "format": FORMAT,
+        "source": source.identity,
+        "settings": {name: getattr(config, name) for name in _OF_CONTENT} | {"columns": config.chosen},
+        "packed": config.pack is not None,
+        "fields": {name: [role, tokenization.fingerprint] for name, (role, tokenization) in fields.items()},
+    }
+    text = json.dumps(content, sort_keys=True)
+    return f"{config.name}-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
+
+
+def _sweep(root: Path, key: str) -> None:
+    """Remove what killed builds left, of this key (whose lock is held) and of others without a builder."""
+    for left in root.glob("*.tmp-*"):
+        other = left.name.split(".tmp-")[0]
+        if other == key:
+            shutil.rmtree(left, ignore_errors=True)
+            continue
+        with locked(root / f"{other}.lock", wait=False) as held:
+            if held:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _build(
+    place: Path, config: DataConfig, fields: Mapping[str, FieldSpec], source: Source, progress: bool
+) -> None:
+    folder = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp-", dir=place.parent))
+    try:
+        _fill(folder, config, fields, source, progress)
+        folder.chmod(0o755)  # mkdtemp's 0700 would shut others out of a shared cache
+        shutil.rmtree(place, ignore_errors=True)  # a damaged or an older one
+        try:
+            folder.rename(place)
+        except OSError as bad:
+            if bad.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            log.info("another run has built the same cache, without a lock; taking its own")
+            shutil.rmtree(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _fill(
+    folder: Path, config: DataConfig, fields: Mapping[str, FieldSpec], source: Source, progress: bool
+) -> None:
+    started = time.monotonic()
+    roles = tuple(role for role in config.roles if role in {role for role, _ in fields.values()})
+    stream = read_rows(config, roles, source)
+    frame = None if config.pack is None else _frame(next(iter(fields.values()))[1].tokenizer)
+    jobs, described = [], {}
+    for name, (role, tokenization) in fields.items():
+        greatest = max(tokenization.tokenizer.get_vocab().values())
+        dtype = "uint16" if greatest < 1 << 16 else "uint32"
+        jobs.append(FieldJob(roles.index(role), tokenization, dtype, frame[1] if frame else None))
+        described[name] = {
+            "role": role,
+            "dtype": dtype,
+            "pad_id": tokenization.pad_id,
+            "fingerprint": tokenization.fingerprint,
+        }
+    writer = TableWriter(folder, roles, described, grouped=bool(stream.groups))
+    tally = Tally(stream, list(fields), roles)
+    try:
+        with progress_bar(source.readers, progress) as advance:
+            chunks = _chunks(stream, len(roles))
+            for chunk, tokens in tokenised(chunks, Tokeniser(tuple(jobs)), config.processes, _ALONE):
+                writer.add(chunk.tables, chunk.rows, chunk.groups, chunk.hashes, tokens)
+                tally.add(chunk, tokens)
+                advance(writer.n_rows)
+        if writer.n_rows == 0:
+            raise _nothing_left(config, stream)
+        report = tally.report(config, writer, time.monotonic() - started)
+        names = [reader.name for reader in source.readers]
+        writer.finish(names, stream.groups, frame, report)
+    finally:
+        writer.close()
+
+
+def _frame(tokenizer: Any) -> tuple[int | None, int]:
+    """What packed rows begin and end with: [CLS] and [SEP]; or None and the token that parts texts."""
+    if tokenizer.cls_token_id is not None and tokenizer.sep_token_id is not None:
+        return tokenizer.cls_token_id, tokenizer.sep_token_id
+    last = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    if last is None:
+        raise UserError("the tokenizer has no token to end a text with, which packing needs", key="data.pack")
+    return None, last
+
+
+def _chunks(stream: RowStream, roles: int) -> Iterator[Chunk]:
+    rows = iter(stream)
+    while taken := list(islice(rows, _CHUNK)):
+        columns = [[row[2][place] for row in taken] for place in range(roles)]
+        hashes = [_hashes(stream, taken, column) for column in columns]
+        yield Chunk([r[0] for r in taken], [r[1] for r in taken], [r[3] for r in taken], columns, hashes)
+
+
+def _hashes(stream: RowStream, rows: list[Row], texts: list[str]) -> bytes:
+    digest = hashlib.blake2b
+    try:
+        return b"".join([digest(text.encode(), digest_size=8).digest() for text in texts])
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can write
+        at = next(i for i, text in enumerate(texts) if not _is_unicode(text))
+        reader = stream.source.readers[rows[at][0]]
+        raise reader.error("a text that is not Unicode (half a surrogate pair)", rows[at][1]) from None
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _nothing_left(config: DataConfig, stream: RowStream) -> UserError:
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in stream.dropped.items())
+    return UserError(
+        f"no row is left of {stream.dropped.total():,}" + (f" ({reasons})" if reasons else ""),
+        file=config.source,
+        key="data",
+        value=config.name,
+        fix="look at the columns and at data.min_chars",
+    )

@@ -1,0 +1,149 @@
+"""The batches of one device, prepared one ahead in a thread, from any point of any epoch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+
+from embedlab.data.plan import BatchPlan, Rows
+from embedlab.data.resident import ResidentTable, Table
+
+log = logging.getLogger(__name__)
+Batch = dict[str, Any]
+
+
+class BatchLoader:
+    """Iterates over this device's batches of one epoch.
+
+    The first pass is epoch `epoch`, from batch `start` on; every later pass is the next epoch. `set_epoch`
+    and `load_state_dict` move to another point. It draws nothing from torch's random state.
+
+    With ``emit="tokens"`` a batch is ``rows`` int64 [B], ``hash`` int64 [B], and for each field
+    ``input_ids``, ``attention_mask`` int64 [B, L] and ``hash`` [B] (`ResidentTable.gather`), in pinned memory
+    where there is CUDA. With ``emit="rows"`` it is ``rows`` and ``lengths`` (field -> L), for a
+    `ResidentTable` on the device. Both have the numbers ``tokens`` (true ones, all fields) and ``cells``
+    (with padding).
+
+    Args:
+        table: rows of tokens.
+        plan: which rows are in which batch.
+        emit: ``tokens`` or ``rows``.
+        pad_to_multiple: L is the longest row of the batch, rounded up to this (and the same for few distinct
+            L).
+
+    Attributes:
+        epoch: the epoch of the current pass, or of the next one where none has begun.
+        start: batches that the next pass leaves out.
+        done: batches of the current pass handed over so far, those left out included.
+        progress: what only the trainer knows: batches handed over and not yet worked on, and whether it has
+            ended the epoch (before the last batch, when it was told to).
+    """
+
+    def __init__(self, table: Table, plan: BatchPlan, emit: str = "tokens", pad_to_multiple: int = 8) -> None:
+        if emit not in ("tokens", "rows"):
+            raise ValueError(f"emit={emit!r}: tokens or rows")
+        self.table = table
+        self.plan = plan
+        self.emit = emit
+        self.pad_to_multiple = pad_to_multiple
+        self.epoch = 0
+        self.start = 0
+        self.done = 0
+        self.progress: Callable[[], tuple[int, bool]] = lambda: (0, False)
+        self._begun = False
+        self._lengths = {name: table.lengths(name) for name in table.fields}
+        self._host = ResidentTable(table, "cpu") if emit == "tokens" else None
+
+    def __len__(self) -> int:
+        """Batches of an epoch, whatever `start` is."""
+        return len(self.plan)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass is this epoch, from its first batch."""
+        self.epoch, self.start, self.done, self._begun = epoch, 0, 0, False
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the run is: the epoch, and how many of its batches have been worked on."""
+        if not self._begun:
+            return {"epoch": self.epoch, "batch": self.start}
+        in_flight, over = self.progress()
+        done = self.done - in_flight
+        if over or done >= len(self):
+            return {"epoch": self.epoch + 1, "batch": 0}
+        return {"epoch": self.epoch, "batch": done}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """The next pass goes on where `state` was taken."""
+        self.set_epoch(state["epoch"])
+        self.start = state["batch"]
+
+    def __iter__(self) -> Iterator[Batch]:
+        # A generator: nothing happens, and no thread begins, before its first batch is asked for. Lightning
+        # makes iterators that it does not use, and tells the epoch after it has made one.
+        if self._begun:
+            self.epoch += 1
+        self._begun = True
+        batches, start = self.plan.epoch(self.epoch), self.start
+        self.start, self.done = 0, start
+        log.info(
+            "epoch %d: %d batches, %.1f %% padding", self.epoch, len(batches), 100 * self._padding(batches)
+        )
+        with ThreadPoolExecutor(1, "embedlab-batches", *_same_device()) as thread:
+            ahead = thread.submit(self._batch, batches[start]) if start < len(batches) else None
+            while ahead is not None:
+                batch = ahead.result()
+                following = self.done + 1
+                ahead = thread.submit(self._batch, batches[following]) if following < len(batches) else None
+                self.done = following
+                yield batch
+
+    def padding_share(self, epoch: int | None = None) -> float:
+        """Share of the cells of an epoch's batches that hold no token."""
+        return self._padding(self.plan.epoch(self.epoch if epoch is None else epoch))
+
+    def _padding(self, batches: list[Rows]) -> float:
+        rows = np.concatenate(batches)
+        sizes = np.array([len(batch) for batch in batches])
+        first = np.cumsum(sizes) - sizes
+        tokens = cells = 0
+        for lengths in self._lengths.values():
+            tokens += int(lengths[rows].sum())
+            cells += int((sizes * self._width(np.maximum.reduceat(lengths[rows], first))).sum())
+        return 1 - tokens / cells
+
+    def _width(self, longest: Any) -> Any:
+        return -(-longest // self.pad_to_multiple) * self.pad_to_multiple
+
+    def _batch(self, rows: Rows) -> Batch:
+        lengths = {name: int(self._width(found[rows].max())) for name, found in self._lengths.items()}
+        batch: Batch = {"rows": torch.from_numpy(np.ascontiguousarray(rows))}
+        if self._host is not None:
+            batch = self._host.gather(batch["rows"], lengths)
+        else:
+            batch["lengths"] = lengths
+        batch["tokens"] = sum(int(found[rows].sum()) for found in self._lengths.values())
+        batch["cells"] = len(rows) * sum(lengths.values())
+        return _pinned(batch) if torch.cuda.is_available() else batch
+
+
+def _pinned(batch: Batch) -> Batch:
+    pinned: Batch = {}
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor):
+            value = value.pin_memory()
+        elif isinstance(value, dict):
+            value = {k: v.pin_memory() if isinstance(v, torch.Tensor) else v for k, v in value.items()}
+        pinned[name] = value
+    return pinned
+
+
+def _same_device() -> tuple[Any, ...]:
+    """Arguments for a thread with this thread's CUDA device: pinning would start a context on device 0."""
+    if not torch.cuda.is_available():
+        return ()
+    return torch.cuda.set_device, (torch.cuda.current_device(),)

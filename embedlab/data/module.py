@@ -1,0 +1,195 @@
+"""The LightningDataModule of every kind of sentence data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.loops.progress import _ProcessedTracker
+from lightning.pytorch.trainer.states import TrainerFn
+
+from embedlab.data.build import FieldSpec, build_token_table
+from embedlab.data.config import DataConfig
+from embedlab.data.loader import BatchLoader
+from embedlab.data.packed import PackedTable
+from embedlab.data.plan import BatchPlan
+from embedlab.data.report import print_report
+from embedlab.data.resident import ResidentTable, Table
+from embedlab.errors import UserError
+
+
+class SentenceDataModule(LightningDataModule):
+    """Builds the token cache once, and gives each device its batches, from any point of the run on.
+
+    The run's place in the data is part of every checkpoint: the next batch of a resumed run is the one that
+    the run would have had, in the middle of an epoch as at its edge.
+
+    Args:
+        config: source and batches.
+        fields: name of a view -> (role of its text, how it is tokenised).
+        seed: of the order of the rows; the same on every device.
+        emit: ``tokens`` or ``rows`` (`BatchLoader`).
+        validation: what `val_dataloader` gives; nothing here has a use for it, but without one Lightning runs
+            no validation, and with it no callback that scores.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        fields: Mapping[str, FieldSpec],
+        seed: int,
+        emit: str = "tokens",
+        validation: Iterable[Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.views = dict(fields)
+        self.seed = seed
+        self.emit = emit
+        self.validation = validation
+        self._table: Table | None = None
+        self._resident: ResidentTable | None = None
+        self._loader: BatchLoader | None = None
+        self._resumed: dict[str, Any] | None = None
+        self._reported = False
+
+    # ---- the table
+    # ----------------------------------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        """Build the token cache where there is none, and print its report (once).
+
+        Raises:
+            UserError: bad input, named by file and row.
+        """
+        table = self._open()
+        if self.config.report and not self._reported:
+            print_report(table.report)
+        self._reported = True
+
+    def setup(self, stage: str) -> None:
+        self._open()
+
+    @property
+    def table(self) -> Table:
+        """The rows of tokens: a `TokenTable`, or a `PackedTable` view of one with `data.pack`."""
+        return self._open()
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of an epoch (sentences, or packed sequences)."""
+        return self.table.n_rows
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The data report, as in the cache's ``report.json``."""
+        return self.table.report
+
+    def describe_rows(self, rows: Sequence[int]) -> str:
+        """Files and row numbers of rows of the table."""
+        return self.table.describe(rows)
+
+    def resident(self, device: torch.device | str) -> ResidentTable:
+        """The table's tokens on a device; put there once."""
+        device = torch.device(device)
+        if self._resident is None or self._resident.device != device:
+            self._resident = ResidentTable(self.table, device)
+        return self._resident
+
+    def _open(self) -> Table:
+        if self._table is None:
+            table = build_token_table(self.config, self.views)
+            self._table = table if self.config.pack is None else PackedTable(table, self.config.pack)
+        return self._table
+
+    # ---- batches
+    # ------------------------------------------------------------------------------------------------
+
+    def train_dataloader(self) -> BatchLoader:
+        """This device's batches; a later epoch's for a trainer that has done some.
+
+        Raises:
+            UserError: fewer rows than a batch.
+        """
+        trainer = self.trainer
+        config, table = self.config, self.table
+        world, rank = (1, 0) if trainer is None else (trainer.world_size, trainer.global_rank)
+        plan = BatchPlan(
+            table.n_rows,
+            config.batch_size,
+            self.seed,
+            world,
+            rank,
+            config.drop_last,
+            config.mega_batch,
+            config.shuffle,
+            table.longest if config.mega_batch > 1 else None,
+        )
+        loader = BatchLoader(table, plan, self.emit, config.pad_to_multiple)
+        loader.progress = self._progress
+        if self._resumed is not None:
+            loader.load_state_dict(self._resumed)
+            self._resumed = None
+        elif trainer is not None:
+            loader.set_epoch(trainer.current_epoch)
+        self._loader = loader
+        return loader
+
+    def val_dataloader(self) -> Any:
+        return [] if self.validation is None else self.validation
+
+    def _progress(self) -> tuple[int, bool]:
+        """Batches that the trainer holds and has not worked on, and whether it has ended the epoch."""
+        if self.trainer is None:
+            return 0, False
+        batches = self.trainer.fit_loop.epoch_loop.batch_progress
+        current = cast("_ProcessedTracker", batches.current)
+        return current.ready - current.processed, batches.is_last_batch and current.ready == current.processed
+
+    # ---- resuming
+    # -----------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Place in the data, and what makes it a place: plain numbers and strings."""
+        place = self._resumed or {"epoch": 0, "batch": 0}
+        if self._loader is not None:
+            place = self._loader.state_dict()
+        return {"epoch": place["epoch"], "batch": place["batch"], **self._identity()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on at a place that `state_dict` gave.
+
+        Raises:
+            UserError: other data, another batch size, another number of devices: the place would be another
+                one.
+        """
+        if self.trainer is not None and self.trainer.state.fn not in (None, TrainerFn.FITTING):
+            return
+        for key, here in self._identity().items():
+            saved = state_dict.get(key)
+            if saved != here:
+                name = {"world": "trainer.devices", "seed": "seed"}.get(key, f"data.{key}")
+                raise UserError(
+                    f"the checkpoint was made with {key}={saved}, this run has {here}: no place is the same",
+                    key=name,
+                    value=here,
+                    fix=f"{name}={saved}"
+                    if key not in ("n_rows", "data")
+                    else "the data that it was made with",
+                )
+        self._resumed = {"epoch": state_dict["epoch"], "batch": state_dict["batch"]}
+
+    def _identity(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "n_rows": self.n_rows,
+            "data": self.report["content"],
+            "batch_size": config.batch_size,
+            "mega_batch": config.mega_batch,
+            "drop_last": config.drop_last,
+            "shuffle": config.shuffle,
+            "world": 1 if self.trainer is None else self.trainer.world_size,
+            "seed": self.seed,
+        }

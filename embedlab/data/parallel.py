@@ -1,0 +1,129 @@
+"""Translation pairs, from tables with a named column a language."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from embedlab.data.config import DataConfig
+from embedlab.data.layout import find_columns, has_columns
+from embedlab.data.readers import Reader
+from embedlab.errors import UserError
+
+_PIVOTS = ("en", "eng")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A language pair in one table: its name, such as ``en-de``, and the two columns."""
+
+    table: int
+    name: str
+    source: str
+    target: str
+
+
+def find_pairs(readers: Sequence[Reader], config: DataConfig) -> list[Pair]:
+    """The language pairs to read, table by table.
+
+    A table with columns for the roles source and target is one pair. Any other has a column a language, and
+    gives the pairs that the configuration names, or its pivot with each other language.
+
+    Raises:
+        UserError: a language or a pair that no table has; no pivot where one is needed.
+    """
+    roles = ("source", "target")
+    if config.chosen:
+        return [Pair(i, _label(r, config), *find_columns(r, roles, config)) for i, r in enumerate(readers)]
+    by_language = {i: _languages(r) for i, r in enumerate(readers) if not has_columns(r, roles, config)}
+    fixed = [
+        Pair(i, _label(r, config), *find_columns(r, roles, config))
+        for i, r in enumerate(readers)
+        if i not in by_language
+    ]
+    pairs = list(fixed)
+    if by_language:
+        for source, target in _wanted(readers, by_language, config):
+            pairs += [
+                Pair(i, f"{source}-{target}", columns[source], columns[target])
+                for i, columns in by_language.items()
+                if source in columns and target in columns
+            ]
+    if not pairs:
+        raise readers[0].error(
+            "no table has two of the languages", key="data.languages", value=config.languages
+        )
+    return sorted(pairs, key=lambda pair: pair.table)
+
+
+def pair_rows(
+    readers: Sequence[Reader], pairs: Sequence[Pair], roles: tuple[str, ...], groups: list[str]
+) -> Iterator[tuple[int, int, tuple[object, ...], int]]:
+    """The texts of `roles` of every pair of every row; the group is the pair's place in `groups`."""
+    for table, reader in enumerate(readers):
+        here = [pair for pair in pairs if pair.table == table]
+        columns = list(dict.fromkeys(c for pair in here for c in (pair.source, pair.target)))
+        if not here:
+            continue
+        places = [
+            (tuple(columns.index(getattr(pair, role)) for role in roles), groups.index(pair.name))
+            for pair in here
+        ]
+        for row, values in reader.rows(columns):
+            for place, group in places:
+                yield table, row, tuple([values[p] for p in place]), group
+
+
+def _label(reader: Reader, config: DataConfig) -> str:
+    if reader.name.startswith("hub:") and " " in reader.name:
+        return reader.name.split(" ")[-1]  # the configuration, such as en-de
+    return "-".join(find_columns(reader, ("source", "target"), config))
+
+
+def _languages(reader: Reader) -> dict[str, str]:
+    """Language -> column. In nested tables (``translation.de``) the last part is the language."""
+    if reader.columns is None:
+        raise reader.error(
+            "a file without named columns; translations need a column a language",
+            fix="a .tsv file with a header such as en, de",
+        )
+    return {column.rsplit(".", 1)[-1]: column for column in reader.columns}
+
+
+def _wanted(
+    readers: Sequence[Reader], tables: dict[int, dict[str, str]], config: DataConfig
+) -> list[tuple[str, str]]:
+    known = list(dict.fromkeys(language for columns in tables.values() for language in columns))
+    if config.pairs:
+        return [_split(pair, known, tables) for pair in config.pairs]
+    languages = config.languages or known
+    for language in [*languages, *([config.pivot] if config.pivot else [])]:
+        if language not in known:
+            key = "data.pivot" if language == config.pivot else "data.languages"
+            raise UserError("unknown language", key=key, value=language, fix=f"one of {', '.join(known)}")
+    pivot = config.pivot or _pivot(readers, tables, languages)
+    return [(pivot, language) for language in languages if language != pivot]
+
+
+def _pivot(readers: Sequence[Reader], tables: dict[int, dict[str, str]], languages: list[str]) -> str:
+    shared = [lang for lang in languages if all(lang in columns for columns in tables.values())]
+    used = [lang for lang in languages if lang in _PIVOTS]
+    for language in (*(lang for lang in _PIVOTS if lang in shared), *used, *shared):
+        return language
+    raise UserError(
+        "no language is in every table, so that the pairs are not clear",
+        key="data.pivot",
+        fix=f"data.pivot=LANGUAGE, or data.pairs=[A-B, ...], of {', '.join(languages)}",
+    )
+
+
+def _split(pair: str, known: list[str], tables: dict[int, dict[str, str]]) -> tuple[str, str]:
+    """``en-zh-CN`` -> (en, zh-CN): names of languages may have hyphens of their own."""
+    parts = pair.split("-")
+    cuts = [("-".join(parts[:i]), "-".join(parts[i:])) for i in range(1, len(parts))]
+    for source, target in cuts:
+        if source in known and target in known and source != target:
+            if any(source in columns and target in columns for columns in tables.values()):
+                return source, target
+            raise UserError("no table has both languages", key="data.pairs", value=pair)
+    raise UserError("unknown language pair", key="data.pairs", value=pair, fix=f"A-B of {', '.join(known)}")

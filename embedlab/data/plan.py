@@ -1,0 +1,127 @@
+"""Which rows are in which batch: a pure function of a few numbers, so any point of a run is found again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedlab.errors import UserError
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """The batches of one device in every epoch.
+
+    Ranks get disjoint rows that together are the epoch, and equally many batches. The order of an epoch
+    depends on `seed` and the epoch's number alone, and is the same for every rank.
+
+    Args:
+        n_rows: rows of the table.
+        batch_size: rows of a batch on one device.
+        seed: of the order.
+        world: devices.
+        rank: this device.
+        drop_last: leave out what is less than a batch on every device. Otherwise the last batches are
+            smaller.
+        mega_batch: batches (over all devices) that are filled from one pool of rows, sorted by length; their
+            order is random again. 1 sorts nothing.
+        shuffle: False keeps the order of the table.
+        lengths: tokens of every row [n], for `mega_batch`.
+
+    Raises:
+        UserError: fewer rows than one batch on every device needs.
+    """
+
+    n_rows: int
+    batch_size: int
+    seed: int = 0
+    world: int = 1
+    rank: int = 0
+    drop_last: bool = True
+    mega_batch: int = 1
+    shuffle: bool = True
+    lengths: NDArray[np.int32] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world:
+            raise ValueError(f"rank {self.rank} of {self.world}")
+        if self.mega_batch > 1 and self.lengths is None:
+            raise ValueError("mega_batch needs the lengths of the rows")
+        needed = self.batch_size * self.world if self.drop_last else self.world
+        if self.n_rows < needed:
+            devices = f" on {self.world} devices" if self.world > 1 else ""
+            raise UserError(
+                f"{self.n_rows:,} rows are less than one batch{devices}",
+                key="data.batch_size",
+                value=self.batch_size,
+                fix="more rows, a smaller data.batch_size, or data.drop_last=false",
+            )
+
+    def __len__(self) -> int:
+        return len(self._sizes())
+
+    def epoch(self, number: int) -> list[Rows]:
+        """The row numbers of each batch of this rank in epoch `number`."""
+        order = self._order(number)
+        sizes = self._sizes()
+        bounds = np.cumsum([0, *sizes])
+        batches = []
+        for first in range(0, len(sizes), self.mega_batch):
+            last = min(first + self.mega_batch, len(sizes))
+            pool = order[bounds[first] : bounds[last]]
+            cuts = bounds[first:last] - bounds[first]
+            if self.mega_batch > 1:
+                assert self.lengths is not None
+                pool = pool[np.argsort(self.lengths[pool], kind="stable")]
+                # Batches of one size change places; a smaller one at the end stays there.
+                whole = int(np.sum(np.equal(sizes[first:last], sizes[first])))
+                places = np.argsort(_random(self.seed, number, np.arange(first, first + whole), stream=1))
+                cuts = np.concatenate([cuts[places], cuts[whole:]])
+                sized = [sizes[first + i] for i in (*places, *range(whole, last - first))]
+            else:
+                sized = sizes[first:last]
+            batches += [pool[cut : cut + size] for cut, size in zip(cuts, sized, strict=True)]
+        # Every other row rather than one half: the ranks of a batch have rows of the same length.
+        return [batch[self.rank :: self.world] for batch in batches]
+
+    def _order(self, epoch: int) -> Rows:
+        if not self.shuffle:
+            return np.arange(self.n_rows, dtype=np.int64)
+        keys = _random(self.seed, epoch, np.arange(self.n_rows), stream=0)
+        return np.argsort(keys, kind="stable").astype(np.int64)
+
+    def _sizes(self) -> list[int]:
+        """Rows of each batch over all devices."""
+        whole, rest = divmod(self.n_rows, self.batch_size * self.world)
+        sizes = [self.batch_size * self.world] * whole
+        if self.drop_last or rest == 0:
+            return sizes
+        if rest < self.world:  # too few to give each rank one: share with the batch before
+            total = sizes.pop() + rest
+            return [*sizes, total - total // 2, total // 2]
+        return [*sizes, rest]
+
+
+def _random(seed: int, epoch: int, index: NDArray[np.int64], stream: int) -> NDArray[np.uint64]:
+    """64 random bits for each index: the SplitMix64 finaliser (Steele, Lea and Flood 2014), applied twice.
+
+    Not `numpy.random`, whose streams may change between versions: a run resumed years later has the same
+    order.
+    """
+    with np.errstate(over="ignore"):
+        key = _mix(_mix(np.uint64(seed % 2**64) + _GOLDEN) + np.uint64(2 * epoch + stream))
+        return _mix(_mix(index.astype(np.uint64) * _GOLDEN + key))
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(x: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
+    x = np.asarray(x, np.uint64)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

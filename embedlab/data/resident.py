@@ -1,0 +1,99 @@
+"""From row numbers to padded token tensors, by fixed-shape tensor operations on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from embedlab.data.packed import PackedTable
+from embedlab.data.table import FieldView, TokenTable
+
+Table = TokenTable | PackedTable
+
+
+class ResidentTable:
+    """The tokens of a table on a device.
+
+    On a CPU this is the memory-mapped file itself; elsewhere a copy, at two bytes a token for vocabularies up
+    to 65,536. `gather` waits for nothing and has output shapes that its arguments give, so it can be compiled
+    and captured in a CUDA graph.
+
+    Args:
+        table: opened.
+        device: where the tokens live and `gather` runs.
+    """
+
+    def __init__(self, table: Table, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self._fields: dict[str, _Gather] = {}
+        for name, view in table.fields.items():
+            if isinstance(table, PackedTable):
+                self._fields[name] = _Packed(table, view, self.device)
+            else:
+                self._fields[name] = _Ragged(view, self.device)
+
+    def gather(self, rows: Tensor, lengths: Mapping[str, int]) -> dict[str, Any]:
+        """The batch of these rows.
+
+        Args:
+            rows: int64 [B], on the device.
+            lengths: field -> L, at least the longest row of the batch in this field (longer rows are cut).
+
+        Returns:
+            ``rows`` [B], ``hash`` int64 [B] (of the first field's text), and for each field ``input_ids`` and
+            ``attention_mask`` int64 [B, L], padded on the right, and its ``hash`` [B]: equal texts have equal
+            hashes, in every field.
+        """
+        batch: dict[str, Any] = {
+            name: field.gather(rows, lengths[name]) for name, field in self._fields.items()
+        }
+        return {"rows": rows, "hash": next(iter(batch.values()))["hash"], **batch}
+
+
+class _Gather(Protocol):
+    def gather(self, rows: Tensor, length: int) -> dict[str, Tensor]: ...
+
+
+class _Ragged:
+    def __init__(self, view: FieldView, device: torch.device) -> None:
+        self.ids, self.bits = _ids(view, device)
+        self.offsets = torch.from_numpy(view.offsets).to(device)
+        self.hashes = torch.from_numpy(view.hashes.view("int64")).to(device)
+        self.pad_id = view.pad_id
+
+    def gather(self, rows: Tensor, length: int) -> dict[str, Tensor]:
+        start, end = self.offsets[rows].unsqueeze(1), self.offsets[rows + 1].unsqueeze(1)
+        place = start + torch.arange(length, device=rows.device)
+        real = place < end
+        ids = self.ids[place.clamp(max=len(self.ids) - 1)].long() & self.bits
+        return {
+            "input_ids": torch.where(real, ids, self.pad_id),
+            "attention_mask": real.long(),
+            "hash": self.hashes[rows],
+        }
+
+
+class _Packed:
+    def __init__(self, table: PackedTable, view: FieldView, device: torch.device) -> None:
+        self.ids, self.bits = _ids(view, device)
+        self.width = table.width
+        self.first = self.last = None
+        if table.frame is not None:
+            self.first, self.last = (torch.full((1, 1), token, device=device) for token in table.frame)
+
+    def gather(self, rows: Tensor, length: int) -> dict[str, Tensor]:
+        place = rows.unsqueeze(1) * self.width + torch.arange(self.width, device=rows.device)
+        ids = self.ids[place].long() & self.bits
+        if self.first is not None and self.last is not None:
+            column = (len(rows), 1)
+            ids = torch.cat([self.first.expand(column), ids, self.last.expand(column)], dim=1)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "hash": rows}
+
+
+def _ids(view: FieldView, device: torch.device) -> tuple[Tensor, int]:
+    """The flat ids as signed integers, whose indexing every device has, and the mask that undoes the sign."""
+    size = view.ids.dtype.itemsize
+    return torch.from_numpy(view.ids.view(f"int{8 * size}")).to(device), 2 ** (8 * size) - 1

@@ -1,0 +1,186 @@
+"""Rows of texts from any source: read by kind, cleaned, capped and counted, one at a time."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from embedlab.data.config import DataConfig
+from embedlab.data.layout import find_columns
+from embedlab.data.nli import triples
+from embedlab.data.parallel import find_pairs, pair_rows
+from embedlab.data.sources import Source, open_source
+from embedlab.errors import UserError
+
+Row = tuple[int, int, tuple[str, ...], int]
+"""Number of the table, number of the row in it, the texts, number of the group (the language pair, or 0)."""
+
+_SAMPLE_SEED = 42
+
+
+@dataclass
+class RowStream:
+    """The rows of a source for some of its roles, cleaned.
+
+    Attributes:
+        source: the tables that are read.
+        groups: names of the groups (language pairs) that rows can be in; empty where there are none.
+        dropped: reason -> rows left out, so far.
+        dropped_by_group: the same by group and reason.
+    """
+
+    config: DataConfig
+    roles: tuple[str, ...]
+    source: Source
+    groups: list[str] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    dropped_by_group: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def __iter__(self) -> Iterator[Row]:
+        rows = self._clean(self._raw())
+        if self.config.duplicates == "drop":
+            rows = self._unique(rows)
+        if self.config.pair_limit is not None:
+            rows = self._capped(rows, self.config.pair_limit)
+        if self.config.limit is not None:
+            rows = _first(rows, self.config.limit)
+        return rows
+
+    def _raw(self) -> Iterator[tuple[int, int, tuple[object, ...], int]]:
+        readers, config = self.source.readers, self.config
+        if config.name == "nli":
+            yield from triples(readers, self.roles, config, self.dropped)
+        elif config.name == "parallel":
+            yield from pair_rows(readers, find_pairs(readers, config), self.roles, self.groups)
+        else:
+            for table, reader in enumerate(readers):
+                for row, values in reader.rows(find_columns(reader, self.roles, config)):
+                    yield table, row, values, 0
+
+    def _clean(self, rows: Iterable[tuple[int, int, tuple[object, ...], int]]) -> Iterator[Row]:
+        shortest, longest = max(1, self.config.min_chars), self.config.max_chars
+        for table, row, values, group in rows:
+            texts, reason = [], ""
+            for place, value in enumerate(values):
+                if value is None:
+                    reason = "empty"
+                    break
+                if not isinstance(value, str):
+                    raise self._error(table, row, f"the {self.roles[place]} is {value!r}, not text")
+                size = len(value)
+                if size > longest:
+                    if self.config.overlong == "error":
+                        raise self._overlong(table, row, size)
+                    if self.config.overlong == "drop":
+                        reason = "over max_chars"
+                        break
+                    value = value[:longest]
+                if not value or value.isspace():
+                    reason = "empty"
+                    break
+                if size < shortest:
+                    reason = "under min_chars"
+                    break
+                if "\0" in value:
+                    raise self._error(table, row, f"a NUL character in the {self.roles[place]}")
+                texts.append(value)
+            if reason:
+                self._drop(reason, group)
+            else:
+                yield table, row, tuple(texts), group
+
+    def _unique(self, rows: Iterable[Row]) -> Iterator[Row]:
+        seen: set[int] = (
+            set()
+        )  # Python's 64-bit hash of the texts: one process, so its random seed does not matter
+        for row in rows:
+            key = hash(row[2])
+            if key in seen:
+                self._drop("duplicate", row[3])
+            else:
+                seen.add(key)
+                yield row
+
+    def _capped(self, rows: Iterable[Row], limit: int) -> Iterator[Row]:
+        """At most `limit` rows a group: the first ones, or a seeded sample in the order of the source."""
+        if self.config.pair_sample == "first":
+            taken: Counter[int] = Counter()
+            for row in rows:
+                taken[row[3]] += 1
+                if taken[row[3]] <= limit:
+                    yield row
+                else:
+                    self._drop("over pair_limit", row[3])
+            return
+        kept: dict[int, list[Row]] = {}
+        met: Counter[int] = Counter()
+        rng = random.Random(_SAMPLE_SEED)
+        for row in rows:  # reservoir sampling, "Algorithm R" (Vitter 1985)
+            group = kept.setdefault(row[3], [])
+            met[row[3]] += 1
+            if len(group) < limit:
+                group.append(row)
+            else:
+                self._drop("over pair_limit", row[3])
+                if (place := rng.randrange(met[row[3]])) < limit:
+                    group[place] = row
+        yield from sorted(
+            (row for group in kept.values() for row in group), key=lambda row: (row[0], row[1], row[3])
+        )
+
+    def _drop(self, reason: str, group: int) -> None:
+        self.dropped[reason] += 1
+        if self.groups:
+            self.dropped_by_group[self.groups[group], reason] += 1
+
+    def _overlong(self, table: int, row: int, size: int) -> UserError:
+        return self._error(
+            table,
+            row,
+            f"a text of {size:,} characters, and the limit is {self.config.max_chars:,}",
+            key="data.max_chars",
+            value=self.config.max_chars,
+            fix="data.overlong=drop or data.overlong=truncate, or raise the limit",
+        )
+
+    def _error(self, table: int, row: int, message: str, **more: object) -> UserError:
+        return self.source.readers[table].error(message, row, **more)
+
+
+def read_rows(
+    config: DataConfig, roles: Iterable[str] | None = None, source: Source | None = None
+) -> RowStream:
+    """The rows of a configuration, read when they are iterated.
+
+    Args:
+        config: what to read.
+        roles: the texts of a row, in this order (None: all that this kind of data has).
+        source: the opened source, where the caller has it.
+
+    Raises:
+        UserError: bad input, at once where the headers show it, else when the row is reached.
+    """
+    roles = tuple(roles) if roles is not None else config.roles
+    source = source or open_source(config)
+    groups: list[str] = []
+    if config.name == "parallel":
+        groups = list(dict.fromkeys(pair.name for pair in find_pairs(source.readers, config)))
+    elif config.name == "wikipedia":
+        for reader in source.readers:
+            find_columns(reader, roles, config)
+    return RowStream(config, roles, source, groups)
+
+
+def iter_texts(config: DataConfig, role: str | None = None) -> Iterator[str]:
+    """Every text of a configuration (of one role, or of all in turn), as for learning a tokenizer."""
+    for _, _, texts, _ in read_rows(config, None if role is None else (role,)):
+        yield from texts
+
+
+def _first(rows: Iterator[Row], limit: int) -> Iterator[Row]:
+    for count, row in enumerate(rows, 1):
+        yield row
+        if count == limit:
+            return

@@ -1,0 +1,200 @@
+"""The token table: rows of token ids on disk, memory-mapped, with where each row came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT = 1
+"""Raised when the files or the meaning of their content change: older tables are then built anew."""
+_META = "meta.json"
+REPORT = "report.json"
+
+
+class DamagedTable(Exception):
+    """The folder is not a whole token table."""
+
+
+@dataclass(frozen=True)
+class FieldView:
+    """One field of every row.
+
+    Attributes:
+        ids: uint16 or uint32 [tokens], all rows one after the other.
+        offsets: int64 [n + 1]; row i is ``ids[offsets[i]:offsets[i + 1]]``.
+        hashes: uint64 [n], of the text (the same text has the same hash in every field and table).
+        pad_id: what fills a batch up.
+    """
+
+    ids: NDArray[Any]
+    offsets: NDArray[np.int64]
+    hashes: NDArray[np.uint64]
+    pad_id: int
+
+    def row(self, i: int) -> NDArray[Any]:
+        return self.ids[self.offsets[i] : self.offsets[i + 1]]
+
+
+class TokenTable:
+    """An opened token table.
+
+    Attributes:
+        folder: its files.
+        fields: name -> `FieldView`.
+        n_rows: rows.
+        table_names: files (or other tables) that the rows came from.
+        groups: names of the language pairs; empty where there are none.
+        frame: of a table for packing, the tokens that packed rows begin (None: no special ones) and end with.
+        report: the data report (`embedlab.data.report`).
+    """
+
+    def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
+        self.folder = folder
+        self.n_rows: int = meta["n_rows"]
+        self.table_names: list[str] = meta["tables"]
+        self.groups: list[str] = meta["groups"]
+        self.frame: list[int | None] | None = meta["frame"]
+        self.report: dict[str, Any] = meta["report"]
+        self._tables = self._map("table.i4", np.int32, self.n_rows)
+        self._rows = self._map("row.i8", np.int64, self.n_rows)
+        hashes = [self._map(f"hash{i}.u8", np.uint64, self.n_rows) for i in range(len(meta["roles"]))]
+        self.fields: dict[str, FieldView] = {
+            name: FieldView(
+                self._map(f"ids{i}.bin", np.dtype(field["dtype"]), field["tokens"]),
+                self._map(f"offsets{i}.i8", np.int64, self.n_rows + 1),
+                hashes[meta["roles"].index(field["role"])],
+                field["pad_id"],
+            )
+            for i, (name, field) in enumerate(meta["fields"].items())
+        }
+
+    @classmethod
+    def open(cls, folder: Path) -> TokenTable:
+        """Map a table into memory; nothing but the description is read.
+
+        Raises:
+            DamagedTable: not a whole table of this format.
+        """
+        try:
+            meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+            if meta["format"] != FORMAT:
+                raise DamagedTable(f"{folder} has format {meta['format']}, not {FORMAT}")
+            return cls(folder, meta)
+        except (OSError, ValueError, KeyError) as bad:
+            raise DamagedTable(f"{folder}: {bad}") from bad
+
+    def lengths(self, field: str) -> NDArray[np.int32]:
+        """Tokens of every row [n]."""
+        return np.diff(self.fields[field].offsets).astype(np.int32)
+
+    @cached_property
+    def longest(self) -> NDArray[np.int32]:
+        """Tokens of the longest field of every row [n]: what a batch of all views is padded to."""
+        return np.max([self.lengths(name) for name in self.fields], axis=0)
+
+    @cached_property
+    def group_of(self) -> NDArray[np.uint16]:
+        """Place in `groups` of every row [n]."""
+        return (
+            self._map("group.u2", np.uint16, self.n_rows) if self.groups else np.zeros(self.n_rows, np.uint16)
+        )
+
+    def describe(self, rows: Sequence[int], most: int = 8) -> str:
+        """Where rows came from, as ``file:row, file:row, ...``."""
+        places = [f"{self.table_names[self._tables[i]]}:{self._rows[i]}" for i in rows[:most]]
+        more = len(rows) - len(places)
+        return ", ".join(places) + (f" and {more} more" if more > 0 else "")
+
+    def _map(self, name: str, dtype: Any, count: int) -> NDArray[Any]:
+        path = self.folder / name
+        if path.stat().st_size != count * np.dtype(dtype).itemsize:
+            raise DamagedTable(f"{path} has {path.stat().st_size} bytes")
+        # Copy on write: torch takes no array that is read-only.
+        return np.memmap(path, dtype=dtype, mode="c", shape=(count,))
+
+
+class TableWriter:
+    """Writes a table chunk by chunk into an empty folder; it is whole once `finish` has returned."""
+
+    def __init__(
+        self, folder: Path, roles: Sequence[str], fields: dict[str, dict[str, Any]], grouped: bool
+    ) -> None:
+        self.folder = folder
+        self.roles = list(roles)
+        self.fields = fields
+        self.lengths: list[list[NDArray[np.int32]]] = [[] for _ in fields]
+        self.n_rows = 0
+        self._files: dict[str, IO[bytes]] = {}
+        names = ["table.i4", "row.i8", *(["group.u2"] if grouped else [])]
+        names += [f"hash{i}.u8" for i in range(len(roles))] + [f"ids{i}.bin" for i in range(len(fields))]
+        for name in names:
+            self._files[name] = (folder / name).open("wb")
+
+    def add(
+        self,
+        tables: Sequence[int],
+        rows: Sequence[int],
+        groups: Sequence[int],
+        hashes: Sequence[bytes],
+        tokens: Sequence[tuple[NDArray[Any], NDArray[np.int32], int]],
+    ) -> None:
+        """Append rows: their origin, the hashes of each role, the flat ids and lengths of each field."""
+        self.n_rows += len(rows)
+        self._write("table.i4", np.asarray(tables, np.int32))
+        self._write("row.i8", np.asarray(rows, np.int64))
+        if "group.u2" in self._files:
+            self._write("group.u2", np.asarray(groups, np.uint16))
+        for i, block in enumerate(hashes):
+            self._files[f"hash{i}.u8"].write(block)
+        for i, (ids, lengths, _) in enumerate(tokens):
+            self._write(f"ids{i}.bin", ids)
+            self.lengths[i].append(lengths)
+
+    def finish(
+        self,
+        tables: Sequence[str],
+        groups: Sequence[str],
+        frame: tuple[int | None, int] | None,
+        report: dict[str, Any],
+    ) -> None:
+        """Write offsets, the report and last the description, without which the folder is no table."""
+        fields = {}
+        for i, (name, field) in enumerate(self.fields.items()):
+            lengths = self.field_lengths(i)
+            offsets = np.zeros(self.n_rows + 1, np.int64)
+            np.cumsum(lengths, out=offsets[1:])
+            (self.folder / f"offsets{i}.i8").write_bytes(offsets.tobytes())
+            fields[name] = {**field, "tokens": int(offsets[-1])}
+        self.close()
+        meta = {
+            "format": FORMAT,
+            "n_rows": self.n_rows,
+            "roles": self.roles,
+            "fields": fields,
+            "tables": list(tables),
+            "groups": list(groups),
+            "frame": frame and list(frame),
+            "report": report,
+        }
+        text = json.dumps(report, indent=1, ensure_ascii=False)
+        (self.folder / REPORT).write_text(text + "\n", encoding="utf-8")
+        (self.folder / _META).write_text(json.dumps(meta), encoding="utf-8")
+
+    def field_lengths(self, place: int) -> NDArray[np.int32]:
+        """Tokens of every row so far, of the field at `place`."""
+        return np.concatenate(self.lengths[place]) if self.n_rows else np.zeros(0, np.int32)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def _write(self, name: str, array: NDArray[Any]) -> None:
+        # Not `tofile`, whose error on a full disk has no error number.
+        self._files[name].write(np.ascontiguousarray(array).data)

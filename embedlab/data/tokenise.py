@@ -1,0 +1,193 @@
+"""Tokenising chunks of rows, in this process or in worker processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from embedlab.tokenization import Tokenization
+
+FieldTokens = tuple[NDArray[Any], NDArray[np.int32], int]
+"""The ids of all rows, one after the other; the tokens of each row; how many rows were cut."""
+Tokens = list[FieldTokens]
+"""Of each field."""
+
+_AHEAD = 3  # chunks that wait for each worker, so that none is idle while this process writes
+
+
+@dataclass
+class Chunk:
+    """Some rows: where they came from, their texts role by role, and the 64-bit hashes of these texts."""
+
+    tables: list[int]
+    rows: list[int]
+    groups: list[int]
+    columns: list[list[str]]
+    hashes: list[bytes]
+
+
+@dataclass(frozen=True)
+class FieldJob:
+    """How one field is made: from the column at `place`, as ids of `dtype`.
+
+    With `last` (the token that parts one text from the next) the rows are made for packing: whole texts
+    without special tokens, and `last` after each.
+    """
+
+    place: int
+    tokenization: Tokenization
+    dtype: str
+    last: int | None = None
+
+    def __call__(self, columns: list[list[str]]) -> FieldTokens:
+        texts, cut = columns[self.place], 0
+        if self.last is None:
+            rows, shortened = self.tokenization.ids_and_cut(texts)
+            cut = sum(shortened)
+        else:
+            rows = [[*ids, self.last] for ids in self._whole(texts)]
+        lengths = np.fromiter(map(len, rows), np.int32, len(rows))
+        return np.fromiter(chain.from_iterable(rows), np.dtype(self.dtype), int(lengths.sum())), lengths, cut
+
+    def _whole(self, texts: list[str]) -> list[list[int]]:
+        from embedlab.preparation import PREPARATIONS
+
+        prepare, tokenizer = PREPARATIONS[self.tokenization.preparation], self.tokenization.tokenizer
+        prepared = [prepare(text) for text in texts]
+        return tokenizer(prepared, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+
+
+@dataclass(frozen=True)
+class Tokeniser:
+    """All fields of a chunk."""
+
+    jobs: tuple[FieldJob, ...]
+
+    def __call__(self, columns: list[list[str]]) -> Tokens:
+        return [job(columns) for job in self.jobs]
+
+
+def tokenised(
+    chunks: Iterable[Chunk], tokeniser: Tokeniser, processes: int | None, alone: int
+) -> Iterator[tuple[Chunk, Tokens]]:
+    """Every chunk with its tokens, in order.
+
+    Args:
+        chunks: read only as far ahead as the workers need.
+        tokeniser: applied to the columns of each.
+        processes: worker processes; None for as many as there are processors, 1 for none.
+        alone: chunks to do in this process before workers are started, which takes seconds. Until then (and
+            with one process) the tokenizer's own threads share the work.
+    """
+    chunks = iter(chunks)
+    wanted = processes if processes is not None else _processors()
+    for chunk in chunks if wanted == 1 else islice(chunks, alone):
+        yield chunk, tokeniser(chunk.columns)
+    following = next(chunks, None)
+    if following is None:
+        return
+    with _workers(tokeniser, wanted) as call, ThreadPoolExecutor(wanted) as pool:
+        waiting: deque[tuple[Chunk, Future[Tokens]]] = deque()
+        try:
+            for chunk in chain([following], chunks):
+                waiting.append((chunk, pool.submit(call, chunk.columns)))
+                if len(waiting) >= wanted * _AHEAD:
+                    first, result = waiting.popleft()
+                    yield first, result.result()
+            while waiting:
+                first, result = waiting.popleft()
+                yield first, result.result()
+        finally:
+            for _, result in waiting:
+                result.cancel()
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _workers(tokeniser: Tokeniser, count: int) -> Iterator[Any]:
+    """A function that tokenises in one of `count` worker processes, which end with the block.
+
+    Not `multiprocessing`: a forked child of a process with threads (torch, tokenizers) can hang, a spawned
+    one runs the caller's main module again, and both outlive a parent that is killed. These workers read from
+    a pipe, which closes with the parent.
+    """
+    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+    workers: list[_Worker] = []
+
+    def call(columns: list[list[str]]) -> Tokens:
+        worker = idle.get()
+        try:
+            return worker(columns)
+        finally:
+            idle.put(worker)
+
+    try:
+        for _ in range(count):
+            workers.append(_Worker(tokeniser))
+        for worker in workers:
+            idle.put(worker)
+        yield call
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+class _Worker:
+    def __init__(self, tokeniser: Tokeniser) -> None:
+        package = str(Path(__file__).resolve().parents[2])
+        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "embedlab.data.worker"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        self._send(tokeniser)
+
+    def _send(self, message: object) -> None:
+        assert self._process.stdin is not None
+        pickle.dump(message, self._process.stdin, pickle.HIGHEST_PROTOCOL)
+        self._process.stdin.flush()
+
+    def __call__(self, columns: list[list[str]]) -> Tokens:
+        assert self._process.stdout is not None
+        try:
+            self._send(columns)
+            result = pickle.load(self._process.stdout)
+        except (EOFError, BrokenPipeError):
+            raise RuntimeError(
+                f"a tokenising process ended with status {self._process.wait()}; data.processes=1 uses none"
+            ) from None
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from embedlab.data import DataConfig, data_config
+from embedlab.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "says"),
+    [
+        ({"name": "wiki"}, "data.name", "wikipedia, nli, parallel"),
+        ({"batch_size": 0}, "data.batch_size", "from 1 up"),
+        ({"batch_size": True}, "data.batch_size", "from 1 up"),
+        ({"mega_batch": "8"}, "data.mega_batch", "from 1 up"),
+        ({"pack": 4}, "data.pack", "from 8 up"),
+        ({"limit": -1}, "data.limit", "from 1 up"),
+        ({"overlong": "cut"}, "data.overlong", "error, drop, truncate"),
+        ({"duplicates": "maybe"}, "data.duplicates", "keep, drop"),
+        ({"files": None}, "data.files", "data.package=NAME"),
+        ({"files": None, "package": "nltk"}, "data.package", "gensim-wikipedia"),
+        ({"files": None, "package": "emoji"}, "data.package", "data=parallel"),
+        ({"columns": {"anchor": "x"}}, "data.columns.anchor", "sentence"),
+        ({"columns": {"sentence": 3}}, "data.columns.sentence", "not the name of a column"),
+        ({"pairs": ["en-de"]}, "data.pairs", "no languages"),
+        ({"revision": "main"}, "data.revision", "set data.hub"),
+        ({"bach_size": 3}, "data.bach_size", "data.batch_size"),
+    ],
+)
+def test_a_bad_setting_names_its_key_and_a_way_out(settings: dict[str, Any], key: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        data_config({"files": "x.txt", **settings})
+    assert caught.value.key == key
+    assert says in str(caught.value)
+
+
+def test_files_come_before_the_hub_and_the_hub_before_a_package() -> None:
+    settings = {"files": "mine.txt", "hub": "some/set", "package": "gensim-wikipedia"}
+    assert data_config(settings).source == "mine.txt"
+    assert data_config({**settings, "files": None}).source == "hub:some/set"
+    assert data_config({**settings, "files": None, "hub": None}).source == "package:gensim-wikipedia"
+
+
+def test_a_role_without_a_column_is_left_to_the_usual_names() -> None:
+    config = data_config({"name": "nli", "files": "x.csv", "columns": {"anchor": "a", "positive": None}})
+    assert config.chosen == {"anchor": "a"}
+
+
+def test_the_records_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        DataConfig(files="x.txt").batch_size = 3  # type: ignore[misc]

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from embedlab.data.readers import open_reader
+from embedlab.errors import UserError
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": lambda data: data,
+    ".gz": gzip.compress,
+    ".xz": lambda data: lzma.compress(data, preset=0),
+    ".bz2": lambda data: bz2.compress(data, compresslevel=1),
+}
+TSV = 'id\ttext\n1\tsays "hi\n2\t  two  \n'
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def read(path: Path, *columns: str) -> list[tuple[int, tuple[Any, ...]]]:
+    return list(open_reader(path).rows(columns))
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_lines_of_text_plain_and_compressed(tmp_path: Path, suffix: str) -> None:
+    text = "\ufeffone\r\n\n zwei – drei \nfour"
+    path = write(tmp_path / f"a.txt{suffix}", PACK[suffix](text.encode()))
+    assert read(path, "any") == [(1, ("one",)), (2, ("",)), (3, (" zwei – drei ",)), (4, ("four",))]
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_tsv_has_no_quoting(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"a.tsv{suffix}", PACK[suffix](TSV.encode()))
+    assert open_reader(path).columns == ["id", "text"]
+    assert read(path, "text", "id") == [(2, ('says "hi', "1")), (3, ("  two  ", "2"))]
+
+
+def test_csv_has_quotes_and_rows_over_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'id,text\r\n1,"a, ""b""\nnext line"\r\n2,c\r\n')
+    assert read(path, "text") == [(2, ('a, "b"\nnext line',)), (4, ("c",))]
+
+
+def test_columns_are_found_by_name_whatever_their_order(tmp_path: Path) -> None:
+    one = write(tmp_path / "1.csv", "sent0,sent1\nq,p\n")
+    two = write(tmp_path / "2.csv", "sent1,sent0\np,q\n")
+    assert read(one, "sent0", "sent1") == read(two, "sent0", "sent1") == [(2, ("q", "p"))]
+
+
+def test_jsonl_with_nested_objects_nulls_and_blank_lines(tmp_path: Path) -> None:
+    rows = [{"translation": {"en": "a", "de": "b"}, "n": 1}, {"translation": {"en": None, "de": "c"}, "n": 2}]
+    path = write(tmp_path / "a.jsonl", "\n\n".join(map(json.dumps, rows)) + "\n")
+    assert open_reader(path).columns == ["translation.en", "translation.de", "n"]
+    assert read(path, "translation.de", "translation.en") == [(1, ("b", "a")), (3, ("c", None))]
+
+
+def test_parquet_over_row_groups_with_structs_and_nulls(tmp_path: Path) -> None:
+    texts = [f"text {i}" for i in range(2500)]
+    table = pa.table({"text": [None, *texts[1:]], "t": [{"en": s, "de": s.upper()} for s in texts]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=700)
+    reader = open_reader(tmp_path / "a.parquet")
+    assert reader.columns == ["text", "t.en", "t.de"]
+    rows = list(reader.rows(["t.de", "text"]))
+    assert rows[0] == (1, ("TEXT 0", None))
+    assert rows[2499] == (2500, ("TEXT 2499", "text 2499"))
+    assert len(rows) == 2500
+    assert reader.position == reader.size
+
+
+def test_the_position_reaches_the_size(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt.gz", gzip.compress(b"some words\n" * 5000, mtime=0))
+    reader = open_reader(path)
+    for _ in reader.rows(["x"]):
+        pass
+    assert 0 < reader.position <= reader.size
+
+
+BAD = [
+    ("empty.txt", b"", None, "the file is empty"),
+    ("empty.csv", b"", None, "the file is empty"),
+    ("empty.tsv", b"", None, "the file is empty"),
+    ("empty.jsonl", b"\n\n", None, "the file is empty"),
+    ("empty.parquet", b"", None, "the file is empty"),
+    ("empty.txt.gz", b"", None, "the file is empty"),
+    ("header.csv", b"text\n", None, "a header and no rows"),
+    ("latin1.txt", b"good\ngr\xfc\xdfe\n", 2, "not UTF-8: byte 0xfc at place 3"),
+    ("latin1.csv", b"text\na\nb\n\xe9t\xe9\n", 4, "not UTF-8"),
+    ("nul.txt", b"good\nbad\0bad\n", 2, "a NUL byte"),
+    ("utf16.tsv", "text\na\n".encode("utf-16-le"), 1, "a NUL byte"),
+    ("ragged.tsv", b"text\tx\na\tb\nc\n", 3, "1 fields where the header has 2"),
+    ("ragged.csv", b"text,x\na,b\nc,d,e\n", 3, "3 fields where the header has 2"),
+    ("twice.tsv", b"text\ttext\na\tb\n", 1, "names text twice"),
+    ("open.csv", b'text,x\na,b\n"c,d\ne,f\n', 3, "not a well-formed csv record"),
+    ("quote.csv", b'text\na\n"b" c\n', 3, "not a well-formed csv record"),
+    ("broken.jsonl", b'{"text": "a"}\n{"text": \n', 2, "not JSON"),
+    ("list.jsonl", b'{"text": "a"}\n["b"]\n', 2, "a JSON object is needed"),
+    ("key.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', 2, "no 'text' in this row, which has: txt"),
+    ("not.parquet", b"PAR1 no", None, "not a readable parquet file"),
+    ("not.txt.gz", b"plain text\n", None, "the .gz file is truncated or damaged before its first row"),
+    ("not.txt.xz", b"plain text\n", None, "the .xz file is truncated or damaged before its first row"),
+    ("not.txt.bz2", b"plain text\n", None, "the .bz2 file is truncated or damaged before its first row"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "row", "says"), BAD, ids=[case[0] for case in BAD])
+def test_bad_files_are_named_with_the_row_and_the_reason(
+    tmp_path: Path, name: str, content: bytes, row: int | None, says: str
+) -> None:
+    path = write(tmp_path / name, content)
+    with pytest.raises(UserError) as caught:
+        read(path, "text")
+    error = caught.value
+    assert (error.file, error.row) == (str(path), row)
+    assert says in str(error)
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
+def test_a_truncated_archive_says_after_which_row(tmp_path: Path, suffix: str) -> None:
+    lines = "".join(f"{i * 7919 % 104729} some words {i * i}\n" for i in range(20_000))
+    whole = PACK[suffix](lines.encode())
+    path = write(tmp_path / f"cut.txt{suffix}", whole[: len(whole) // 2])
+    with pytest.raises(
+        UserError, match=rf"cut.txt{suffix}: the {suffix} file is truncated or damaged after row \d\d+"
+    ):
+        read(path, "text")
+
+
+def test_a_damaged_archive_is_told_by_its_checksum(tmp_path: Path) -> None:
+    whole = bytearray(gzip.compress(b"some words\n" * 100))
+    whole[-8] ^= 0xFF
+    with pytest.raises(UserError, match="damaged"):
+        read(write(tmp_path / "a.txt.gz", bytes(whole)), "text")
+
+
+def test_a_damaged_parquet_table(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(
+        pa.table({"text": [f"{i * 7919 % 104729}" for i in range(9000)]}), path, compression="snappy"
+    )
+    data = bytearray(path.read_bytes())
+    data[200:2000] = bytes(1800)
+    path.write_bytes(bytes(data))
+    with pytest.raises(UserError, match="damaged after row"):
+        read(path, "text")
+
+
+def test_one_text_a_line_is_not_enough_for_pairs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"one text a line, and 2 are needed \(en, de\)"):
+        read(write(tmp_path / "a.txt", "x\n"), "en", "de")
+
+
+@pytest.mark.parametrize("name", ["a.doc", "a.txt.zip", "a.parquet.gz", "a.gz", "txt"])
+def test_unknown_kinds_of_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=r"unknown kind of file. Fix: one of .txt, .csv"):
+        open_reader(write(tmp_path / name, "x"))
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.txt", "x\n")
+    reader = open_reader(path)
+    path.unlink()
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        list(reader.rows(["text"]))

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import datasets
+import pytest
+
+from embedlab.data import DataConfig, read_rows
+from embedlab.data.packages import EMOJI_LANGUAGES
+from embedlab.errors import UserError
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A local folder, which `datasets` reads as it reads a repository of the hub."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "train.csv").write_text("text,n\nfirst,1\nsecond,2\n")
+    (folder / "other.csv").write_text("text,n\nother,1\n")
+    return folder
+
+
+def test_a_hub_data_set(dataset: Path) -> None:
+    config = DataConfig(hub=str(dataset), hub_files="train.csv")
+    stream = read_rows(config)
+    assert [(row[1], row[2]) for row in stream] == [(1, ("first",)), (2, ("second",))]
+    other = read_rows(DataConfig(hub=str(dataset), hub_files="other.csv"))
+    assert other.source.identity != stream.source.identity
+    assert read_rows(config).source.identity == stream.source.identity
+
+
+def test_a_hub_data_set_lists_its_columns(dataset: Path) -> None:
+    config = DataConfig(hub=str(dataset), hub_files="train.csv", columns={"sentence": "txt"})
+    with pytest.raises(UserError, match=r"no column txt for the sentence; there are: text, n"):
+        read_rows(config)
+
+
+def test_class_labels_of_the_hub_are_read_as_names(dataset: Path) -> None:
+    labels = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
+    features = datasets.Features(
+        {"premise": datasets.Value("string"), "hypothesis": datasets.Value("string"), "label": labels}
+    )
+    rows = {"premise": ["p", "p", "p"], "hypothesis": ["e", "x", "c"], "label": [0, -1, 2]}
+    folder = dataset.parent / "nli"
+    (folder / "data").mkdir(parents=True)
+    datasets.Dataset.from_dict(rows, features).to_parquet(folder / "data" / "train-0.parquet")
+    stream = read_rows(DataConfig(name="nli", hub=str(folder)))
+    assert [row[2] for row in stream] == [("p", "e", "c")]
+    assert stream.dropped == {"no gold label": 1}
+
+
+def test_a_wrong_hub_name_offline_is_one_line() -> None:
+    with pytest.raises(UserError) as caught:
+        read_rows(DataConfig(hub="nobody/no-such-set", hub_config="en-de"))
+    line = str(caught.value)
+    assert "\n" not in line
+    assert "(en-de split train)" in line
+    assert "data.hub=nobody/no-such-set" in line
+    assert "data.files=PATH" in line
+
+
+def test_a_split_that_is_not_there(dataset: Path) -> None:
+    with pytest.raises(UserError, match="split"):
+        read_rows(DataConfig(hub=str(dataset), hub_files="train.csv", split="dev"))
+
+
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(UserError, match=r'Fix: pip install "embedlab\[quickstart\]"'):
+        read_rows(DataConfig(package="gensim-lee"))
+
+
+def test_lee_documents_as_sentences() -> None:
+    pytest.importorskip("gensim")
+    texts = [row[2][0] for row in read_rows(DataConfig(package="gensim-lee"))]
+    assert 2_500 < len(texts) < 3_000
+    assert texts[0].startswith("Hundreds of people have been forced to vacate their homes")
+    assert texts[0].endswith("towards the town of Hill Top.")
+
+
+def test_the_beginning_of_the_wikipedia_extract() -> None:
+    pytest.importorskip("gensim")
+    texts = [row[2][0] for row in read_rows(DataConfig(package="gensim-wikipedia", limit=300))]
+    assert len(texts) == 300
+    assert texts[0].startswith("Anarchism is a political philosophy that advocates self-governed societies")
+    assert all(30 <= len(text) <= 500 and "[[" not in text and "{{" not in text for text in texts)
+
+
+@pytest.mark.slow
+def test_the_whole_wikipedia_extract() -> None:
+    pytest.importorskip("gensim")
+    texts = [row[2][0] for row in read_rows(DataConfig(package="gensim-wikipedia"))]
+    assert 17_000 < len(texts) < 18_500
+    assert len(set(texts)) / len(texts) > 0.99
+
+
+def test_emoji_names_in_fourteen_languages() -> None:
+    pytest.importorskip("emoji")
+    stream = read_rows(DataConfig(name="parallel", package="emoji"))
+    rows = list(stream)
+    assert stream.groups == [f"en-{code}" for code in EMOJI_LANGUAGES[1:]]
+    assert len(rows) > 13 * 1_900
+    german = {texts for _, _, texts, group in rows if stream.groups[group] == "en-de"}
+    assert ("shopping bags", "einkaufstüten") in german
+    assert not any(":" in text[0] + text[-1] or "_" in text for pair in german for text in pair)

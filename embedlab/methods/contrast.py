@@ -1,7 +1,8 @@
-"""InfoNCE between two views of each sentence, over all devices: shared by one-pass and two-pass methods."""
+"""InfoNCE between the views of a batch, over all devices: shared by one-pass and two-pass methods."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -28,10 +29,38 @@ def contrast_views(
         ids: ``[B]``, equal for equal texts, which are then no negatives; None treats them as such.
         everywhere: negatives from all ranks.
     """
-    candidates = gather(positives) if everywhere else positives
-    candidate_ids = gather_ids(ids) if everywhere and ids is not None else ids
-    offset = rank() * len(anchors) if everywhere else 0
-    c = info_nce(anchors, candidates, tau, offset=offset, anchor_ids=ids, candidate_ids=candidate_ids)
+    return contrast([anchors, positives], tau, [ids, ids], everywhere)
+
+
+def contrast(
+    vectors: Sequence[Tensor],
+    tau: float,
+    ids: Sequence[Tensor | None],
+    everywhere: bool = True,
+    hard_negative_weight: float = 0.0,
+) -> ViewContrast:
+    """The same for views of different texts, and with hard negatives.
+
+    Args:
+        vectors: ``[B, D]`` each: anchors, their positives and, where there are any, their hard negatives.
+        tau: temperature.
+        ids: ``[B]`` of each view, equal for equal texts; None: a text that comes again is a negative.
+        everywhere: negatives from all ranks.
+        hard_negative_weight: added to the logit of an anchor's own hard negative.
+    """
+    candidates = [gather(v) if everywhere else v for v in vectors[1:]]
+    known = [gather_ids(i) if everywhere and i is not None else i for i in ids[1:]]
+    c = info_nce(
+        vectors[0],
+        candidates[0],
+        tau,
+        offset=rank() * len(vectors[0]) if everywhere else 0,
+        hard_negatives=candidates[1] if len(candidates) > 1 else None,
+        hard_negative_weight=hard_negative_weight,
+        anchor_ids=ids[0],
+        candidate_ids=known[0],
+        hard_negative_ids=known[1] if len(known) > 1 else None,
+    )
     stats = {
         "positive_cosine": c.positive_cosine,
         "negative_cosine": c.negative_cosine,

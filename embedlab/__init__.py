@@ -12,18 +12,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedlab.encoder import SentenceEncoder, load
+    from embedlab.encoder import SentenceEncoder
+    from embedlab.loading import load
 
 __version__ = "0.1.0"
 __all__ = ["SentenceEncoder", "__version__", "load"]
 
+_HOMES = {"SentenceEncoder": "embedlab.encoder", "load": "embedlab.loading"}
+
 
 def __getattr__(name: str) -> Any:
     # Deferred, so that `import embedlab` and `embedlab --help` do not wait for torch and transformers.
-    if name in ("SentenceEncoder", "load"):
-        from embedlab import encoder
+    if name in _HOMES:
+        import importlib
 
-        return getattr(encoder, name)
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -71,7 +71,12 @@ class Method(LightningModule):
 
     @classmethod
     def from_run(cls, run: RunConfig, tokenizer: Any = None) -> Method:
-        """The method around the encoder that it trains, its weights loaded.
+        """The method around the encoder that it trains; what needs more than `make_encoder` gives overrides this."""
+        return cls(cls.make_encoder(run, tokenizer), run.method, run.optimizer, run.resolved_step())
+
+    @classmethod
+    def make_encoder(cls, run: RunConfig, tokenizer: Any = None) -> SentenceEncoder:
+        """The encoder of a run, its weights loaded.
 
         Args:
             run: the whole configuration.
@@ -84,8 +89,7 @@ class Method(LightningModule):
 
         backbone, tokenizer = load_backbone(run.backbone, head=cls.head_kind, tokenizer=tokenizer)
         pooling = build_pooling(run.pooling, backbone.info)
-        encoder = SentenceEncoder(backbone, pooling, Tokenization(tokenizer, run.template))
-        return cls(encoder, run.method, run.optimizer, run.resolved_step())
+        return SentenceEncoder(backbone, pooling, Tokenization(tokenizer, run.template))
 
     # ---- what a method says -------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from embedlab.backbones.backbone import Backbone
 from embedlab.errors import UserError
 from embedlab.methods.config import MethodConfig
+from embedlab.training.checkpoint import encoder_record
 from embedlab.training.grad_cache import R, cached
 from embedlab.training.meter import Meter
 from embedlab.training.nonfinite import NonFiniteLoss
@@ -229,7 +230,7 @@ class Method(LightningModule):
         for state in checkpoint.get("lr_schedulers", []):
             state["_last_lr"] = [float(lr) for lr in state["_last_lr"]]
         checkpoint["embedlab"] = {
-            "encoder_files": self.encoder.files(),
+            "encoder": encoder_record(self.encoder),
             "parameters": [n for n, _ in self._named()],
         }
 

@@ -49,3 +49,15 @@ def gather_ids(x: Tensor) -> Tensor:
     parts = [torch.empty_like(x) for _ in range(world_size())]
     dist.all_gather(parts, x.contiguous())
     return torch.cat(parts)
+
+
+def agreed_coin(device: torch.device) -> Tensor:
+    """True or False with even chances, a tensor on the device, the same on every rank: the first rank's draw.
+
+    It is drawn by the device's generator, so that each replay of a CUDA graph draws anew, and a run with the same
+    seed, or one that is resumed, draws the same.
+    """
+    coin = (torch.rand((), device=device) < 0.5).to(torch.uint8)
+    if world_size() > 1:
+        dist.broadcast(coin, 0)
+    return coin.bool()

@@ -69,7 +69,9 @@ class LastCheckpoint(Callback):
                 wanted, all=False
             )
         steps_due = self.every_steps is not None and step % self.every_steps == 0
-        self._wanted = self._wanted or steps_due or wanted
+        # At the last step too, before Lightning closes the epoch: more steps can then be added in its middle.
+        ends = self.at_end and step == trainer.max_steps
+        self._wanted = self._wanted or steps_due or wanted or ends
         if self._wanted and not validation_follows(trainer):
             self.write(trainer)
 

@@ -1,0 +1,53 @@
+"""What a comparison over seeds can and cannot show."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scipy.stats import t as student
+
+CONFIDENCE, POWER = 0.95, 0.8
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A recipe minus the baseline, paired by seed.
+
+    Args:
+        n: seeds that both have.
+        mean: of the differences.
+        low, high: 95 % confidence interval (Student's t); NaN with one seed.
+        detectable: the smallest true difference that so many seeds would have shown in four of five
+            experiments, given the spread seen here; NaN with one seed.
+    """
+
+    n: int
+    mean: float
+    low: float
+    high: float
+    detectable: float
+
+    @property
+    def verdict(self) -> str:
+        """``better`` or ``worse`` where the interval leaves out 0 (higher is better), else ``not resolved``."""
+        if self.n < 2 or self.low <= 0 <= self.high:
+            return "not resolved"
+        return "better" if self.mean > 0 else "worse"
+
+
+def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
+    """The difference over the seeds that both have; None where there is none."""
+    seeds = sorted(values.keys() & baseline.keys())
+    if not seeds:
+        return None
+    change = [values[s] - baseline[s] for s in seeds]
+    mean, n = statistics.fmean(change), len(change)
+    if n == 1:
+        return Difference(1, mean, math.nan, math.nan, math.nan)
+    error = statistics.stdev(change) / math.sqrt(n)
+    half = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
+    detectable = half + float(student.ppf(POWER, n - 1)) * error
+    return Difference(n, mean, mean - half, mean + half, detectable)

@@ -1,0 +1,158 @@
+"""Finished runs, read from their folders, grouped over seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from embedlab.errors import UserError
+
+SCORES = "scores.json"
+# Keys of a configuration that do not make another recipe.
+_NOT_A_RECIPE = ("seed", "ckpt_path", "logger", "callbacks", "stages_dir")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run with its scores.
+
+    Args:
+        folder: of the run.
+        scores: ``task/metric``.
+        config: resolved, plain.
+        training: steps, seconds, device, seed and so on, as the run wrote them.
+    """
+
+    folder: Path
+    scores: Mapping[str, float]
+    config: Mapping[str, Any]
+    training: Mapping[str, Any]
+
+    @property
+    def seed(self) -> int:
+        return int(self.training.get("seed", self.config.get("seed", -1)))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one recipe, which differ in the seed alone; ``varied`` is what sets the recipe off from the others."""
+
+    label: str
+    varied: Mapping[str, Any]
+    runs: tuple[Run, ...]
+
+    def values(self, metric: str) -> dict[int, float]:
+        """The metric by seed; NaN is left out."""
+        found = {r.seed: r.scores[metric] for r in self.runs if metric in r.scores}
+        return {seed: value for seed, value in found.items() if not math.isnan(value)}
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    folder: Path
+    status: str
+    overrides: Sequence[str] = ()
+
+
+def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
+    """Every run at or below the folders that wrote its scores, and the trials of sweeps that did not.
+
+    The stages of a run (sub-folders of its own) are part of it, not runs of the report.
+
+    Raises:
+        UserError: a folder that is not there, or holds no run; a scores file that cannot be read.
+    """
+    runs: list[Run] = []
+    unfinished: list[Unfinished] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError("no such folder", file=folder, fix="give the folder of a run or a sweep")
+        before = len(runs)
+        known: list[Path] = []
+        for path in sorted(folder.rglob(SCORES), key=lambda p: (len(p.parts), str(p))):
+            if any(parent in known for parent in path.parent.parents) or path.parent.name == "export":
+                continue
+            if run := _read(path):
+                known.append(path.parent)
+                runs.append(run)
+        for path in sorted(folder.rglob("trial.yaml")):
+            if path.parent not in known:
+                unfinished.append(_unfinished(path.parent))
+        if len(runs) == before and not unfinished:
+            raise UserError(
+                "there is no finished run in this folder", file=folder, fix="a folder with scores.json"
+            )
+    return runs, unfinished
+
+
+def _read(path: Path) -> Run | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot be read: {error}", file=path) from None
+    if not isinstance(content, dict) or "training" not in content:
+        return None
+    scores = {k: math.nan if v is None else float(v) for k, v in content["scores"].items()}
+    return Run(path.parent, scores, content.get("config", {}), content["training"])
+
+
+def _unfinished(folder: Path) -> Unfinished:
+    try:
+        record = json.loads((folder / "trial.json").read_text())
+    except (OSError, ValueError):
+        return Unfinished(folder, "not finished")
+    return Unfinished(folder, record.get("status", "not finished"), record.get("overrides", ()))
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Runs of equal configuration, seed apart, together; labelled by the keys in which the groups differ.
+
+    Two runs of one recipe and one seed are one result: the later folder counts.
+    """
+    flat = [_flatten({k: v for k, v in run.config.items() if k not in _NOT_A_RECIPE}) for run in runs]
+    keys = sorted({key for config in flat for key in config})
+    absent = object()
+    varied = [k for k in keys if len({_hashable(c.get(k, absent)) for c in flat}) > 1]
+    groups: dict[tuple[Any, ...], dict[int, tuple[dict[str, Any], Run]]] = {}
+    for run, config in zip(runs, flat, strict=True):
+        what = tuple(_hashable(config.get(k, absent)) for k in varied)
+        groups.setdefault(what, {})[run.seed] = ({k: config[k] for k in varied if k in config}, run)
+    result = []
+    for members in groups.values():
+        settings, first = next(iter(members.values()))
+        shown = {k: v for k, v in settings.items() if v is not None}
+        label = _overrides(first.folder) or ", ".join(f"{k}={v}" for k, v in shown.items())
+        label = label or str(first.config.get("method", {}).get("name", "run"))
+        result.append(Group(label, shown, tuple(run for _, run in members.values())))
+    labels = [g.label for g in result]
+    return [
+        g if labels.count(g.label) == 1 else replace(g, label=f"{g.label} ({g.runs[0].folder})")
+        for g in result
+    ]
+
+
+def _overrides(folder: Path) -> str:
+    """What a sweep changed for this trial, the seed apart."""
+    try:
+        overrides = json.loads((folder / "trial.json").read_text())["overrides"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    return ", ".join(o for o in overrides if not o.lstrip("+").startswith("seed="))
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _hashable(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, (dict, list)) else value

@@ -1,0 +1,65 @@
+"""`embedlab report FOLDER...`: the scores of finished runs and sweeps in one table."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from embedlab.errors import UserError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, fix="embedlab report --help")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table, and write report.md, .csv, .html, .tex and, for a sweep over numbers, a box plot."""
+    parser = _Parser(
+        prog="embedlab report",
+        description="Mean ± SD over seeds, paired differences to a baseline, the figure of a sweep.",
+        epilog="Options may also be given as key=value.",
+    )
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="folders of runs or sweeps")
+    parser.add_argument(
+        "--baseline", help="recipe (or a part of its label) that the others are compared with"
+    )
+    parser.add_argument("--metric", help="score to compare by, such as sts7/spearman")
+    parser.add_argument("--out", type=Path, help="where the files go (default: the first folder)")
+    parser.add_argument("--title", default="Runs")
+    keys = ("baseline=", "metric=", "out=", "title=")
+    options = parser.parse_args([f"--{a}" if a.startswith(keys) else a for a in argv])
+
+    from embedlab.analysis.report import (
+        box_plot,
+        find_baseline,
+        headline,
+        make_report,
+        swept_numbers,
+        write_csv,
+    )
+    from embedlab.analysis.runs import find_runs, group_runs
+
+    runs, unfinished = find_runs([Path(f) for f in options.folders])
+    groups = group_runs(runs)
+    baseline = find_baseline(groups, options.baseline)
+    report = make_report(groups, unfinished, baseline, options.metric, title=options.title)
+    print(report.markdown())
+    out = options.out or Path(options.folders[0])
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.md").write_text(report.markdown(), encoding="utf-8")
+    (out / "report.html").write_text(report.html(), encoding="utf-8")
+    (out / "report.tex").write_text(report.latex(), encoding="utf-8")
+    write_csv(groups, out / "report.csv")
+    written = ["report.md", "report.csv", "report.html", "report.tex"]
+    if swept_numbers(groups):
+        if importlib.util.find_spec("matplotlib") is None:
+            print("No figure: matplotlib is not installed (pip install 'embedlab[plot]').", file=sys.stderr)
+        elif box_plot(groups, options.metric or headline(groups), out / "report.png"):
+            written.append("report.png")
+    print(f"Written to {out}: {', '.join(written)}")
+    return 0

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 METHODS: dict[str, str] = {
     "simcse": "embedlab.methods.simcse:SimCSE",
+    "jtcse": "embedlab.methods.jtcse:JTCSE",
+    "tncse": "embedlab.methods.jtcse:TNCSE",
+    "distil": "embedlab.methods.distil:Distil",
+    "ensemble": "embedlab.methods.ensemble:Ensemble",
+    "promptbert": "embedlab.methods.promptbert:PromptBERT",
     "masked_lm": "embedlab.methods.masked_lm:MaskedLM",
     "causal_lm": "embedlab.methods.causal_lm:CausalLM",
     "csesfp": "embedlab.methods.csesfp:CSESFP",

@@ -1,0 +1,217 @@
+"""PromptBERT (Jiang et al. 2022): a sentence in two templates, less what the templates say by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from embedlab.backbones.backbone import position_offset
+from embedlab.errors import UserError
+from embedlab.methods.bare_templates import BareTemplates
+from embedlab.methods.base import Batch, Fields, Method, Outcome
+from embedlab.methods.config import MethodConfig, from_dict
+from embedlab.methods.contrast import contrast
+from embedlab.methods.simcse import mlp_head, widen
+from embedlab.tokenization import Template, Tokenization
+
+if TYPE_CHECKING:
+    from embedlab.backbones import BackboneInfo
+    from embedlab.encoder import SentenceEncoder
+    from embedlab.pooling import PoolingConfig
+    from embedlab.training.optimizer import OptimizerConfig
+
+VIEWS = {
+    "wikipedia": ("first", "second"),
+    "nli": ("anchor", "positive", "negative"),
+    "parallel": ("source", "target"),
+}
+
+
+@dataclass(frozen=True)
+class PromptBERTConfig(MethodConfig):
+    name: str = "promptbert"
+    tau: float = 0.05
+    second_template: Template | None = None
+    """Of a sentence's second view (single sentences only); None: the encoder's, which the first view has."""
+    denoise: Literal["auto"] | bool = "auto"
+    """Subtract a template's own vector, at the sentence's length, in training. ``auto``: where the pooling
+    reads one token, and not for a mean over all."""
+    denoise_dev: bool = False
+    """Subtract it in scoring while training too, as released. The encoder that is kept does not."""
+    denoise_lengths: int = 33
+    """Sentence lengths 0, 1, … whose template vectors are computed in each step; more if a batch has longer
+    sentences. (Released: 50, of which those beyond the longest sentence are not used.)"""
+    mlp: Literal["train", "none"] = "train"
+    """``train``: Linear + tanh after the subtraction, in training only."""
+    hard_negative_weight: float = 0.0
+    mask_duplicates: bool = True
+    """A candidate with the anchor's or its positive's text is no negative; False as released."""
+    gather_negatives: bool = True
+
+    def __post_init__(self) -> None:
+        second: Any = self.second_template
+        if isinstance(second, dict):
+            empty = second.get("text") is None and set(second) <= {"text", "join"}
+            second = None if empty else from_dict(Template, second, "method.second_template")
+            object.__setattr__(self, "second_template", second)
+
+    def check(
+        self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
+    ) -> list[str]:
+        if not self.tau > 0:
+            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
+        if self.mlp not in ("train", "none"):
+            raise UserError("unknown head", key="method.mlp", value=self.mlp, fix="train or none")
+        if self.denoise not in ("auto", True, False):
+            raise UserError(
+                "unknown value", key="method.denoise", value=self.denoise, fix="auto, true or false"
+            )
+        if self.denoise_lengths < 1:
+            raise UserError(
+                "must be at least 1", key="method.denoise_lengths", value=self.denoise_lengths, fix="33"
+            )
+        if in_views:
+            raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
+        if template is None:
+            raise UserError(
+                "PromptBERT needs a template around the sentence",
+                key="template",
+                value="none",
+                fix="template=promptbert_bert pooling=mask (RoBERTa: template=promptbert_roberta)",
+            )
+        for key, each in (("template", template), ("method.second_template", self.second_template)):
+            if each is not None and each.join != "ids":
+                raise UserError(
+                    "the template's own positions are known only if it is tokenised apart",
+                    key=f"{key}.join",
+                    value=each.join,
+                    fix=f"{key}.join=ids",
+                )
+        if self.second_template is not None and data == "wikipedia":
+            pooling.check(info, self.second_template, self.name)
+        if data == "wikipedia" and info.dropout == 0 and self.second_template in (None, template):
+            raise UserError(
+                "with one template the two views differ by dropout alone, and this backbone has none",
+                key="method.second_template",
+                fix="another template there, or backbone.dropout=0.1",
+            )
+        return []
+
+
+class PromptBERT(Method):
+    """h(x) - delta(|x|) in one template against the same in the other.
+
+    delta(t) is the vector of the template without a sentence, its tokens after the slot at the positions that
+    t sentence tokens would give them: of the same step and network, with gradient and dropout.
+    """
+
+    config_class = PromptBERTConfig
+    config: PromptBERTConfig
+
+    def __init__(
+        self,
+        encoder: SentenceEncoder,
+        config: PromptBERTConfig,
+        optimizer: OptimizerConfig,
+        step: str = "eager",
+    ) -> None:
+        super().__init__(encoder, config, optimizer, step)
+        self.head = mlp_head(encoder.dim) if config.mlp == "train" else nn.Identity()
+        self.templates = [encoder.tokenization]
+        """The first is that of scoring and of every view but ``second``."""
+        if config.second_template not in (None, encoder.tokenization.template):
+            self.templates.append(Tokenization(encoder.tokenizer, config.second_template))
+        self.denoise = (
+            _reads_one_token(encoder.pooling.config) if config.denoise == "auto" else config.denoise
+        )
+        self.bare = BareTemplates(self.templates, position_offset(encoder.backbone.model.config))
+        most = encoder.backbone.info.max_positions
+        self.lengths = config.denoise_lengths
+        if most is not None:
+            self.lengths = min(self.lengths, most - max(t.overhead for t in self.templates) + 1)
+
+    @classmethod
+    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
+        assert isinstance(config, PromptBERTConfig)
+        if data == "wikipedia":
+            return {
+                "first": ("sentence", template),
+                "second": ("sentence", config.second_template or template),
+            }
+        return {view: (view, template) for view in VIEWS[data]}
+
+    def losses(self, batch: Batch) -> Outcome:
+        config = self.config
+        views = [
+            v for v in ("first", "anchor", "source", "second", "positive", "target", "negative") if v in batch
+        ]
+        which = [len(self.templates) - 1 if v == "second" else 0 for v in views]
+        tokens = [batch[v][part] for v in views for part in ("input_ids", "attention_mask")]
+        vectors = self.by_chunks(lambda *rows: self.pooled(which, rows), *tokens)
+        if self.denoise:
+            masks = tokens[1::2]
+            longest = max(m.shape[1] - self.templates[w].overhead for w, m in zip(which, masks, strict=True))
+            noise = self.template_vectors(1 + max(which), max(self.lengths, longest + 1))
+            vectors = tuple(
+                v - noise[w][(m.sum(1) - self.templates[w].overhead).clamp(min=0)]
+                for v, w, m in zip(vectors, which, masks, strict=True)
+            )
+        ids = [batch[v].get("hash") if config.mask_duplicates else None for v in views]
+        found = contrast(
+            [self.head(v) for v in vectors],
+            config.tau,
+            ids,
+            config.gather_negatives,
+            config.hard_negative_weight,
+        )
+        return Outcome({"info_nce": found.loss}, found.stats)
+
+    def pooled(self, which: Sequence[int], rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Vectors ``[B, D]`` of several views by one forward pass.
+
+        Args:
+            which: of the templates each view has.
+            rows: ids and mask ``[B, L]`` of each view in turn.
+        """
+        ids, masks = rows[0::2], rows[1::2]
+        length = max(x.shape[1] for x in ids)
+        mask = torch.cat([widen(m, length, 0) for m in masks])
+        hidden = self._hidden(torch.cat([widen(x, length, self.templates[0].pad_id) for x in ids]), mask)
+        return self._pool(hidden, mask, [self.templates[w] for w in which])
+
+    def template_vectors(self, templates: int, lengths: int) -> tuple[Tensor, ...]:
+        """delta of the first templates, ``[lengths, D]`` each: row t is for sentences of t tokens."""
+        ids, mask, positions = self.bare(templates, lengths)
+        return self._pool(self._hidden(ids, mask, positions), mask, self.templates[:templates])
+
+    def _hidden(self, ids: Tensor, mask: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
+        encoder = self.encoder
+        return encoder.backbone(ids, mask, positions, all_layers=encoder.pooling.needs_all_layers)
+
+    def _pool(
+        self, hidden: tuple[Tensor, ...], mask: Tensor, templates: Sequence[Tokenization]
+    ) -> tuple[Tensor, ...]:
+        """Equal shares of the rows, each by its template's marks."""
+        shares = zip(*(h.chunk(len(templates)) for h in hidden), strict=True)
+        masks = mask.chunk(len(templates))
+        return tuple(
+            self.encoder.pooling(h, m, t.marks) for h, m, t in zip(shares, masks, templates, strict=True)
+        )
+
+    def dev_vectors(self, rows: Sequence[Sequence[int]], batch_tokens: int) -> Tensor:
+        vectors = super().dev_vectors(rows, batch_tokens)
+        if not (self.denoise and self.config.denoise_dev) or not rows:
+            return vectors
+        overhead = self.templates[0].overhead
+        lengths = torch.tensor([max(0, len(row) - overhead) for row in rows], device=vectors.device)
+        with self.encoder._encoding(None):
+            noise = self.template_vectors(1, int(lengths.max()) + 1)[0]
+        return vectors - noise[lengths]
+
+
+def _reads_one_token(pooling: PoolingConfig) -> bool:
+    return pooling.name not in ("mean", "first_last") and getattr(pooling, "pool", "") != "mean"

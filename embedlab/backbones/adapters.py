@@ -7,11 +7,13 @@ them in.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from embedlab.backbones.config import BackboneConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHTS = "adapter_model.safetensors"
 _PEFT_PREFIX = "base_model.model."
 
 
@@ -98,6 +101,11 @@ class Adapter:
     digest: str
     """Of the base's weights (``weights_digest``)."""
 
+    @property
+    def card(self) -> dict[str, Any]:
+        """As plain values, for ``read_adapter``."""
+        return {"config": asdict(self.config), "base": asdict(self.base), "digest": self.digest}
+
 
 def rank_device(cuda: bool) -> torch.device:
     """This process's own device.
@@ -129,6 +137,8 @@ def adapt(
         if config.quantization is not None:
             _quantize(model, _linears(model, list(backbone.blocks)), config, device)
         _inject(model, targets, config)
+        if base.path is not None:
+            base = replace(base, path=os.path.abspath(os.path.expanduser(base.path)))
         backbone.adapter = Adapter(config, base, digest)
         _keep_trained_state(backbone)
     if config.gradient_checkpointing:
@@ -152,7 +162,7 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-# ---- construction --------------------------------------------------------------------------------
+# construction
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -246,7 +256,7 @@ def _inject(model: PreTrainedModel, targets: list[str], config: AdapterConfig) -
             p.data = p.data.float()
 
 
-# ---- state ---------------------------------------------------------------------------------------
+# state
 
 
 def _keep_trained_state(backbone: nn.Module) -> None:
@@ -274,46 +284,59 @@ def _tails(key: str) -> Iterator[str]:
 
 def adapter_state(model: nn.Module) -> dict[str, Tensor]:
     """The adapters' tensors by PEFT's names (``base_model.model.<layer>.lora_A.weight``)."""
-    found = {n: p.detach() for n, p in model.named_parameters() if ".lora_" in n}
-    return {_PEFT_PREFIX + n.replace(".default", ""): p.contiguous() for n, p in found.items()}
+    return {_peft_name(n): p.detach().cpu().contiguous() for n, p in _adapters(model)}
 
 
-def load_adapter_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Fill injected adapters from ``adapter_state``.
+def load_adapter_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Fill injected adapters from ``adapter_state``, or from a state dictionary of the model itself.
 
     Raises:
         ValueError: other tensors or shapes than this model has.
     """
-    here = {_PEFT_PREFIX + n.replace(".default", ""): p for n, p in model.named_parameters() if ".lora_" in n}
-    if here.keys() != state.keys() or any(here[k].shape != state[k].shape for k in here):
-        odd = sorted(here.keys() ^ state.keys()) or [k for k in here if here[k].shape != state[k].shape]
+    here = {_peft_name(n): p for n, p in _adapters(model)}
+    state = {_peft_name(n): v for n, v in state.items()}
+    odd = sorted(here.keys() ^ state.keys()) or [k for k in here if here[k].shape != state[k].shape]
+    if odd:
         raise ValueError(f"the adapter does not fit this model: {odd[0]} and {len(odd) - 1} others")
     with torch.no_grad():
         for name, value in state.items():
             here[name].copy_(value)
 
 
-def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state of the plain architecture with the adapters added to the (dequantised) weights, in fp32.
+def _adapters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    return ((n, p) for n, p in model.named_parameters() if ".lora_" in n)
 
-    The model itself stays as it is. The sum gives the vectors that were trained: with 4-bit weights it
-    differs from an adapter put on the original ones by the quantisation error.
+
+def _peft_name(name: str) -> str:
+    return _PEFT_PREFIX + name.removeprefix(_PEFT_PREFIX).replace(".default", "")
+
+
+# merging
+
+
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and tensor of the plain architecture's state, with the adapters added to the (dequantised) weights.
+
+    One at a time and in fp32 on the CPU, in the order of the names; the model stays as it is. The sum gives the
+    vectors that were trained: with 4-bit weights it differs from an adapter put on the original ones by the
+    quantisation error.
     """
     layers = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A")}
-    state: dict[str, Tensor] = {}
-    for key, value in model.state_dict().items():
-        if ".lora_" in key or ".weight." in key:  # the latter are the constants of 4-bit weights
-            continue
+    # The constants of 4-bit weights stand under their names (`weight.absmax`).
+    keys = [k for k in model.state_dict() if ".lora_" not in k and ".weight." not in k]
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    for plain, key in sorted((k.replace(".base_layer.", "."), k) for k in keys):
         owner, _, kind = key.rpartition(".")
-        module = model.get_submodule(owner)
+        value = tensors[key].detach()
         if kind == "weight":
+            module = model.get_submodule(owner)
             value = dense_weight(module)
             layer = layers.get(owner.removesuffix(".base_layer"))
             if layer is not None:
-                delta = layer.get_delta_weight("default").float()
+                delta = layer.get_delta_weight("default").detach().float()
                 value = value + (delta.T if getattr(module, "was_conv1d", False) else delta)
-        state[key.replace(".base_layer.", ".")] = value.float() if value.is_floating_point() else value
-    return {k: v.detach().contiguous() for k, v in state.items()}
+        value = value.float() if value.is_floating_point() else value
+        yield plain, value.cpu().contiguous()
 
 
 def dense_weight(module: nn.Module) -> Tensor:
@@ -326,3 +349,86 @@ def dense_weight(module: nn.Module) -> Tensor:
 
     dense = bnb.functional.dequantize_4bit(weight.data, quant_state).float()  # type: ignore[union-attr]
     return dense.T if module.was_conv1d else dense
+
+
+def merged(backbone: Backbone) -> Backbone:
+    """A backbone without adapters that gives the same hidden states, in fp32 on the CPU; shares the head."""
+    from embedlab.backbones.backbone import Backbone
+
+    config = copy.deepcopy(backbone.model.config)
+    config.dtype = torch.float32
+    with torch.device("meta"):
+        plain = type(backbone.model)(config)
+    plain.load_state_dict(dict(merged_weights(backbone.model)), assign=True)
+    return Backbone(plain, backbone.info, backbone.head, backbone.attention)
+
+
+# folders
+
+
+def write_adapter(backbone: Backbone, folder: Path) -> None:
+    """The adapter as PEFT stores it, without the base; read back and compared before this returns.
+
+    Raises:
+        RuntimeError: what was written is not what the model has.
+    """
+    from safetensors.torch import load_file, save_file
+
+    assert backbone.adapter is not None
+    peft = copy.copy(backbone.model.peft_config["default"])
+    peft.base_model_name_or_path, peft.inference_mode = backbone.adapter.base.label, True
+    peft.save_pretrained(folder)
+    state = adapter_state(backbone.model)
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    check_saved(state, load_file(folder / WEIGHTS), str(folder / WEIGHTS))
+
+
+def check_saved(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str) -> None:
+    """Raise ``RuntimeError`` unless ``found`` holds all of ``wanted``, and that is something."""
+    bad = [k for k, v in wanted.items() if k not in found or not torch.equal(found[k].to(v.device), v)]
+    if bad or not wanted:
+        raise RuntimeError(
+            f"{where} does not hold the trained weights ({bad[0] if bad else 'there are none'})"
+        )
+
+
+def read_adapter(card: Mapping[str, Any], folder: Path, attention: str | None) -> tuple[Backbone, Any]:
+    """The backbone of ``write_adapter`` (base, quantisation and adapter), and its tokenizer.
+
+    Args:
+        card: of ``Adapter.card``.
+        folder: with the adapter's weights.
+        attention: another kernel than the base's.
+
+    Raises:
+        UserError: the base is not there any more, or is not the one that the adapter was trained on.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from embedlab.backbones import BackboneConfig, load_backbone
+
+    base = BackboneConfig(**card["base"])
+    base = replace(base, attention=attention or base.attention)
+    try:
+        backbone, tokenizer = load_backbone(base)
+    except UserError as error:
+        raise UserError(
+            f"this adapter needs its base model, which cannot be loaded: {error}", file=folder
+        ) from error
+    if (found := weights_digest(backbone.model)) != card["digest"]:
+        raise UserError(
+            f"the base model is not the one that the adapter was trained on (weights {found}, not {card['digest']})",
+            file=folder,
+            key="backbone",
+            value=base.label,
+            fix="the original base model, or an export (embedlab export), which is whole by itself",
+        )
+    values = dict(card["config"])
+    config = AdapterConfig(**values | {"targets": tuple(values["targets"]), "gradient_checkpointing": False})
+    adapt(backbone, config, base, rank_device(cuda=False))
+    try:
+        load_adapter_state(backbone.model, load_file(folder / WEIGHTS))
+    except (SafetensorError, ValueError, OSError) as error:
+        raise UserError(f"the adapter cannot be read: {error}", file=folder / WEIGHTS) from error
+    return backbone.eval(), tokenizer

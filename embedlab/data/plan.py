@@ -25,8 +25,8 @@ class BatchPlan:
         seed: of the order.
         world: devices.
         rank: this device.
-        drop_last: leave out what is less than a batch on every device. Otherwise the last batches are
-            smaller.
+        drop_last: leave out what is less than a batch on every device. Otherwise the last batch is smaller
+            (or, where too little is left to give each device a row, larger by one).
         mega_batch: batches (over all devices) that are filled from one pool of rows, sorted by length; their
             order is random again. 1 sorts nothing.
         shuffle: False keeps the order of the table.
@@ -77,7 +77,7 @@ class BatchPlan:
             if self.mega_batch > 1:
                 assert self.lengths is not None
                 pool = pool[np.argsort(self.lengths[pool], kind="stable")]
-                # Batches of one size change places; a smaller one at the end stays there.
+                # Batches of one size change places; another one at the end stays there.
                 whole = int(np.sum(np.equal(sizes[first:last], sizes[first])))
                 places = np.argsort(_random(self.seed, number, np.arange(first, first + whole), stream=1))
                 cuts = np.concatenate([cuts[places], cuts[whole:]])
@@ -100,9 +100,10 @@ class BatchPlan:
         sizes = [self.batch_size * self.world] * whole
         if self.drop_last or rest == 0:
             return sizes
-        if rest < self.world:  # too few to give each rank one: share with the batch before
-            total = sizes.pop() + rest
-            return [*sizes, total - total // 2, total // 2]
+        if (
+            rest < self.world
+        ):  # too few to give each rank one: some ranks have one row more in the batch before
+            return [*sizes[:-1], sizes[-1] + rest]
         return [*sizes, rest]
 
 

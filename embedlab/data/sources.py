@@ -34,7 +34,8 @@ def open_source(config: DataConfig) -> Source:
     """
     if config.files:
         paths = find_files(config.files)
-        return Source([open_reader(path) for path in paths], [_sha256(path) for path in paths])
+        readers: list[Reader] = [open_reader(path) for path in paths]
+        return Source(readers, ["".join([_sha256(path), *path.suffixes[-2:]]) for path in paths])
     if config.hub:
         return _open_hub(config)
     assert config.package is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -131,11 +132,12 @@ class TableWriter:
         self.fields = fields
         self.lengths: list[list[NDArray[np.int32]]] = [[] for _ in fields]
         self.n_rows = 0
+        self._open = ExitStack()
         self._files: dict[str, IO[bytes]] = {}
         names = ["table.i4", "row.i8", *(["group.u2"] if grouped else [])]
         names += [f"hash{i}.u8" for i in range(len(roles))] + [f"ids{i}.bin" for i in range(len(fields))]
         for name in names:
-            self._files[name] = (folder / name).open("wb")
+            self._files[name] = self._open.enter_context((folder / name).open("wb"))
 
     def add(
         self,
@@ -192,8 +194,7 @@ class TableWriter:
         return np.concatenate(self.lengths[place]) if self.n_rows else np.zeros(0, np.int32)
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        self._open.close()
 
     def _write(self, name: str, array: NDArray[Any]) -> None:
         # Not `tofile`, whose error on a full disk has no error number.

@@ -55,9 +55,11 @@ def unknown_key(key: str, keys: Iterable[str], overrides: Sequence[str] = ()) ->
     if not close:  # the right name in another group: `tau` for `method.tau`
         last = key.rpartition(".")[2]
         close = [name for name in known if name.rpartition(".")[2] == last][:3]
-    if not close and known:
-        close = [name for name in known if _parent(name) == _parent(key)][:12]
-    fix = f"did you mean {' or '.join(close)}?" if close else "--help lists the keys"
+    beside = [name for name in known if _parent(name) == _parent(key)]
+    if close:
+        fix = f"did you mean {' or '.join(close)}?"
+    else:
+        fix = f"one of {', '.join(beside)}" if beside else "--help lists the keys"
     return UserError("there is no such key", key=key, value=_value_of(key, overrides), fix=fix)
 
 
@@ -91,8 +93,8 @@ def _no_such_choice(missing: str, options: Sequence[str], text: str) -> UserErro
     if not options:
         return UserError(text.splitlines()[0])
     close = difflib.get_close_matches(choice, options, n=3)
-    fix = f"did you mean {' or '.join(close)}? All: " if close else "one of "
-    return UserError("there is no such choice", key=group, value=choice, fix=fix + ", ".join(options))
+    fix = f"did you mean {' or '.join(close)}?" if close else f"one of {', '.join(options)}"
+    return UserError("there is no such choice", key=group, value=choice, fix=fix)
 
 
 def _not_composed(error: Exception, keys: Iterable[str], overrides: Sequence[str]) -> UserError:

@@ -339,6 +339,15 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield plain, value.cpu().contiguous()
 
 
+def plain_weights(backbone: Backbone) -> Iterator[tuple[str, Tensor]]:
+    """Name and parameter of the model in the order of the names, with an adapter merged into it."""
+    if backbone.adapter is None:
+        yield from sorted(backbone.model.named_parameters())
+        return
+    buffers = {n for n, _ in backbone.model.named_buffers()}
+    yield from ((n, v) for n, v in merged_weights(backbone.model) if n not in buffers)
+
+
 def dense_weight(module: nn.Module) -> Tensor:
     """The weight of a layer in fp32 and in the layout of the original layer, also of a 4-bit one."""
     weight = module.weight

@@ -95,6 +95,7 @@ class BackboneInfo:
         model_type: of transformers.
         has_mlm_head: whether a masked-language-modelling head comes with it.
         inner_width: features of the hidden states before the last (OPT-350m projects down at the end).
+        adapter_dropout: in training, of the adapters that a run adds (LoRA's).
     """
 
     kind: Literal["encoder", "decoder"]
@@ -106,6 +107,7 @@ class BackboneInfo:
     model_type: str
     has_mlm_head: bool
     inner_width: int = 0
+    adapter_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.inner_width:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -12,6 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor, nn
 
+from embedlab.backbones.adapters import check_saved
 from embedlab.backbones.backbone import Backbone
 from embedlab.errors import UserError
 from embedlab.methods.config import MethodConfig
@@ -62,6 +64,7 @@ class Method(LightningModule):
     ) -> None:
         super().__init__()
         self.encoder = encoder
+        self.encoder.chunk = optimizer.chunk
         self.config = config
         self.optimizer_config = optimizer
         self.step_mode = step
@@ -84,13 +87,16 @@ class Method(LightningModule):
             tokenizer: of a fresh backbone; None: the checkpoint's own.
         """
         from embedlab.backbones import load_backbone
+        from embedlab.backbones.adapters import adapt, rank_device
         from embedlab.encoder import SentenceEncoder
         from embedlab.pooling import build_pooling
         from embedlab.tokenization import Tokenization
 
         backbone, tokenizer = load_backbone(run.backbone, head=cls.head_kind, tokenizer=tokenizer)
+        adapt(backbone, run.adapter, run.backbone, rank_device(run.trainer.on_cuda()))
         pooling = build_pooling(run.pooling, backbone.info)
-        return SentenceEncoder(backbone, pooling, Tokenization(tokenizer, run.template))
+        tokenization = Tokenization(tokenizer, run.template, preparation=run.method.preparation)
+        return SentenceEncoder(backbone, pooling, tokenization)
 
     # ---- what a method says -------------------------------------------------------------------------------------
 
@@ -233,6 +239,13 @@ class Method(LightningModule):
             "encoder": encoder_record(self.encoder),
             "parameters": [n for n, _ in self._named()],
         }
+
+    def verify_checkpoint(self, path: Path) -> None:
+        """Raise if a checkpoint of adapters, which no base model could stand in for, is not what is trained."""
+        if self.encoder.backbone.adapter is None:
+            return
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+        check_saved({n: p.detach() for n, p in self._named()}, saved, str(path))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Optimiser state is kept by position, so refuse a model whose parameters are in another order."""

@@ -29,6 +29,11 @@ class MethodConfig:
     name: str
 
     @property
+    def preparation(self) -> str:
+        """Of a text that is encoded after training, one of `embedlab.preparation`; training takes it as it is."""
+        return "raw"
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to train: the encoder is exported and scored as it is."""
         return False

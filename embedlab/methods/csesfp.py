@@ -12,6 +12,7 @@ from embedlab.methods.base import Batch, Fields, Method, Outcome
 from embedlab.methods.config import MethodConfig
 from embedlab.methods.contrast import contrast_views
 from embedlab.pooling.marked import Marked, up_to
+from embedlab.preparation import PREPARATIONS
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -35,9 +36,16 @@ class CSESFPConfig(MethodConfig):
     """Text to encode: ``closed`` ends each sentence with a full stop and has no double quotes (as released);
     ``raw`` as it is. Training text is always as it is."""
 
+    @property
+    def preparation(self) -> str:
+        return self.eval_text
+
     def check(
         self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
     ) -> list[str]:
+        if self.eval_text not in PREPARATIONS:
+            known = ", ".join(PREPARATIONS)
+            raise UserError("unknown preparation", key="method.eval_text", value=self.eval_text, fix=known)
         if not self.tau > 0:
             raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
         if self.anchor not in ("rep2", "rep1", "symmetric"):

@@ -14,6 +14,7 @@ from embedlab.errors import UserError
 from embedlab.methods.base import Batch, Fields, Method, Outcome
 from embedlab.methods.config import MethodConfig
 from embedlab.methods.contrast import contrast_views
+from embedlab.preparation import PREPARATIONS
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -32,9 +33,16 @@ class PromptEOLConfig(MethodConfig):
     eval_text: Literal["closed", "raw"] = "closed"
     """Text to encode: see CSE-SFP."""
 
+    @property
+    def preparation(self) -> str:
+        return self.eval_text
+
     def check(
         self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
     ) -> list[str]:
+        if self.eval_text not in PREPARATIONS:
+            known = ", ".join(PREPARATIONS)
+            raise UserError("unknown preparation", key="method.eval_text", value=self.eval_text, fix=known)
         if not self.tau > 0:
             raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
         if info.kind != "decoder":
@@ -95,7 +103,7 @@ class PromptEOL(Method):
     def losses(self, batch: Batch) -> Outcome:
         view, config = batch["sentence"], self.config
         twice = torch.cat([view["input_ids"]] * 2), torch.cat([view["attention_mask"]] * 2)
-        anchors, positives = self.by_chunks(self.encoder, *twice).chunk(2)
+        anchors, positives = self.encoder(*twice).chunk(2)
         ids = view.get("hash") if config.mask_duplicates else None
         found = contrast_views(anchors, positives, config.tau, ids, config.gather_negatives)
         return Outcome({"info_nce": found.loss}, found.stats)

@@ -89,6 +89,9 @@ class LastCheckpoint(Callback):
         new = self.folder / "last.ckpt.new"
         trainer.save_checkpoint(new)
         if trainer.is_global_zero:
+            verify = getattr(trainer.lightning_module, "verify_checkpoint", None)
+            if verify is not None:
+                verify(new)
             if last.exists():
                 os.replace(last, previous)
             os.replace(new, last)

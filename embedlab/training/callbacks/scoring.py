@@ -134,7 +134,7 @@ class BestEncoder:
         current = {k: v.detach().clone() for k, v in encoder.state_dict().items()}
         try:
             self.load_into(encoder)
-            encoder.save(self.folder)
+            encoder.save(self.folder, merge=False)
         finally:
             encoder.load_state_dict(current)
         self._written = self.step

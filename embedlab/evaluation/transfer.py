@@ -21,6 +21,7 @@ from torch import Tensor
 from embedlab.errors import UserError
 from embedlab.evaluation import protocol
 from embedlab.evaluation.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
+from embedlab.evaluation.devices import scoring_device
 from embedlab.evaluation.embed import embed
 from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer, source
 from embedlab.evaluation.vectors import Encoder
@@ -69,7 +70,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     if name not in MODES:
         raise UserError("no such mode", key="mode", value=name, fix="choose test or fast")
     tasks = _task_names(settings.get("tasks"))
-    data_dir, device = settings.get("data_dir"), _device(settings.get("device"))
+    data_dir, device = settings.get("data_dir"), scoring_device(settings.get("device"))
     # All at once: bad input shows before the first encoding.
     loaded = {task: load_transfer(task, data_dir) for task in tasks}
     scores: dict[str, float] = {}
@@ -252,15 +253,6 @@ def _features(vectors: Tensor, splits: Sequence[Split]) -> Tensor:
             u = torch.cat([(u - v).abs(), u * v], dim=1)
         parts.append(u)
     return torch.cat(parts)
-
-
-def _device(name: str | None) -> str:
-    """Where classifiers are trained: `name`, else CUDA if there is one. Not mps: their matrices are too
-    small.
-    """
-    if name in (None, "auto", "mps"):
-        return "cuda" if name != "mps" and torch.cuda.is_available() else "cpu"
-    return str(name)
 
 
 def _task_names(tasks: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import types
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from embedlab.evaluation.protocol import check
 from embedlab.evaluation.transfer import Mode, evaluate_task, nested_kfold_outcome, run, stratified_folds
 from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer
 from tests.evaluation.helpers import Constant, HashedWords, write_tsv
+from tests.evaluation.real import needs_data
 from tests.evaluation.senteval_reference import nested_folds
 
 GOOD = ["fine", "great", "lovely", "superb", "warm"]
@@ -202,19 +202,11 @@ def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert "data_dir=FOLDER" in str(caught.value)
 
 
-def real_data() -> Path | None:
-    """../shared/data/transfer, or under $EMBEDLAB_DATA."""
-    root = Path(os.environ.get("EMBEDLAB_DATA", Path(__file__).parents[3] / "shared" / "data"))
-    return root / "transfer" if (root / "transfer").is_dir() else None
-
-
 @pytest.mark.slow
 def test_accuracy_is_that_of_logistic_regression_on_the_same_folds() -> None:
     """CR, random-projection bag of words: within 0.5 points of scikit-learn's converged solution, whose L2
     values are the same penalties (C = 1 / (rows x weight decay))."""
-    data = real_data()
-    if data is None:
-        pytest.skip("no ../shared/data/transfer and EMBEDLAB_DATA is not set")
+    data = needs_data("transfer")
     from sklearn.linear_model import LogisticRegression
 
     splits = load_transfer("cr", data)

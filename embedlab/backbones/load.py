@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from embedlab.backbones.adapters import merged
 from embedlab.backbones.attention import register
 from embedlab.backbones.backbone import Backbone
 from embedlab.backbones.config import BackboneConfig, BackboneInfo
@@ -281,3 +284,30 @@ def load_pooler(config: BackboneConfig) -> nn.Sequential | None:
     if dense is None or any(k.startswith("pooler.") for k in report["missing_keys"]):
         return None
     return nn.Sequential(dense, nn.Tanh())
+
+
+def write_model(backbone: Backbone, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write config and weights (safetensors) as Hugging Face does.
+
+    Args:
+        backbone: with its head, where it has one; an adapter is merged into the stored weights.
+        folder: an existing one.
+        dtype: of the stored weights, where not their own.
+    """
+    if backbone.adapter is not None:
+        backbone = merged(backbone)
+    whole = whole_model(backbone)
+    state = whole.state_dict()
+    if dtype is not None:
+        cast: dict[tuple[int, torch.Size], Tensor] = {}  # tied weights stay tied
+        for name, value in state.items():
+            if value.is_floating_point():
+                key = (value.data_ptr(), value.shape)
+                state[name] = cast.setdefault(key, value.to(dtype))
+    with quiet():
+        whole.save_pretrained(folder, state_dict=state)
+    if dtype is not None:
+        file = folder / "config.json"
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config["dtype"] = str(dtype).removeprefix("torch.")
+        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")

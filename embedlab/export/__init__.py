@@ -1,0 +1,1 @@
+"""Encoders in the formats of other libraries."""

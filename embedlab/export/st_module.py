@@ -1,0 +1,86 @@
+"""The module that a sentence-transformers folder names where no module of that library does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from embedlab.encoder import SentenceEncoder
+
+try:
+    from sentence_transformers.base.modules import InputModule
+except ImportError:  # before 6.0
+    from sentence_transformers.models import InputModule  # type: ignore[no-redef]
+
+
+class EmbedlabModule(InputModule):  # type: ignore[misc]
+    """A whole `SentenceEncoder` as the first and only module."""
+
+    save_in_root = True
+
+    def __init__(self, encoder: SentenceEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    @property
+    def tokenizer(self) -> Any:  # type: ignore[override]
+        """Hugging Face's."""
+        return self.encoder.tokenizer
+
+    @property
+    def max_seq_length(self) -> int | None:
+        """Tokens of a row at most, as far as the tokenization limits them."""
+        tokenization = self.encoder.tokenization
+        if tokenization.max_length is None:
+            return tokenization.model_limit
+        return tokenization.max_length + (tokenization.overhead if tokenization.template is not None else 0)
+
+    def get_embedding_dimension(self) -> int:
+        """Width of the vectors."""
+        return self.encoder.dim
+
+    get_sentence_embedding_dimension = get_embedding_dimension
+
+    def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
+        """Texts to padded ids and mask, through the encoder's own tokenization."""
+        tokenization = self.encoder.tokenization
+        return dict(tokenization.pad(tokenization.ids([(prompt or "") + text for text in inputs])))
+
+    def tokenize(self, texts: list[str], **kwargs: Any) -> dict[str, Any]:
+        """`preprocess` by the name that sentence-transformers before 6.0 calls."""
+        return self.preprocess(texts)
+
+    def forward(self, features: dict[str, Tensor | Any], **kwargs: Any) -> dict[str, Tensor | Any]:
+        """Adds ``sentence_embedding`` [B, D]."""
+        features["sentence_embedding"] = self.encoder(features["input_ids"], features["attention_mask"])
+        return features
+
+    def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
+        """Write the encoder beside the files of sentence-transformers."""
+        self.encoder.write(Path(output_path))
+
+    @classmethod
+    def load(
+        cls,
+        model_name_or_path: str,
+        subfolder: str = "",
+        token: bool | str | None = None,
+        cache_folder: str | None = None,
+        revision: str | None = None,
+        local_files_only: bool = False,
+        init_defaults: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> EmbedlabModule:
+        """Read it from a folder, or from the hub."""
+        folder = cls.load_dir_path(
+            model_name_or_path=model_name_or_path,
+            subfolder=subfolder,
+            token=token,
+            cache_folder=cache_folder,
+            revision=revision,
+            local_files_only=local_files_only,
+        )
+        return cls(SentenceEncoder.load(str(folder)))

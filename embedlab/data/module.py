@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -132,6 +133,8 @@ class SentenceDataModule(LightningDataModule):
         if self._resumed is not None:
             loader.load_state_dict(self._resumed)
             self._resumed = None
+            if trainer is not None and loader.start == 0:
+                _begin_an_epoch(trainer)
         elif trainer is not None:
             loader.set_epoch(trainer.current_epoch)
         self._loader = loader
@@ -193,3 +196,19 @@ class SentenceDataModule(LightningDataModule):
             "world": 1 if self.trainer is None else self.trainer.world_size,
             "seed": self.seed,
         }
+
+
+def _begin_an_epoch(trainer: Trainer) -> None:
+    """Make a trainer that resumes between two epochs begin the next one.
+
+    With a limit of steps, Lightning 2.6 restarts inside the epoch of the checkpoint even where it has counted that
+    epoch as done, finds no batch left in it, and counts it again: the run would end an epoch early by
+    `max_epochs`. A checkpoint of an epoch's last batch it counts rightly; there the epoch is not done yet.
+    """
+    loop, epochs = trainer.fit_loop, trainer.fit_loop.epoch_progress
+    current = cast("_ProcessedTracker", epochs.current)
+    if not loop.restarting or current.processed != current.started:
+        return
+    for tracker in (cast("_ProcessedTracker", epochs.total), current):
+        tracker.ready = tracker.started = tracker.completed = tracker.processed
+    _Loop.restarting.fset(loop, False)  # type: ignore[attr-defined]

@@ -133,8 +133,11 @@ class SentenceEncoder(nn.Module):
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"sentence {i} is a {type(text).__name__}, not a string")
+        # Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
+        rows = [tuple(row) for row in self.tokenization.ids(texts)]
+        place = {row: i for i, row in enumerate(dict.fromkeys(rows))}
         vectors = self.encode_ids(
-            self.tokenization.ids(texts),
+            list(place),
             batch_size,
             show_progress_bar=show_progress_bar,
             normalize=normalize,
@@ -142,6 +145,8 @@ class SentenceEncoder(nn.Module):
             dtype=dtype,
             to_host=output == "numpy",
         )
+        if len(place) < len(rows):
+            vectors = vectors[torch.tensor([place[row] for row in rows], device=vectors.device)]
         vectors = vectors[0] if single else vectors
         return vectors.numpy() if output == "numpy" else vectors
 
@@ -360,7 +365,11 @@ class SentenceEncoder(nn.Module):
         from embedlab.backbones import BackboneConfig, load_backbone
         from embedlab.backbones.adapters import read_adapter
 
+        from embedlab.twin import TwinEncoder, twin_card
+
         folder = Path(folder)
+        if twin_card(folder) is not None:
+            return TwinEncoder.load(folder, attention, dtype)
         card = read_card(folder)
         kernel = attention or _available(card["backbone"].get("attention", "sdpa"))
         if card["adapter"] is not None:

@@ -9,7 +9,6 @@ import os
 import platform
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -79,26 +78,7 @@ def encoder_facts(encoder: object, sentences: Sequence[str] | None = None) -> di
     state = getattr(encoder, "facts", None)
     if callable(state):
         facts |= {key: value for key, value in state(sentences).items() if key in facts}
-    elif all(hasattr(encoder, part) for part in ("backbone", "pooling", "tokenization", "card")):
-        facts |= _sentence_encoder_facts(encoder, sentences)
     return facts
-
-
-def _sentence_encoder_facts(encoder: Any, sentences: Sequence[str] | None) -> dict[str, Any]:
-    tokenization = encoder.tokenization
-    training = encoder.card.get("training") or {}
-    return {
-        "pooling": asdict(encoder.pooling.config),
-        "template": asdict(tokenization.template) if tokenization.template is not None else None,
-        "preparation": tokenization.preparation,
-        "max_length": tokenization.max_length,
-        "truncated": sum(tokenization.ids_and_cut(sentences)[1]) if sentences is not None else None,
-        "dtype": str(next(encoder.backbone.parameters()).dtype).removeprefix("torch."),
-        "attention": encoder.backbone.model.config._attn_implementation,
-        "checkpoint": encoder.fingerprint(),
-        "seed": training.get("seed"),
-        "device": str(encoder.device),
-    }
 
 
 def describe(

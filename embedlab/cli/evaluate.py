@@ -1,0 +1,100 @@
+"""``embedlab evaluate ckpt=… suite=…``: named scores with their protocol, as a table and as JSON."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from embedlab.cli.compose import compose
+from embedlab.errors import UserError
+
+# Kinds of data in a folder that holds several: a suite takes its own, where there is one.
+_SUBFOLDERS = {
+    "sts": "sts",
+    "geometry": "sts",
+    "robustness": "sts",
+    "transfer": "transfer",
+    "retrieval": "retrieval",
+}
+_OWN_KEYS = ("ckpt", "suite", "out", "batch_size", "max_length", "dtype")
+_LIST = re.compile(r"(\+{0,2}(?:suite|tasks))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command; returns 0."""
+    config = compose("evaluate", [_as_list(argument) for argument in argv])
+    from embedlab.evaluation import SUITES
+
+    suites = _names(config["suite"])
+    runners = {name: SUITES[name] for name in suites}
+    out = _out(config["out"], suites)
+
+    from embedlab.cli.encoders import Configured, load_encoder
+    from embedlab.evaluation.protocol import write_scores
+    from embedlab.evaluation.table import suite_tables
+
+    encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"]), config, sys.stderr.isatty())
+    for suite, runner in runners.items():
+        settings = _settings(config, suite) | {"device": str(encoder.encoder.device)}
+        scores, protocol = runner(encoder, settings)
+        path = _path(out, str(config["ckpt"]), suite)
+        write_scores(path, scores, protocol)
+        for table in suite_tables(suite, str(config["ckpt"]), scores, protocol):
+            table.print()
+        for warning in protocol["warnings"]:
+            print(f"embedlab: warning: {warning}", file=sys.stderr)
+        print(f"Scores: {path}")
+    return 0
+
+
+def _as_list(argument: str) -> str:
+    # Hydra reads a comma outside brackets as a sweep.
+    match = _LIST.fullmatch(argument)
+    return f"{match[1]}=[{match[2]}]" if match else argument
+
+
+def _names(suite: Any) -> list[str]:
+    names = [suite] if isinstance(suite, str) else list(suite or [])
+    if not names:
+        raise UserError("no suite is named", key="suite", value=suite, fix="suite=sts")
+    return list(dict.fromkeys(map(str, names)))
+
+
+def _settings(config: Mapping[str, Any], suite: str) -> dict[str, Any]:
+    """What a suite gets: every key that is not this command's own, data_dir being the suite's folder."""
+    settings = {key: value for key, value in config.items() if key not in _OWN_KEYS}
+    if config["data_dir"] is not None:
+        folder = Path(str(config["data_dir"]))
+        inner = folder / _SUBFOLDERS.get(suite, "")
+        settings["data_dir"] = str(inner if inner.is_dir() else folder)
+    return settings
+
+
+def _out(out: Any, suites: Sequence[str]) -> Path | None:
+    if out is None:
+        return None
+    path = Path(str(out))
+    if path.suffix == ".json" and len(suites) > 1:
+        raise UserError(f"one file for {len(suites)} suites", key="out", value=out, fix="out=FOLDER")
+    return path
+
+
+def _path(out: Path | None, ckpt: str, suite: str) -> Path:
+    """Where the scores of `suite` go: `out`, else scores/ beside the checkpoint, else the working folder.
+
+    Not beside what is shipped with the package or lies in the hub's cache, nor in a folder that is read-only.
+    """
+    if out is not None:
+        return out if out.suffix == ".json" else out / f"{suite}.json"
+    place = Path(ckpt)
+    if place.exists():
+        folder = place if place.is_dir() else place.parent
+        scores = folder / "scores"
+        if os.access(scores if scores.is_dir() else folder, os.W_OK):
+            return scores / f"{suite}.json"
+    name = re.sub(r"[^\w.-]+", "-", place.name if place.exists() else ckpt).strip("-") or "encoder"
+    return Path(f"scores-{name}-{suite}.json")

@@ -1,0 +1,104 @@
+"""``embedlab export ckpt=… to=… out=DIR``: an encoder in another format, kept only if its vectors agree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedlab.cli.compose import compose
+from embedlab.errors import UserError
+
+if TYPE_CHECKING:
+    from embedlab.encoder import SentenceEncoder
+
+# What overwrite=true may replace: a folder with one of these.
+_EXPORTED = ("embedlab.json", "modules.json", "config.json", "model.onnx")
+Encode = Callable[[Sequence[str]], Any]
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command; returns 0.
+
+    Raises RuntimeError (exit status 1) when the exported encoder gives other vectors; nothing is kept then.
+    """
+    config = compose("export", argv)
+    target, out = str(config["to"]), Path(str(config["out"]))
+    if target not in FORMATS:
+        raise UserError("no such format", key="to", value=target, fix=f"one of {', '.join(FORMATS)}")
+    if out.exists() and not out.is_dir():
+        raise UserError("is a file", file=out, key="out", fix="name a folder")
+    if out.is_dir() and any(out.iterdir()):
+        if not config["overwrite"]:
+            raise UserError("is not empty", file=out, key="out", fix="another folder, or overwrite=true")
+        if not any((out / name).is_file() for name in _EXPORTED):
+            raise UserError("holds other things than an encoder", file=out, key="out", fix="another folder")
+
+    from embedlab.cli.encoders import load_encoder
+
+    encoder = load_encoder(config["ckpt"])
+    difference = export(encoder, target, out, normalize=bool(config["normalize"]))
+    print(f"{target}: {out} (32 sentences, largest difference {difference:.1e})")
+    return 0
+
+
+def export(encoder: SentenceEncoder, target: str, out: Path, normalize: bool = True) -> float:
+    """Writes `encoder` as `target` to the folder `out` (replaced if it exists), whole or not at all.
+
+    Returns the largest difference of a round trip on 32 sentences; raises RuntimeError, and writes nothing, when
+    it is beyond the format's tolerance.
+    """
+    from embedlab.export.roundtrip import SENTENCES, largest_difference
+
+    write, tolerance = FORMATS[target]
+    out = out.absolute()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    # Beside `out`, so that the last step is a rename; in a folder of its own, as some writers make their own.
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+        made = Path(temporary) / "export"
+        encode = write(encoder, made, normalize)
+        difference = largest_difference(encoder, encode, normalize=normalize and target == "onnx")
+        if not difference <= tolerance:
+            raise RuntimeError(
+                f"the exported encoder gives other vectors: they differ by up to {difference:.1e} "
+                f"(at most {tolerance:.0e}) on {len(SENTENCES)} sentences, so {out} was not written"
+            )
+        if out.exists():
+            shutil.move(out, Path(temporary) / "replaced")
+        os.replace(made, out)
+    return difference
+
+
+def _sentence_transformers(encoder: SentenceEncoder, folder: Path, normalize: bool) -> Encode:
+    from sentence_transformers import SentenceTransformer
+
+    encoder.to_sentence_transformers(folder)
+    model = SentenceTransformer(str(folder), device="cpu")
+    return lambda texts: model.encode(list(texts), convert_to_numpy=True, show_progress_bar=False)
+
+
+def _hugging_face(encoder: SentenceEncoder, folder: Path, normalize: bool) -> Encode:
+    import embedlab
+
+    encoder.save(folder)
+    loaded = embedlab.load(str(folder))
+    return lambda texts: loaded.encode(list(texts))
+
+
+def _onnx(encoder: SentenceEncoder, folder: Path, normalize: bool) -> Encode:
+    from embedlab.export.onnx import export_onnx, load_onnx
+
+    folder.mkdir()
+    export_onnx(encoder, folder, normalize)
+    return load_onnx(folder)
+
+
+FORMATS: dict[str, tuple[Callable[[SentenceEncoder, Path, bool], Encode], float]] = {
+    "sentence-transformers": (_sentence_transformers, 1e-5),
+    "hf": (_hugging_face, 1e-5),
+    "onnx": (_onnx, 1e-4),
+}
+"""Format -> (writes a folder and gives the reloaded encoder, largest allowed difference)."""

@@ -1,0 +1,102 @@
+"""An encoder as one ONNX graph: backbone, pooling and, if wanted, the division by the length."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from embedlab.encoder import SentenceEncoder
+
+FILE = "model.onnx"
+OUTPUT = "sentence_embedding"
+
+
+class _Graph(nn.Module):
+    def __init__(self, encoder: SentenceEncoder, normalize: bool) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.normalize = normalize
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        vectors: Tensor = self.encoder(input_ids, attention_mask)
+        return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
+
+
+def export_onnx(encoder: SentenceEncoder, folder: Path, normalize: bool = True) -> None:
+    """Writes model.onnx (inputs input_ids and attention_mask, int64 [B, L]; output sentence_embedding,
+    float32 [B, D]), the tokenizer and embedlab.json (template, length limit, normalize) into the existing
+    `folder`.
+
+    Weights are exported in float32. Needs the extra `onnx`.
+    """
+    import onnxscript  # noqa: F401  torch.onnx needs it, and would name it only deep inside
+
+    training, device, dtype = encoder.training, encoder.device, next(encoder.parameters()).dtype
+    graph = _Graph(encoder, normalize).eval().to(device="cpu", dtype=torch.float32)
+    rows = encoder.tokenization.ids(["an example", "another example, which is longer"])
+    example = encoder.tokenization.pad(rows)
+    batch, length = (
+        torch.export.Dim("batch", min=1, max=1 << 16),
+        torch.export.Dim("length", min=1, max=_longest(encoder)),
+    )
+    shape = {0: batch, 1: length}
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            # The exporter warns of its own internals, and of example sizes that coincide.
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                graph,
+                (example["input_ids"], example["attention_mask"]),
+                str(folder / FILE),
+                dynamo=True,
+                input_names=["input_ids", "attention_mask"],
+                output_names=[OUTPUT],
+                dynamic_shapes=(shape, shape),
+                external_data=False,
+                verbose=False,
+            )
+    finally:
+        encoder.to(device=device, dtype=dtype).train(training)
+    encoder.tokenizer.save_pretrained(folder)
+    facts = {**encoder.tokenization.to_dict(), "normalize": normalize, "dim": encoder.dim, "output": OUTPUT}
+    (folder / "embedlab.json").write_text(
+        json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+
+
+def _longest(encoder: SentenceEncoder) -> int:
+    limit = encoder.tokenization.model_limit
+    return limit if limit is not None else 1 << 16
+
+
+def load_onnx(folder: Path, batch_size: int = 32) -> Callable[[Sequence[str]], np.ndarray[Any, Any]]:
+    """The exported encoder as a function: texts -> float32 [n, D], by onnxruntime on the CPU.
+
+    Tokenises with what lies in the folder, nothing of the encoder that was exported.
+    """
+    import onnxruntime
+    from transformers import AutoTokenizer
+
+    from embedlab.tokenization import Tokenization
+
+    facts = json.loads((folder / "embedlab.json").read_text(encoding="utf-8"))
+    tokenization = Tokenization.from_dict(AutoTokenizer.from_pretrained(folder), facts)
+    session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
+
+    def encode(texts: Sequence[str]) -> np.ndarray[Any, Any]:
+        rows = tokenization.ids(list(texts))
+        parts = []
+        for start in range(0, len(rows), batch_size):
+            batch = tokenization.pad(rows[start : start + batch_size])
+            parts.append(session.run([OUTPUT], {name: tensor.numpy() for name, tensor in batch.items()})[0])
+        return np.concatenate(parts)
+
+    return encode

@@ -1,0 +1,149 @@
+"""`embedlab encode`: every kind of file in, vectors out in the same order."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import embedlab
+from embedlab.cli.main import main
+from tests.support import SENTENCES
+
+
+@pytest.fixture(scope="module")
+def ckpt(tiny: Callable[..., Path]) -> Path:
+    return tiny("bert")
+
+
+@pytest.fixture(scope="module")
+def expected(ckpt: Path) -> np.ndarray:
+    return np.asarray(embedlab.load(str(ckpt)).encode(list(SENTENCES)))
+
+
+def write(path: Path, sentences: list[str]) -> Path:
+    kind = "".join(path.suffixes)
+    if kind == ".parquet":
+        pq.write_table(pa.table({"n": list(range(len(sentences))), "text": sentences}), path)
+        return path
+    lines = {
+        ".txt": sentences,
+        ".tsv": ["n\tsentence", *(f"{i}\t{s}" for i, s in enumerate(sentences))],
+        ".csv": [
+            "n,sentence",
+            *(f'{i},"{s.replace(chr(34), chr(34) * 2)}"' for i, s in enumerate(sentences)),
+        ],
+        ".jsonl": [json.dumps({"n": i, "sentence": s}) for i, s in enumerate(sentences)],
+    }[kind.removesuffix(".gz")]
+    data = ("\n".join(lines) + "\n").encode()
+    path.write_bytes(gzip.compress(data) if kind.endswith(".gz") else data)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["txt", "txt.gz", "tsv", "csv.gz", "jsonl", "parquet"])
+def test_every_input_gives_the_same_vectors_in_order(
+    tmp_path: Path, ckpt: Path, expected: np.ndarray, kind: str
+) -> None:
+    source = write(tmp_path / f"in.{kind}", list(SENTENCES))
+    out = tmp_path / "out.npy"
+    assert main(["encode", str(source), str(out), f"ckpt={ckpt}", "chunk=5", "batch_size=3"]) == 0
+    vectors = np.load(out)
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+
+
+def test_parquet_output_normalised(tmp_path: Path, ckpt: Path, expected: np.ndarray) -> None:
+    source = write(tmp_path / "in.tsv", list(SENTENCES))
+    out = tmp_path / "out.parquet"
+    arguments = [f"ckpt={ckpt}", "normalize=true", "column=sentence"]
+    assert main(["encode", str(source), str(out), *arguments]) == 0
+    table = pq.read_table(out)
+    assert table.column("row").to_pylist() == list(range(2, len(SENTENCES) + 2)), "the lines of the file"
+    vectors = np.array(table.column("vector").to_pylist())
+    np.testing.assert_allclose(vectors, expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-5)
+
+
+def test_empty_rows(
+    tmp_path: Path, ckpt: Path, expected: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in.txt", [SENTENCES[0], "", SENTENCES[1], "   ", SENTENCES[2]])
+    out = tmp_path / "out.npy"
+    assert main(["encode", str(source), str(out), f"ckpt={ckpt}"]) == 2
+    assert f"{source}:2: an empty row" in capsys.readouterr().err
+    assert not out.exists()
+
+    assert main(["encode", str(source), str(out), f"ckpt={ckpt}", "empty=zero", "chunk=2"]) == 0
+    vectors = np.load(out)
+    assert not vectors[[1, 3]].any()
+    np.testing.assert_allclose(vectors[[0, 2, 4]], expected[:3], atol=1e-5)
+    assert "2 empty rows: vectors of zeros" in capsys.readouterr().out
+
+    parquet = tmp_path / "out.parquet"
+    assert main(["encode", str(source), str(parquet), f"ckpt={ckpt}", "empty=skip", "chunk=1"]) == 0
+    assert pq.read_table(parquet).column("row").to_pylist() == [1, 3, 5]
+
+
+def test_an_error_late_in_the_file_keeps_the_old_output(
+    tmp_path: Path, ckpt: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "in.txt"
+    source.write_bytes(b"good line\n" * 9 + b"caf\xe9\n")
+    out = tmp_path / "out.npy"
+    out.write_bytes(b"old")
+    assert main(["encode", str(source), str(out), f"ckpt={ckpt}", "chunk=3"]) == 2
+    assert f"{source}:10: not UTF-8" in capsys.readouterr().err
+    assert out.read_bytes() == b"old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.txt", "out.npy"]
+
+
+@pytest.mark.parametrize(
+    ("names", "arguments", "message"),
+    [
+        (("none.txt", "o.npy"), [], "no such file"),
+        (("in.txt", "o.csv"), [], "unknown kind of output"),
+        (("in.txt", "no/o.npy"), [], "no such folder"),
+        (("in.doc", "o.npy"), [], "unknown kind of file"),
+        (("empty.txt", "o.npy"), [], "the file is empty"),
+        (("in.txt", "o.npy"), ["empty=drop"], "empty=drop"),
+        (("in.txt", "o.npy"), ["empty=skip"], "would shift them"),
+        (("in.txt", "o.npy"), ["column=text"], "has no columns"),
+        (("in.txt", "o.npy"), ["chunk=0"], "chunk=0"),
+        (("in.txt", "o.npy"), ["batch_size=0"], "batch_size=0"),
+        (("two.tsv", "o.npy"), [], "has the columns a, b"),
+        (("two.tsv", "o.npy"), ["column=c"], "column=c"),
+        (("in.txt",), [], "output is missing"),
+        (("in.txt", "o.npy"), ["ckpt=/nowhere"], "/nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    tmp_path: Path,
+    ckpt: Path,
+    capsys: pytest.CaptureFixture[str],
+    names: tuple[str, ...],
+    arguments: list[str],
+    message: str,
+) -> None:
+    (tmp_path / "in.txt").write_text("a line\n")
+    (tmp_path / "in.doc").write_text("a line\n")
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "two.tsv").write_text("a\tb\nx\ty\n")
+    before = sorted(tmp_path.rglob("*"))
+    ckpts = [] if any(a.startswith("ckpt=") for a in arguments) else [f"ckpt={ckpt}"]
+    assert main(["encode", *(str(tmp_path / name) for name in names), *ckpts, *arguments]) == 2
+    err = capsys.readouterr().err.strip().splitlines()
+    assert message in err[-1]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_input_over_itself_is_refused(tmp_path: Path, ckpt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "v.parquet", list(SENTENCES))
+    content = source.read_bytes()
+    assert main(["encode", str(source), str(source), f"ckpt={ckpt}"]) == 2
+    assert "same file" in capsys.readouterr().err
+    assert source.read_bytes() == content

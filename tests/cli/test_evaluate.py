@@ -1,0 +1,139 @@
+"""`embedlab evaluate`: table, JSON, where it goes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from embedlab.cli.main import main
+from embedlab.evaluation import protocol
+from embedlab.evaluation.sts import SEVEN
+from tests.evaluation.helpers import write_sts_folder
+
+
+@pytest.fixture(scope="module")
+def sts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sts_folder(tmp_path_factory.mktemp("data") / "sts", pairs=20)
+
+
+@pytest.fixture
+def ckpt(tiny: Callable[..., Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny("bert"), tmp_path / "my_encoder"))
+
+
+def test_sts_prints_a_table_and_writes_scores_beside_the_checkpoint(
+    ckpt: Path, sts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", f"ckpt={ckpt}", "suite=sts", f"data_dir={sts}", "batch_size=16"]) == 0
+    out, err = capsys.readouterr()
+    scores, block = protocol.read_scores(ckpt / "scores" / "sts.json")
+    for task in (*SEVEN, "sts7"):
+        for metric in ("spearman", "spearman_mean", "spearman_wmean"):
+            assert -100 <= scores[f"{task}/{metric}"] <= 100
+    assert "sts7_tok/spearman" in scores
+    assert (block["text"], block["aggregation"], block["pooling"]["name"]) == ("raw", "all", "mean")
+    assert (block["dtype"], block["attention"], block["device"]) == ("float32", "sdpa", "cpu")
+    assert block["truncated"] == 0
+    assert block["checkpoint"] not in ("", protocol.UNKNOWN)
+    assert f"Scores: {ckpt / 'scores' / 'sts.json'}" in out
+    row = next(line for line in out.splitlines() if "(raw)" in line)
+    assert f"{scores['sts7/spearman']:.2f}" in row, "the whole row on one line, also in a pipe"
+    assert "STS-B" in out
+    assert "\x1b" not in out
+    assert "1186" in err, "a warning for each task of another size"
+
+
+def test_several_suites_from_the_parent_folder(ckpt: Path, sts: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gensim", reason="gensim (extra quickstart) is not installed")
+    out = tmp_path / "results"
+    arguments = [
+        f"ckpt={ckpt}",
+        "suite=geometry,lee",
+        f"data_dir={sts.parent}",
+        f"out={out}",
+        "+resamples=10",
+    ]
+    assert main(["evaluate", *arguments]) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["geometry.json", "lee.json"]
+    _, block = protocol.read_scores(out / "lee.json")
+    assert block["truncated"] > 40, "the documents are longer than the tiny model's 64 tokens"
+    assert "10 bootstrap" in block["aggregation"]
+
+
+def test_tasks_text_and_limit_can_be_chosen(ckpt: Path, sts: Path, tmp_path: Path) -> None:
+    out = tmp_path / "s.json"
+    arguments = [
+        "suite=sts",
+        "tasks=stsb,sickr",
+        "sts_text=tok",
+        "max_length=6",
+        "dtype=bfloat16",
+        f"out={out}",
+    ]
+    assert main(["evaluate", f"ckpt={ckpt}", f"data_dir={sts}", *arguments]) == 0
+    scores, block = protocol.read_scores(out)
+    assert {key.split("/")[0] for key in scores} == {"stsb", "sickr", "stsb_raw", "sickr_raw"}
+    assert (block["text"], block["max_length"], block["dtype"]) == ("tok", 6, "bfloat16")
+    assert block["truncated"] > 0
+
+
+def test_scores_go_to_the_working_folder_when_the_checkpoint_is_read_only(
+    ckpt: Path, sts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    writable = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and writable(path, mode))
+    assert main(["evaluate", f"ckpt={ckpt}", "suite=sts", "tasks=stsb", f"data_dir={sts}"]) == 0
+    assert [p.name for p in (tmp_path / "work").iterdir()] == ["scores-my_encoder-sts.json"]
+    assert not (ckpt / "scores").exists()
+
+
+def test_a_second_run_gives_the_same_scores(ckpt: Path, sts: Path, tmp_path: Path) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file, batch in zip(files, (4, 64), strict=True):
+        assert (
+            main(["evaluate", f"ckpt={ckpt}", f"data_dir={sts}", f"batch_size={batch}", f"out={file}"]) == 0
+        )
+    first, second = (json.loads(file.read_text())["scores"] for file in files)
+    assert first == pytest.approx(second, abs=0.5), "batch mates do not matter beyond a tie"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["suite=stss"], "no such suite (suite=stss)"),
+        (["suite=sts", "tasks=stsbench"], "no such STS task"),
+        (["suite=sts", "sts_text=both"], "sts_text=both"),
+        (["suite=sts", "data_dir=/nowhere"], "no such folder"),
+        (["suite=sts,lee", "out=x.json"], "one file for 2 suites"),
+        (["suite=sts", "dtype=int8"], "dtype=int8"),
+        (["suite=sts", "device=cuda:9"], "device=cuda:9"),
+        (["suite=sts", "max_length=0"], "max_length"),
+        (["suite=sts", "ckpt=/nowhere"], "/nowhere"),
+        (["resampels=3"], "resampels"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    ckpt: Path,
+    sts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    given = {a.split("=")[0] for a in arguments}
+    rest = [a for a in (f"ckpt={ckpt}", f"data_dir={sts}") if a.split("=")[0] not in given]
+    assert main(["evaluate", *rest, *arguments]) == 2
+    err = capsys.readouterr().err.strip().splitlines()
+    assert message in err[-1]
+    assert err[-1].startswith("embedlab: ")
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"

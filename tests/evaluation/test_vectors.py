@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import embedlab
+from embedlab.evaluation.vectors import Vectors, encode, unique
+from tests.evaluation.helpers import HashedWords
+
+
+def test_distinct_texts_keep_their_order() -> None:
+    texts, position = unique(["b", "a", "b", "c", "a"])
+    assert texts == ["b", "a", "c"]
+    assert [position[t] for t in ("a", "b", "c")] == [1, 0, 2]
+
+
+def test_vectors_are_looked_up_by_text() -> None:
+    encoder = HashedWords()
+    vectors = Vectors(encoder, ["red cat", "blue dog", "red cat"])
+    assert encoder.calls == [["red cat", "blue dog"]]
+    expected = encoder.encode(["blue dog", "red cat", "blue dog"])
+    assert np.array_equal(vectors.take(["blue dog", "red cat", "blue dog"]).numpy(), expected)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float16, torch.float64, torch.bfloat16])
+def test_any_float_type_becomes_float32(kind: object) -> None:
+    class Typed:
+        def encode(self, sentences: list[str]) -> object:
+            x = torch.arange(6.0).reshape(2, 3)
+            return x.to(kind) if isinstance(kind, torch.dtype) else x.numpy().astype(kind)
+
+    vectors = encode(Typed(), ["a", "b"])
+    assert vectors.dtype == torch.float32
+    assert vectors.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_texts_of_the_same_tokens_are_encoded_once(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An uncased tokenizer makes SentEval's lower-cased tokens and the raw text one row: STS costs half."""
+    encoder = embedlab.load(tiny("bert"))
+    texts = ["A man is playing.", "a man is playing .", "Dogs run.", "A man  is playing.", "dogs run ."]
+    seen: list[int] = []
+    original = type(encoder).encode_ids
+
+    def counted(self, rows, *arguments, **more):  # type: ignore[no-untyped-def]
+        seen.append(len(rows))
+        return original(self, rows, *arguments, **more)
+
+    monkeypatch.setattr(type(encoder), "encode_ids", counted)
+    together = encoder.encode(texts)
+    assert seen == [2]
+    one_by_one = np.stack([encoder.encode(text) for text in texts])
+    np.testing.assert_allclose(together, one_by_one, atol=1e-6)
+    assert np.array_equal(together[0], together[3])
+    assert encoder.encode([]).shape == (0, encoder.dim)

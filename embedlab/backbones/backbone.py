@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from embedlab.backbones.kernels import SHORT, short_kernel
+
 if TYPE_CHECKING:
+    from embedlab.backbones.adapters import Adapter
     from embedlab.backbones.config import BackboneInfo
 
 _OFFSET_TYPES = frozenset(
@@ -48,6 +53,8 @@ class Backbone(nn.Module):
         self.info = info
         self.attention = attention
         self.compiled = False
+        self.adapter: Adapter | None = None
+        self._native = False
         self._offset = position_offset(model.config)
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
@@ -63,6 +70,24 @@ class Backbone(nn.Module):
         for block in self.blocks:
             block.compile(**options)
         self.compiled = True
+
+    @contextmanager
+    def computing(self, native: bool, longest: int) -> Iterator[None]:
+        """How a captured training step runs the forward pass.
+
+        Args:
+            native: the weights have the compute type already, so autocast would only slow the residual stream.
+            longest: tokens of a row; short rows get the kernel that is made for them, where there is Triton.
+        """
+        before, kernel = self._native, self.model.config._attn_implementation
+        self._native = native
+        if self.attention == "sdpa" and short_kernel(self.model.config, longest):
+            self.model.set_attn_implementation(SHORT)
+        try:
+            yield
+        finally:
+            self._native = before
+            self.model.set_attn_implementation(kernel)
 
     def forward(
         self,
@@ -93,9 +118,14 @@ class Backbone(nn.Module):
             if position_ids is None and attention_mask is not None:
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0) + self._offset
             arguments["position_ids"] = position_ids
-        out = self.model(
-            input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=all_layers, **arguments
-        )
+        plain = torch.autocast(input_ids.device.type, enabled=False) if self._native else nullcontext()
+        with plain:
+            out = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                output_hidden_states=all_layers,
+                **arguments,
+            )
         return tuple(out.hidden_states) if all_layers else (out.last_hidden_state,)
 
 

@@ -58,8 +58,9 @@ def info_nce(
     cosines = a @ columns.T
     rows = torch.arange(len(a), device=a.device)
     target = rows + offset
-    own = torch.zeros_like(cosines, dtype=torch.bool)
-    own[rows, target] = True
+    # Compared, not written by index: that copies the value from the host, which a CUDA graph does not allow.
+    place = torch.arange(len(columns), device=a.device)
+    own = place == target[:, None]
     excluded = torch.zeros_like(own)
     if anchor_ids is not None and candidate_ids is not None:
         ids = candidate_ids
@@ -71,9 +72,7 @@ def info_nce(
         excluded = excluded & ~own
     logits = (cosines / tau).masked_fill(excluded, float("-inf"))
     if hard_negatives is not None and hard_negative_weight != 0.0:
-        shift = torch.zeros_like(logits)
-        shift[rows, len(candidates) + target] = hard_negative_weight
-        logits = logits + shift
+        logits = logits + hard_negative_weight * (place == len(candidates) + target[:, None])
     loss = cross_entropy(logits, target)
     with torch.no_grad():
         negative = ~(own | excluded)

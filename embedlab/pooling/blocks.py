@@ -109,11 +109,18 @@ class Blocks(Pooling):
         super().__init__(config, info)
         self.lr_multiplier = self.config.lr_mult
 
-    def stack(self, hidden: tuple[Tensor, ...], mask: Tensor | None) -> Tensor:
-        """The last n blocks, oldest first, [n, B, L, D], fp32 or wider; zero at padding if given a mask."""
+    def blocks(self, hidden: tuple[Tensor, ...], mask: Tensor | None) -> list[Tensor]:
+        """The last n blocks, oldest first, [B, L, D] in fp32 or wider; zero at padding if given a mask."""
         end = len(hidden) - self.config.block_offset
-        blocks = torch.stack([wide(h) for h in hidden[end - self.config.n : end]])
-        return blocks if mask is None else blocks.masked_fill(~mask.bool()[..., None], 0.0)
+        blocks = [wide(h) for h in hidden[end - self.config.n : end]]
+        if mask is None:
+            return blocks
+        padding = ~mask.bool()[..., None]
+        return [h.masked_fill(padding, 0.0) for h in blocks]
+
+    def read_blocks(self, hidden: tuple[Tensor, ...], mask: Tensor, marks: Marks) -> Tensor:
+        """The vector of each of them, [n, B, D]."""
+        return torch.stack([self.read(u, mask, marks) for u in self.blocks(hidden, mask)])
 
     def read(self, u: Tensor, mask: Tensor, marks: Marks) -> Tensor:
         """[..., B, L, D] to [..., B, D] by ``pool``; ``mask`` [B, L] says which tokens the mean is over."""

@@ -26,7 +26,7 @@ class LastN(Blocks):
     name = "last_n"
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        return self.read(self.stack(hidden, attention_mask), attention_mask, marks).mean(0)
+        return self.read_blocks(hidden, attention_mask, marks).mean(0)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ScalarMix(Blocks):
         return (1,)
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        vectors = self.read(self.stack(hidden, attention_mask), attention_mask, marks)
+        vectors = self.read_blocks(hidden, attention_mask, marks)
         weights = torch.softmax(self.logits.to(vectors.dtype), 0)
         return (weights[:, None] * vectors).sum(0)
 

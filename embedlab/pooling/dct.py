@@ -51,12 +51,12 @@ def token_basis(frequencies: Tensor, mask: Tensor, norm: str) -> Tensor:
         mask: ``[B, L]``, 1 at the tokens counted, on whichever side the padding is.
         norm: see above.
     """
-    real = mask.to(frequencies.dtype)
-    length = real.sum(1)[:, None, None]
-    position = (mask.long().cumsum(1) - 1)[:, None].to(frequencies.dtype)  # integer sums are deterministic
-    b = frequencies[None, :, None]
+    length = mask.sum(1, keepdim=True)
     size = length.clamp(min=1)
-    return real[:, None] * (b < length) * constants(b, size, norm) * cosines(b, position, size)
+    position = mask.long().cumsum(1) - 1  # of integers: deterministic
+    scale = (frequencies < length) * constants(frequencies, size, norm)
+    waves = cosines(frequencies[:, None], position[:, None].to(frequencies.dtype), size[:, None])
+    return waves * scale[:, :, None] * mask[:, None]
 
 
 def adaptive_bins(bins: int, size: int, device: torch.device | None = None) -> Tensor:

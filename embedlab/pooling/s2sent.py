@@ -6,6 +6,7 @@ Selection turns these into a weight for each block and feature (`embedlab.poolin
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -222,64 +223,105 @@ class S2Sent(Blocks):
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         with torch.autocast(attention_mask.device.type, enabled=False):
-            u = self.stack(hidden, attention_mask)
+            if self._has_kernel and not _traced(attention_mask):
+                return self._by_kernel(hidden, attention_mask)
+            blocks = self.blocks(hidden, attention_mask)
             mask = self._pooled(attention_mask, marks)
-            if self.gate is None:
-                return self.read(u, mask, marks).mean(0)
-            if self.select is not None:
-                w = self._weights(u, self._seen(attention_mask, marks), attention_mask)
-                return (w * self.read(u, mask, marks)).sum(0)
+            if self.gate is None or self.select is not None:
+                return self._mix_vectors(blocks, mask, attention_mask, marks)
+            u = torch.stack(blocks)
             if self.config.pool == "mean":
-                return self.read((self._weights(u, None, attention_mask) * u).sum(0), mask, marks)
+                return self.read((self._token_weights(u, attention_mask) * u).sum(0), mask, marks)
             u = self.read(u, mask, marks)[:, :, None]
-            return (self._weights(u, None, None) * u).sum(0).squeeze(1)
+            return (self._token_weights(u, None) * u).sum(0).squeeze(1)
 
     def fuse(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         """The mixed tokens v, [B, L, D]; padding has no meaning."""
         with torch.autocast(attention_mask.device.type, enabled=False):
-            u = self.stack(hidden, attention_mask)
+            u = torch.stack(self.blocks(hidden, attention_mask))
             if self.gate is None:
                 return u.mean(0)
-            w = self._weights(u, self._seen(attention_mask, marks), attention_mask)
+            w = self.weights(hidden, attention_mask, marks)
             return ((w if self.select is None else w[:, :, None]) * u).sum(0)
 
     def weights(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         """w, [n, B, D], oldest block first; [n, B, L, D] with squeeze=none; n is 1 for a single block."""
         with torch.autocast(attention_mask.device.type, enabled=False):
-            u = self.stack(hidden, attention_mask)
-            return self._weights(u, self._seen(attention_mask, marks), attention_mask)
+            blocks = self.blocks(hidden, attention_mask)
+            if self.select is None:
+                return self._token_weights(torch.stack(blocks), attention_mask)
+            return self._weights(self.select(self._source(blocks), self._seen(attention_mask, marks)))
 
     def take_stats(self) -> dict[str, Tensor]:
         """Of the last training batch: spread of w, and the share of gates outside 5 % to 95 %."""
         stats, self._stats = self._stats, {}
         return stats
 
-    def stack(self, hidden: tuple[Tensor, ...], mask: Tensor | None) -> Tensor:
-        """U, [n, B, L, D], oldest block first; [1, B, L, D] for a single block."""
+    def blocks(self, hidden: tuple[Tensor, ...], mask: Tensor | None) -> list[Tensor]:
+        """U^(n), [B, L, D] each, oldest first; a single one for ``avg1d`` and ``last1d``."""
         padding_counts = self.select is not None and self.select.grid
-        u = super().stack(hidden, None if padding_counts else mask)
+        blocks = super().blocks(hidden, None if padding_counts else mask)
         if self.config.kind == "last1d":
-            return u[-1:]
-        return u.mean(0, keepdim=True) if self.config.kind == "avg1d" else u
+            return blocks[-1:]
+        return [torch.stack(blocks).mean(0)] if self.config.kind == "avg1d" else blocks
 
-    def _weights(self, u: Tensor, seen: Tensor | None, mask: Tensor | None) -> Tensor:
-        """w for U [n, B, L, D], blocks first."""
-        c = self.config
-        assert self.gate is not None
-        source = u.detach() if c.detach_gate else u
-        counted = None
+    def _mix_vectors(self, blocks: list[Tensor], mask: Tensor, real: Tensor, marks: Marks) -> Tensor:
+        """Read each block, then mix."""
+        means = w = None
         if self.select is not None:
-            assert seen is not None
-            e = self.gate(self.select(source, seen)).transpose(0, 1)
-        elif c.no_fs == "per_block":
-            e = self.gate.each(source)
+            seen = self._seen(real, marks)
+            f, means = self.select.with_means(self._source(blocks), seen)
+            w = self._weights(f)
+            if seen is not mask or self.config.pool != "mean" or self.config.detach_gate:
+                means = None
+        vectors = means if means is not None else torch.stack([self.read(u, mask, marks) for u in blocks])
+        return vectors.mean(0) if w is None else (w * vectors).sum(0)
+
+    @property
+    def _has_kernel(self) -> bool:
+        """Whether one kernel pass over each block gives the vectors (`embedlab.pooling.s2sent_kernel`)."""
+        c = self.config
+        return (
+            not self.training
+            and not torch.is_grad_enabled()
+            and (c.kind, c.pool, c.block_norm) == ("stack2d", "mean", "softmax")
+            and c.squeeze != "none"
+            and not (c.bn or c.exclude_special or c.fs_tokens == "sentence")
+            and self.select is not None
+            and not self.select.grid
+        )
+
+    def _by_kernel(self, hidden: tuple[Tensor, ...], mask: Tensor) -> Tensor:
+        from embedlab.pooling.s2sent_kernel import pool
+
+        assert self.select is not None
+        assert self.gate is not None
+        end = len(hidden) - self.config.block_offset
+        gamma = self.select.gamma.view(torch.float32)
+        blocks = hidden[end - self.config.n : end]
+        return pool(blocks, mask, self.select.frequency, gamma, self.select.norm, self.gate)
+
+    def _source(self, blocks: list[Tensor]) -> list[Tensor]:
+        return [u.detach() for u in blocks] if self.config.detach_gate else blocks
+
+    def _weights(self, f: Tensor) -> Tensor:
+        """w [n, B, D] from f [B, D]."""
+        assert self.gate is not None
+        return self._normalised(self.gate(f).transpose(0, 1), None)
+
+    def _token_weights(self, u: Tensor, mask: Tensor | None) -> Tensor:
+        """w for U [n, B, L, D], of the same shape, each token from itself."""
+        assert self.gate is not None
+        u = u.detach() if self.config.detach_gate else u
+        if self.config.no_fs == "per_block":
+            e = self.gate.each(u)
         else:
-            e = self.gate(source.mean(0)).movedim(-2, 0)
-        if self.select is None and mask is not None:
-            counted = mask.to(e.dtype)[None, ..., None]
-        norm = c.block_norm
-        if c.kind != "stack2d" and norm == "softmax":
-            norm = c.gate1d
+            e = self.gate(u.mean(0)).movedim(-2, 0)
+        return self._normalised(e, None if mask is None else mask.to(e.dtype)[None, ..., None])
+
+    def _normalised(self, e: Tensor, counted: Tensor | None) -> Tensor:
+        c = self.config
+        norm = c.gate1d if c.kind != "stack2d" and c.block_norm == "softmax" else c.block_norm
         w = block_weights(e, 0, norm, counted)
         if self.training:
             self._stats = _statistics(e.detach(), w.detach(), c.pre_softmax_sigmoid)
@@ -302,6 +344,11 @@ class S2Sent(Blocks):
 def _frame(marks: Marks) -> tuple[int, int, int, int]:
     """`Tokenization.marks` knows what stands around a sentence; other marks say nothing of it."""
     return getattr(marks, "frame", (0, 0, 0, 0))
+
+
+def _traced(mask: Tensor) -> bool:
+    """Whether operations one by one are wanted: no CUDA, or a compiler that fuses them itself."""
+    return not mask.is_cuda or torch.compiler.is_compiling() or importlib.util.find_spec("triton") is None
 
 
 def _statistics(e: Tensor, w: Tensor, is_sigmoid: bool) -> dict[str, Tensor]:

@@ -54,10 +54,14 @@ class Gate(nn.Module):
 
     def forward(self, f: Tensor) -> Tensor:
         """``[..., D]`` to ``[..., N, D]``."""
+        return self._gate(self.logits(f))
+
+    def logits(self, f: Tensor) -> Tensor:
+        """The same before the sigmoid."""
         out = _linear(self.act(_linear(f, self.squeeze)), self.excite)
         if self.norm is not None:
             out = self.norm(out.to(self.norm.weight.dtype)).to(out.dtype)
-        return self._gate(out.unflatten(-1, (self.blocks, self.width)))
+        return out.unflatten(-1, (self.blocks, self.width))
 
     def each(self, u: Tensor) -> Tensor:
         """``[N, ..., D]`` to the same shape: the gate of block n, seen from the features of block n alone."""

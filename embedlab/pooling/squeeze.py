@@ -27,6 +27,8 @@ class FrequencySelection(nn.Module):
 
     mix: Tensor
     tokens: Tensor
+    frequency: Tensor
+    gamma: Tensor
 
     def __init__(
         self, pairs: Sequence[Pair], width: int, blocks: int, norm: str, gain: float = 1.0, grid: bool = False
@@ -44,13 +46,24 @@ class FrequencySelection(nn.Module):
         # As bits, which `module.to(torch.bfloat16)` leaves alone: the basis stays in fp32.
         self.register_buffer("mix", mix.flatten(2).view(torch.int32), persistent=False)
         self.register_buffer("tokens", torch.tensor(distinct), persistent=False)
+        # The same by feature, for the kernel: its token frequency, and the weight of each block.
+        by_feature = torch.tensor([b for _, b in pairs]).repeat_interleave(width // len(pairs))
+        self.register_buffer("frequency", by_feature, persistent=False)
+        self.register_buffer("gamma", mix.sum(1).flatten(1).view(torch.int32), persistent=False)
 
-    def forward(self, u: Tensor, mask: Tensor) -> Tensor:
-        """``u`` [N, B, L, D] and ``mask`` [B, L] (1 at the tokens that are counted) to f [B, D]."""
-        tokens = self.tokens.to(u.dtype)
+    def forward(self, blocks: Sequence[Tensor] | Tensor, mask: Tensor) -> Tensor:
+        """N blocks [B, L, D] and ``mask`` [B, L] (1 at the tokens that are counted) to f [B, D]."""
+        return self.with_means(blocks, mask)[0]
+
+    def with_means(self, blocks: Sequence[Tensor] | Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        """f, and the mean [N, B, D] of each block over the tokens counted, where frequency 0 is that."""
+        dtype = blocks[0].dtype
+        tokens = self.tokens.to(dtype)
         if self.grid:
-            on_grid = token_basis(tokens, torch.ones(1, GRID, device=u.device), self.norm)
-            beta = on_grid @ adaptive_bins(GRID, u.shape[2], u.device).to(u.dtype)
+            on_grid = token_basis(tokens, torch.ones(1, GRID, device=tokens.device), self.norm)
+            beta = on_grid @ adaptive_bins(GRID, blocks[0].shape[1], tokens.device).to(dtype)
         else:
             beta = token_basis(tokens, mask, self.norm)
-        return ((beta @ u) * self.mix.view(torch.float32).to(u.dtype)[:, None]).sum((0, 2))
+        squeezed = torch.stack([beta @ u for u in blocks])
+        f = (squeezed * self.mix.view(torch.float32).to(dtype)[:, None]).sum((0, 2))
+        return f, squeezed[:, :, 0] if self.norm == "mean" and not self.grid else None

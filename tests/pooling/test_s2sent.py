@@ -72,8 +72,8 @@ def test_t01_padding_changes_nothing(side: str, squeeze: str) -> None:
     close(pooling(longer, wider, {}), pooling(hidden, mask, {}))
     if pooling.select is not None:
         close(pooling.weights(longer, wider, {}), pooling.weights(hidden, mask, {}))
-        f = pooling.select(pooling.stack(hidden, mask), mask)
-        close(pooling.select(pooling.stack(longer, wider), wider), f)
+        f = pooling.select(pooling.blocks(hidden, mask), mask)
+        close(pooling.select(pooling.blocks(longer, wider), wider), f)
 
 
 @pytest.mark.parametrize("settings", [{}, {"squeeze": "none"}, {"mode": "avg1d"}, {"pool": "cls"}])
@@ -337,21 +337,21 @@ def test_t16_the_mean_of_one_block_is_the_last_block() -> None:
 def test_t17_which_block_is_last(offset: int, layer: int) -> None:
     hidden, mask = states([7, 4])
     close(s2(n=1, block_offset=offset)(hidden, mask, {})[0], hidden[layer][0].mean(0))
-    stack = s2(n=3, block_offset=offset).stack(hidden, mask)
+    stack = s2(n=3, block_offset=offset).blocks(hidden, mask)
     for i, u in enumerate(stack):
         close(u[0], hidden[layer - 2 + i][0])
 
 
 def test_t17_an_offset_takes_the_embedding_layer_for_twelve_blocks() -> None:
     hidden, mask = states([7])
-    close(s2(n=12, block_offset=1).stack(hidden, mask)[0], hidden[0])
+    close(s2(n=12, block_offset=1).blocks(hidden, mask)[0], hidden[0])
 
 
 def test_t19_one_common_divisor_does_not_change_cosines() -> None:
     hidden, mask = states([7, 4, 5])
     pooling = s2(block_norm="global_exp")
     z = pooling(hidden, mask, {})
-    u = pooling.stack(hidden, mask)
+    u = torch.stack(pooling.blocks(hidden, mask))
     e = pooling.gate(pooling.select(u, mask)).transpose(0, 1)
     plain = (e.exp() * pooling.read(u, mask, {})).sum(0)
     for i, j in itertools.combinations(range(3), 2):
@@ -449,7 +449,7 @@ def test_the_gate_may_see_the_sentence_of_a_template_alone() -> None:
     hidden, mask = states([9, 7])
     pooling = s2(fs_tokens="sentence")
     seen = torch.tensor([[0, 0, 1, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0, 0, 0, 0]])
-    u = pooling.stack(hidden, mask)
+    u = torch.stack(pooling.blocks(hidden, mask))
     w = block_weights(pooling.gate(pooling.select(u, seen)), 1)
     close(pooling.weights(hidden, mask, marks()), w.transpose(0, 1))
     expected = (w.transpose(0, 1) * pooling.read(u, mask, {})).sum(0)

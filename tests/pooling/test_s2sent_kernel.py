@@ -1,0 +1,74 @@
+"""The kernel at inference gives what the operations one by one give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from embedlab.backbones.config import BackboneInfo
+from embedlab.pooling import build_pooling
+from embedlab.pooling.s2sent import S2Sent
+
+
+def pooling(width: int, device: str = "cuda", **settings: Any) -> S2Sent:
+    torch.manual_seed(0)
+    info = BackboneInfo("encoder", 12, width, 512, True, 0.1, "bert", True)
+    made = build_pooling({"name": "s2sent", "r": 4, **settings}, info).eval().to(device)
+    assert isinstance(made, S2Sent)
+    for p in made.parameters():
+        p.data = torch.randn_like(p) * 0.2
+    return made
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("width", "length", "settings"),
+    [
+        (768, 32, {}),
+        (96, 33, {"n": 6, "m": 16}),
+        (100, 1, {"m": 2}),
+        (256, 300, {"n": 12, "dct_norm": "ortho", "gain": 3.0}),
+        (64, 17, {"dct_norm": "sum", "gain": 0.1, "bias": False, "act": "relu", "block_offset": 1}),
+        (64, 17, {"squeeze": "gap", "pre_softmax_sigmoid": False}),
+        (64, 17, {"n": 1, "invalid": "zero", "m": 8}),
+    ],
+)
+def test_the_kernel_is_the_definition(width: int, length: int, settings: dict, dtype: torch.dtype) -> None:
+    made = pooling(width, **settings)
+    hidden = tuple(torch.randn(5, length, width, device="cuda", dtype=dtype) for _ in range(13))
+    mask = torch.randint(0, 2, (5, length), device="cuda")
+    mask[0], mask[1], mask[2, : length // 2], mask[3] = 1, 0, 0, torch.arange(length, device="cuda") < 3
+    for h in hidden:
+        h[mask == 0] = torch.nan
+    slow = made(hidden, mask, {}).detach()
+    with torch.no_grad():
+        assert made._has_kernel
+        fast = made(hidden, mask, {})
+    assert fast.dtype == torch.float32
+    torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pool": "cls"},
+        {"mode": "avg1d"},
+        {"mode": "last1d"},
+        {"mode": "none"},
+        {"squeeze": "none"},
+        {"bn": True},
+        {"block_norm": "global_exp"},
+        {"invalid": "grid6"},
+        {"exclude_special": True},
+        {"fs_tokens": "sentence"},
+    ],
+)
+def test_what_it_does_not_cover_goes_one_by_one(settings: dict) -> None:
+    with torch.no_grad():
+        assert not pooling(64, "cpu", **settings)._has_kernel
+        assert pooling(64, "cpu")._has_kernel
+        assert not pooling(64, "cpu").train()._has_kernel
+    assert not pooling(64, "cpu")._has_kernel

@@ -364,7 +364,6 @@ class SentenceEncoder(nn.Module):
 
         from embedlab.backbones import BackboneConfig, load_backbone
         from embedlab.backbones.adapters import read_adapter
-
         from embedlab.twin import TwinEncoder, twin_card
 
         folder = Path(folder)

@@ -1,0 +1,64 @@
+"""A weighted sum of finished encoders (JTCSE-UC): nothing is trained, the sum is scored and exported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from embedlab.errors import UserError
+from embedlab.methods.base import Batch, Fields, Method, Outcome
+from embedlab.methods.config import MethodConfig
+
+if TYPE_CHECKING:
+    from embedlab.backbones import BackboneInfo
+    from embedlab.encoder import SentenceEncoder
+    from embedlab.pooling import PoolingConfig
+    from embedlab.tokenization import Template
+    from embedlab.training.config import RunConfig
+
+
+@dataclass(frozen=True)
+class EnsembleConfig(MethodConfig):
+    name: str = "ensemble"
+    first: str | None = None
+    """What `embedlab.load` takes; a twin counts as its sum."""
+    second: str | None = None
+    weights: tuple[float, float] = (0.3, 0.7)
+    """Of first and second: those of JTCSE-UC and TNCSE-UC."""
+
+    @property
+    def idle(self) -> bool:
+        return True
+
+    def check(
+        self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
+    ) -> list[str]:
+        for key in ("first", "second"):
+            if not getattr(self, key):
+                raise UserError("an ensemble has two members", key=f"method.{key}", fix=f"method.{key}=RUN")
+        if len(self.weights) != 2 or not any(self.weights):
+            raise UserError("a weight for each member", key="method.weights", value=list(self.weights))
+        return []
+
+
+class Ensemble(Method):
+    config_class = EnsembleConfig
+    config: EnsembleConfig
+
+    @classmethod
+    def make_encoder(cls, run: RunConfig, tokenizer: Any = None) -> SentenceEncoder:
+        import embedlab
+        from embedlab.twin import ensemble
+
+        config = run.method
+        assert isinstance(config, EnsembleConfig)
+        members = [embedlab.load(str(path)) for path in (config.first, config.second)]
+        return ensemble(members, config.weights)
+
+    @classmethod
+    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
+        first = {"nli": "anchor", "parallel": "source"}.get(data, "sentence")
+        return {first: (first, template)}
+
+    def losses(self, batch: Batch) -> Outcome:
+        raise NotImplementedError("an ensemble is not trained")

@@ -157,13 +157,17 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
 
 
 def _wanted(values: dict[str, Any]) -> list[str]:
-    """The stages whose result is not given, nor leads only to a stage that is left out; in order."""
+    """The stages whose result is not given, nor leads only to a stage that is left out; in order.
+
+    A result for ``backbone.path`` is not wanted either where another kind of backbone has been chosen.
+    """
     found: list[str] = []
     for name, content in reversed(values["stages"].items()):
         stage = Stage.read(name, content)
         into = stage.result.split(".")[1] if stage.result.startswith("stages.") else None
         given = _get(values, stage.result, f"stages.{name}.result") is not None
-        if not given and (into is None or into in found):
+        unused = stage.result == "backbone.path" and values["backbone"].get("source") != "local"
+        if not given and not unused and (into is None or into in found):
             found.append(name)
     return found[::-1]
 

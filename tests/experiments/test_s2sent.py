@@ -1,0 +1,153 @@
+"""Every trial of S2Sent's and PromptBERT's experiments composes and is a sound run; none of them loads a weight."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from embedlab import _paths
+from embedlab.cli.compose import plain
+from embedlab.training.config import RunConfig
+
+SWEEPS = {
+    "s2sent_table2": 9 * 7,
+    "s2sent_table2_prompt": 8 * 7,
+    "s2sent_table3": 6 * 7,
+    "s2sent_table4": 2 * 7,
+    "s2sent_fig5": 5 * 7,
+    "s2sent_fig6": 25,
+    "s2sent_fig7": 8,
+    "s2sent_fig8": 6,
+    "s2sent_controls": 9 * 3,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def conf() -> Iterator[None]:
+    with initialize_config_dir(str(_paths.conf_dir()), version_base="1.3"):
+        yield
+
+
+@cache
+def trials(experiment: str, *arguments: str) -> tuple[tuple[str, ...], ...]:
+    """The overrides of each job that `embedlab train -m experiment=... arguments` runs."""
+    whole = compose("train", [f"experiment={experiment}"], return_hydra_config=True)
+    swept = [f"{k}={v}" for k, v in whole.hydra.sweeper.params.items()]
+    parsed = OverridesParser.create().parse_overrides([*swept, *arguments])
+    (batch,) = BasicSweeper.split_arguments(parsed, None)
+    return tuple(tuple(job) for job in batch)
+
+
+@cache
+def run(experiment: str, *overrides: str) -> RunConfig:
+    return RunConfig.from_dict(
+        plain(compose("train", [f"experiment={experiment}", "trainer=cpu", *overrides]))
+    )
+
+
+@pytest.mark.parametrize("experiment", SWEEPS)
+def test_every_trial_is_a_sound_run(experiment: str) -> None:
+    assert len(trials(experiment)) == SWEEPS[experiment]
+    jobs = trials(experiment, "seed=3")
+    for job in jobs if len(jobs) < 10 else jobs[::3]:
+        config = run(experiment, *job)
+        config.check()
+        assert config.seed == 3
+        assert config.method.tau == 0.05
+        assert (config.data.max_length, config.optimizer.schedule, config.evaluation.every) == (
+            32,
+            "linear",
+            125,
+        )
+
+
+def arms(experiment: str, *keys: str) -> dict[str, tuple[Any, ...]]:
+    found = {}
+    for job in trials(experiment, "seed=3"):
+        config = run(experiment, *job)
+        name = next(o.partition("=")[2] for o in job if o.startswith("arm="))
+        found[name] = tuple(
+            getattr(config.method if hasattr(config.method, key) else config.pooling, key) for key in keys
+        )
+    return found
+
+
+def test_table_2_has_its_rows() -> None:
+    assert arms("s2sent_table2", "n", "kind", "pool", "mlp", "m", "r") == {
+        "base": (1, "none", "cls", "train", 4, 12),
+        "last1_mean": (1, "none", "mean", "none", 4, 12),
+        "last1_s2": (1, "last1d", "mean", "none", 4, 12),
+        "last3_avg": (3, "none", "mean", "none", 4, 12),
+        "last3_avg_s2": (3, "avg1d", "mean", "none", 4, 12),
+        "last3_stack_s2": (3, "stack2d", "mean", "none", 4, 12),
+        "last6_avg": (6, "none", "mean", "none", 4, 12),
+        "last6_avg_s2": (6, "avg1d", "mean", "none", 4, 12),
+        "last6_stack_s2": (6, "stack2d", "mean", "none", 4, 12),
+    }
+
+
+def test_table_3_pairs_each_read_out_with_both_divisors() -> None:
+    found = arms("s2sent_table3", "pool", "block_norm", "mlp")
+    assert found["cls_s2_global_exp"] == ("cls", "global_exp", "train")
+    assert found["cls_s2"] == ("cls", "softmax", "train")
+    assert found["mean_s2_global_exp"] == ("mean", "global_exp", "none")
+    warnings = run("s2sent_table3", "arm=cls_s2").check()
+    assert any("table 3" in w for w in warnings)
+
+
+def test_figure_5_varies_what_the_gate_sees() -> None:
+    found = arms("s2sent_fig5", "kind", "squeeze", "m")
+    assert [found[a] for a in ("no_fs", "gap", "low4", "low8")] == [
+        ("stack2d", "none", 4),
+        ("stack2d", "gap", 1),
+        ("stack2d", "dct", 4),
+        ("stack2d", "dct", 8),
+    ]
+
+
+def test_figure_6_takes_other_values_from_the_command_line() -> None:
+    jobs = trials("s2sent_fig6", "pooling.n=1,3,6", "pooling.m=1,4", "backbone=mini")
+    assert len(jobs) == 6
+    assert {tuple(j[:2]) for j in jobs} == {
+        (f"pooling.n={n}", f"pooling.m={m}") for n, m in itertools.product((1, 3, 6), (1, 4))
+    }
+    assert run("s2sent_fig6", "pooling.n=1").pooling.kind == "last1d"
+
+
+def test_the_controls_are_the_poolings_named() -> None:
+    names = [run("s2sent_controls", *job).pooling for job in trials("s2sent_controls", "seed=3")]
+    assert [p.name for p in names] == ["mean", "last_n", "scalar_mix", "feature_mix", *["s2sent"] * 5]
+    assert [(p.gate, p.squeeze, p.kind) for p in names[4:8]] == [
+        ("frozen", "dct", "stack2d"),
+        ("learned", "none", "stack2d"),
+        ("learned", "dct", "avg1d"),
+        ("learned", "dct", "stack2d"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "model_type", "second"),
+    [
+        ("promptbert_bert_unsup", "bert", 'This sentence : "{sentence}" means {mask}.'),
+        ("promptbert_roberta_unsup", "roberta", "The sentence : ' {sentence} ' means{mask}."),
+    ],
+)
+def test_promptberts_recipe(experiment: str, model_type: str, second: str) -> None:
+    config = run(experiment)
+    assert config.check() == []
+    assert config.info().model_type == model_type
+    assert config.method.second_template.text == second
+    assert (config.method.denoise, config.method.denoise_dev, config.method.mlp) == (True, True, "train")
+    assert (config.data.batch_size, config.optimizer.lr, config.pooling.name) == (256, 1e-5, "mask")
+
+
+@pytest.mark.parametrize("experiment", [*SWEEPS, "promptbert_bert_unsup"])
+def test_every_experiment_takes_another_backbone(experiment: str) -> None:
+    run(experiment, "backbone=distilbert").check()

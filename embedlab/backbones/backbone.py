@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,6 +89,10 @@ class Backbone(nn.Module):
             self._native = before
             self.model.set_attn_implementation(kernel)
 
+    def arithmetic(self, device: torch.device) -> AbstractContextManager[Any]:
+        """What a forward pass computes in, for code that runs blocks by itself: without autocast in a native one."""
+        return torch.autocast(device.type, enabled=False) if self._native else nullcontext()
+
     def forward(
         self,
         input_ids: Tensor,
@@ -118,8 +122,7 @@ class Backbone(nn.Module):
             if position_ids is None and attention_mask is not None:
                 position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0) + self._offset
             arguments["position_ids"] = position_ids
-        plain = torch.autocast(input_ids.device.type, enabled=False) if self._native else nullcontext()
-        with plain:
+        with self.arithmetic(input_ids.device):
             out = self.model(
                 input_ids=input_ids,
                 attention_mask=attention_mask,

@@ -66,6 +66,10 @@ class CrossAttention:
 
     def __call__(self, first: States, second: States, attention_mask: Tensor) -> tuple[States, States]:
         """Side streams of both towers from the main streams' hidden states (N + 1 each), in the same form."""
+        with self.first.backbone.arithmetic(attention_mask.device):
+            return self._run(first, second, attention_mask)
+
+    def _run(self, first: States, second: States, attention_mask: Tensor) -> tuple[States, States]:
         one, two = list(first[: self.fork + 1]), list(second[: self.fork + 1])
         frames = (self.first.frame(one[0], attention_mask), self.second.frame(two[0], attention_mask))
         for m in range(self.fork, self.depth):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from embedlab.pooling.base import Marks, Pooling, PoolingConfig, first_index, token_at, wide
+from embedlab.pooling.base import Marks, Pooling, PoolingConfig, first_index, token_at
 from embedlab.pooling.cls import ClsConfig
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class ClsMlp(Pooling):
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         vectors = token_at(hidden[-1], first_index(attention_mask))
+        dtype = torch.promote_types(vectors.dtype, self.linear.weight.dtype)
         with torch.autocast(vectors.device.type, enabled=False):
-            weight, bias = wide(self.linear.weight), wide(self.linear.bias)
-            return torch.tanh(nn.functional.linear(vectors.to(weight.dtype), weight, bias))
+            weight, bias = self.linear.weight.to(dtype), self.linear.bias.to(dtype)
+            return torch.tanh(nn.functional.linear(vectors.to(dtype), weight, bias))

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -133,8 +132,6 @@ class SentenceDataModule(LightningDataModule):
         if self._resumed is not None:
             loader.load_state_dict(self._resumed)
             self._resumed = None
-            if trainer is not None and loader.start == 0:
-                _begin_an_epoch(trainer)
         elif trainer is not None:
             loader.set_epoch(trainer.current_epoch)
         self._loader = loader
@@ -183,6 +180,10 @@ class SentenceDataModule(LightningDataModule):
                     else "the data that it was made with",
                 )
         self._resumed = {"epoch": state_dict["epoch"], "batch": state_dict["batch"]}
+        if self.trainer is not None and state_dict["batch"] == 0 and state_dict["epoch"] > 0:
+            checkpoint = self.trainer._checkpoint_connector._loaded_checkpoint
+            if "loops" in checkpoint:
+                _rest_on_the_last_batch(checkpoint["loops"]["fit_loop"])
 
     def _identity(self) -> dict[str, Any]:
         config = self.config
@@ -198,17 +199,20 @@ class SentenceDataModule(LightningDataModule):
         }
 
 
-def _begin_an_epoch(trainer: Trainer) -> None:
-    """Make a trainer that resumes between two epochs begin the next one.
+def _rest_on_the_last_batch(loops: dict[str, Any]) -> None:
+    """Rewrite a checkpoint's loop counters from "the epoch is over" to "its last batch is done".
 
-    With a limit of steps, Lightning 2.6 restarts inside the epoch of the checkpoint even where it has counted that
-    epoch as done, finds no batch left in it, and counts it again: the run would end an epoch early by
-    `max_epochs`. A checkpoint of an epoch's last batch it counts rightly; there the epoch is not done yet.
+    With a limit of steps, Lightning 2.6 restarts inside the epoch of the checkpoint, even where it has counted that
+    epoch as over; it finds no batch left in it and counts it again, so the run would end an epoch early by
+    `max_epochs`. From the last batch it goes on rightly.
     """
-    loop, epochs = trainer.fit_loop, trainer.fit_loop.epoch_progress
-    current = cast("_ProcessedTracker", epochs.current)
-    if not loop.restarting or current.processed != current.started:
+    epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
+    if epochs["current"]["processed"] != epochs["current"]["started"]:
         return
-    for tracker in (cast("_ProcessedTracker", epochs.total), current):
-        tracker.ready = tracker.started = tracker.completed = tracker.processed
-    _Loop.restarting.fset(loop, False)  # type: ignore[attr-defined]
+    for count in (epochs["total"], epochs["current"]):
+        count["ready"] = count["started"] = count["processed"]
+        count["processed"] = count["completed"] = count["started"] - 1
+    for count in (batches["total"], batches["current"]):
+        count["completed"] = count["processed"] - 1
+    batches["is_last_batch"] = True
+    loops["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1

@@ -38,7 +38,7 @@ def compose(config_name: str, argv: Sequence[str], positional: Sequence[str] = (
     from omegaconf import OmegaConf
 
     names = " ".join(name.rpartition(".")[2].upper() for name in positional)
-    parser = _Parser(prog=f"embedlab {config_name}", add_help=False, allow_abbrev=False)
+    parser = _Parser(prog=f"embedlab {config_name.replace('_', ' ')}", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-c", "--cfg", nargs="?", const="job", choices=["job"])
     parser.add_argument("arguments", nargs="*")

@@ -57,10 +57,11 @@ def _checked(config: dict[str, Any]) -> tuple[FileReader, str, Path]:
     if out.exists() and source.samefile(out):
         raise UserError("input and output are the same file", file=out, fix="write to another file")
     reader = open_reader(source)
-    return reader, _column(reader, config["column"]), out
+    return reader, text_column(reader, config["column"]), out
 
 
-def _column(reader: FileReader, wanted: str | None) -> str:
+def text_column(reader: FileReader, wanted: str | None) -> str:
+    """The column to read: `wanted`, else a usual or the only one; UserError where that is not clear."""
     columns = reader.columns
     if columns is None:
         if wanted is not None:

@@ -23,7 +23,7 @@ COMMANDS = {
     "encode": "turn a file of sentences into vectors",
     "export": "write an encoder in another format",
     "report": "gather the scores of finished runs in one table",
-    "search": "search hyperparameters",
+    "search": "index a file of sentences, and find those nearest to a text",
     "fit": "train from one file with LightningCLI (--config FILE)",
     "validate": "score the dev set of a LightningCLI run",
     "test": "score the test sets of a LightningCLI run",

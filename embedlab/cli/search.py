@@ -1,0 +1,92 @@
+"""``embedlab search index TEXTS INDEX ckpt=…`` and ``embedlab search query INDEX TEXT``: find similar
+sentences.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from embedlab.cli.compose import compose
+from embedlab.cli.encode import text_column
+from embedlab.data.readers import FileReader, open_reader
+from embedlab.errors import UserError
+
+_USAGE = "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search query INDEX TEXT [k=10]"
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command; returns 0."""
+    actions = {"index": _index, "query": _query}
+    if argv and argv[0] in ("-h", "--help"):
+        print(_USAGE + "\nembedlab search index --help and embedlab search query --help show the keys.")
+        return 0
+    if not argv or argv[0] not in actions:
+        raise UserError(
+            f"search wants index or query, not {argv[0]!r}" if argv else "search wants index or query",
+            fix=_USAGE,
+        )
+    return actions[argv[0]](argv[1:])
+
+
+def _index(argv: list[str]) -> int:
+    config = compose("search_index", argv, positional=("input", "index"))
+    source = Path(str(config["input"]))
+    if not source.is_file():
+        raise UserError("no such file", file=source, fix="give a .txt, .csv, .tsv, .jsonl or .parquet file")
+    reader = open_reader(source)
+    column = text_column(reader, config["column"])
+
+    from embedlab.cli.encoders import Configured, load_encoder
+    from embedlab.evaluation.search import build_index
+
+    start = time.perf_counter()
+    encoder = load_encoder(config["ckpt"], config["max_length"])
+    info = build_index(
+        str(config["index"]),
+        _texts(reader, column),
+        Configured.of(encoder, config),
+        reference=_reference(str(config["ckpt"])),
+        fingerprint=encoder.fingerprint(),
+        source=str(source),
+        overwrite=bool(config["overwrite"]),
+    )
+    print(f"{info.rows:,} texts in {time.perf_counter() - start:.1f} s: {config['index']}")
+    return 0
+
+
+def _query(argv: list[str]) -> int:
+    config = compose("search_query", argv, positional=("index", "text"))
+    text = str(config["text"])
+    if not text.strip():
+        raise UserError("the query is empty", key="text", fix='embedlab search query INDEX "some words"')
+    if not isinstance(config["k"], int) or config["k"] < 1:
+        raise UserError("must be a positive whole number", key="k", value=config["k"], fix="k=10")
+
+    from embedlab.cli.encoders import Configured, load_encoder
+    from embedlab.evaluation.search import Index
+
+    index = Index(str(config["index"]))
+    ckpt = str(config["ckpt"] or index.info.encoder)
+    encoder = load_encoder(ckpt, config["max_length"])
+    index.check_encoder(encoder.fingerprint())
+    start = time.perf_counter()
+    (hits,) = index.search(Configured.of(encoder, config), [text], config["k"])
+    for hit in hits:
+        print(f"{hit.score:.4f}\t{hit.row + 1}\t{hit.text}")
+    print(f"{len(index):,} texts searched in {time.perf_counter() - start:.2f} s", file=sys.stderr)
+    return 0
+
+
+def _texts(reader: FileReader, column: str) -> Iterator[str]:
+    for row, (value,) in reader.rows([column]):
+        if not isinstance(value, str) or not value.strip():
+            raise reader.error("an empty row", row, fix="take empty rows out of the file")
+        yield value
+
+
+def _reference(ckpt: str) -> str:
+    """`ckpt` so that it means the same in another working folder."""
+    return str(Path(ckpt).resolve()) if Path(ckpt).exists() else ckpt

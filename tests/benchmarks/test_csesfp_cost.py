@@ -1,0 +1,50 @@
+"""The cost comparison on a tiny decoder: five arms, and FLOPs where the prediction has them (T13)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.support import SENTENCES
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "csesfp_cost.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("csesfp_cost", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["csesfp_cost"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_arms_and_ratios(
+    script: ModuleType, tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny("llama", width=128, heads=4, ffn=512, max_positions=256)
+    (tmp_path / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
+    run = ["trainer=cpu", "backbone=local", f"backbone.path={folder}", "adapter.r=4"]
+    run += [f"data.files={tmp_path / 'text.txt'}", "data.max_length=12", "data.pad_to_multiple=1"]
+    assert script.main(["--batch", "4", "--steps", "2", "--out", str(tmp_path / "cost.json"), *run]) == 0
+    assert "L2/(2 L1)" in capsys.readouterr().out
+    rows = {r["arm"]: r for r in json.loads((tmp_path / "cost.json").read_text())["batch_4"]}
+    assert list(rows) == ["A", "B", "C", "C2", "D", "floor"]
+    assert [rows[a]["rows"] for a in rows] == [4, 8, 8, 8, 8, 4]
+    assert rows["A"]["length"] == rows["B"]["length"] > rows["C"]["length"] >= rows["D"]["length"]
+    for arm in ("B", "C", "C2", "D"):
+        assert rows[arm]["predicted"] == rows["A"]["length"] / (2 * rows[arm]["length"])
+        # Attention is quadratic in the length; at this width it is a few per cent of the whole.
+        assert rows[arm]["ratio_flops"] == pytest.approx(rows[arm]["predicted"], rel=0.04)
+        assert rows[arm]["ratio_saved"] == pytest.approx(rows[arm]["predicted"], rel=0.04)
+    assert rows["B"]["ratio_flops"] == pytest.approx(0.5, rel=0.01)
+    assert rows["floor"]["flops"] < rows["A"]["flops"] / 2
+    assert all(r["seconds_median"] > 0 for r in rows.values())

@@ -195,15 +195,15 @@ def _targets(model: nn.Module, blocks: list[nn.Module], wanted: tuple[str, ...])
 
 def _quantize(model: nn.Module, names: list[str], config: AdapterConfig, device: torch.device | None) -> None:
     """Replace linear layers by 4-bit ones, one at a time, so that no second copy of the model exists."""
-    import bitsandbytes as bnb
+    from bitsandbytes.nn.modules import Linear4bit, Params4bit
     from transformers.pytorch_utils import Conv1D
 
     for name in names:
-        old = model.get_submodule(name)
-        weight = old.weight.detach()
+        old: Any = model.get_submodule(name)
+        weight: Tensor = old.weight.detach()
         if isinstance(old, Conv1D):
             weight = weight.T.contiguous()
-        new = bnb.nn.Linear4bit(
+        new: Any = Linear4bit(
             weight.shape[1],
             weight.shape[0],
             bias=old.bias is not None,
@@ -216,13 +216,14 @@ def _quantize(model: nn.Module, names: list[str], config: AdapterConfig, device:
         # bias then give no gradient.
         new.support_avx512bf16_for_cpu = False
         new.was_conv1d = isinstance(old, Conv1D)
-        new.weight = bnb.nn.Params4bit(
+        packed: Any = Params4bit(
             weight,
             requires_grad=False,
             compress_statistics=config.double_quantization,
             quant_type="nf4",
             module=new,
-        ).to(device or weight.device)
+        )
+        new.weight = packed.to(device or weight.device)
         if old.bias is not None:
             new.bias = nn.Parameter(old.bias.detach().to(device or weight.device), requires_grad=False)
         model.set_submodule(name, new)
@@ -350,13 +351,13 @@ def plain_weights(backbone: Backbone) -> Iterator[tuple[str, Tensor]]:
 
 def dense_weight(module: nn.Module) -> Tensor:
     """The weight of a layer in fp32 and in the layout of the original layer, also of a 4-bit one."""
-    weight = module.weight
+    weight: Any = module.weight
     quant_state = getattr(weight, "quant_state", None)
     if quant_state is None:
-        return weight.detach().float()  # type: ignore[union-attr,operator]
-    import bitsandbytes as bnb
+        return weight.detach().float()
+    from bitsandbytes.functional import dequantize_4bit
 
-    dense = bnb.functional.dequantize_4bit(weight.data, quant_state).float()  # type: ignore[union-attr]
+    dense = dequantize_4bit(weight.data, quant_state).float()
     return dense.T if module.was_conv1d else dense
 
 

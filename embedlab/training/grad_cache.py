@@ -38,5 +38,5 @@ def cached(encode: Callable[..., R], *rows: Tensor, chunk: int | None) -> R:
     chunks = zip(*(r.split(chunk) for r in rows), strict=True)
     parts = [checkpoint(encode, *part, use_reentrant=False) for part in chunks]
     if isinstance(parts[0], Tensor):
-        return torch.cat(parts)
+        return torch.cat(parts)  # type: ignore[return-value]
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]

@@ -23,4 +23,9 @@ def closed(text: str) -> str:
     return text[:-1] + "." if text.endswith("?") else text
 
 
-PREPARATIONS: dict[str, Callable[[str], str]] = {"raw": raw, "closed": closed}
+def stopped(text: str) -> str:
+    """The text with a full stop, unless it ends in one of ``. ? " '`` (PromptBERT's final test)."""
+    return text if not text or text[-1] in ".?\"'" else text + "."
+
+
+PREPARATIONS: dict[str, Callable[[str], str]] = {"raw": raw, "closed": closed, "stopped": stopped}

@@ -16,6 +16,7 @@ from embedlab.methods.base import Batch, Fields, Method, Outcome
 from embedlab.methods.config import MethodConfig, from_dict
 from embedlab.methods.contrast import contrast
 from embedlab.methods.simcse import mlp_head, widen
+from embedlab.preparation import PREPARATIONS
 from embedlab.tokenization import Template, Tokenization
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ class PromptBERTConfig(MethodConfig):
     mask_duplicates: bool = True
     """A candidate with the anchor's or its positive's text is no negative; False as released."""
     gather_negatives: bool = True
+    eval_text: str = "stopped"
+    """Text to encode after training, and in scoring meanwhile: ``stopped`` ends it with a full stop, as released
+    for the final test; ``raw`` as it is. Training text is always as it is."""
+
+    @property
+    def preparation(self) -> str:
+        return self.eval_text
 
     def __post_init__(self) -> None:
         second: Any = self.second_template
@@ -66,6 +74,9 @@ class PromptBERTConfig(MethodConfig):
             raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
         if self.mlp not in ("train", "none"):
             raise UserError("unknown head", key="method.mlp", value=self.mlp, fix="train or none")
+        if self.eval_text not in PREPARATIONS:
+            known = ", ".join(PREPARATIONS)
+            raise UserError("unknown preparation", key="method.eval_text", value=self.eval_text, fix=known)
         if self.denoise not in ("auto", True, False):
             raise UserError(
                 "unknown value", key="method.denoise", value=self.denoise, fix="auto, true or false"

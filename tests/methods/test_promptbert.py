@@ -17,6 +17,7 @@ from embedlab.errors import UserError
 from embedlab.methods import method_class, method_config
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
 from embedlab.pooling import build_pooling, pooling_config
+from embedlab.preparation import PREPARATIONS
 from embedlab.tokenization import Template, Tokenization
 from embedlab.training.optimizer import OptimizerConfig
 from tests.support import SENTENCES
@@ -311,6 +312,12 @@ def check(
     return config.check(info, pooling_config(pooling), around, data, packed)
 
 
+def test_scored_text_ends_in_a_full_stop() -> None:
+    assert method_config({"name": "promptbert"}).preparation == "stopped"
+    ends = [PREPARATIONS["stopped"](t) for t in ("a cat", "a cat.", "why?", 'he said "no"', "", "so!")]
+    assert ends == ["a cat.", "a cat.", "why?", 'he said "no"', "", "so!."]
+
+
 def test_settings_from_plain_values() -> None:
     config = method_config({"name": "promptbert", "second_template": {"text": BERT[1], "join": "ids"}})
     assert config == PromptBERTConfig(second_template=Template(BERT[1]))
@@ -327,6 +334,7 @@ def test_settings_from_plain_values() -> None:
         ({"template": None}, "template=none"),
         ({"tau": 0}, "method.tau=0"),
         ({"mlp": "keep"}, "method.mlp=keep"),
+        ({"eval_text": "odd"}, "method.eval_text=odd"),
         ({"denoise": "maybe"}, "method.denoise=maybe"),
         ({"denoise_lengths": 0}, "method.denoise_lengths=0"),
         ({"packed": True}, "data.pack"),

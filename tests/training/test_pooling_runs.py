@@ -77,6 +77,8 @@ def test_promptbert_runs_and_scores(compose_run, sts_dir, tmp_path, pooling):  #
     assert len(shown["dev/spearman"]) == 3
     encoder = embedlab.load(str(tmp_path / "export"))
     assert encoder.tokenization.template.text == config.template.text
+    assert encoder.tokenization.preparation == "stopped"
+    assert np.array_equal(encoder.encode(["a cat"]), encoder.encode(["a cat."]))
     assert encoder.encode(["a cat", ""]).shape == (2, 32)
 
 

@@ -17,6 +17,7 @@ _SUBFOLDERS = {
     "sts": "sts",
     "geometry": "sts",
     "robustness": "sts",
+    "cls_energy": "sts",
     "transfer": "transfer",
     "retrieval": "retrieval",
 }

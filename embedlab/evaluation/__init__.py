@@ -52,6 +52,6 @@ class Suites(Mapping[str, Runner]):
 SUITES = Suites(
     {
         name: f"embedlab.evaluation.{name}:run"
-        for name in ("sts", "transfer", "retrieval", "robustness", "geometry", "lee", "cls_energy")
+        for name in ("sts", "transfer", "retrieval", "robustness", "geometry", "lee", "mteb", "cls_energy")
     }
 )

@@ -9,7 +9,9 @@ scored by cosine as in SimCSE, not by a trained regressor as in upstream SentEva
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -185,7 +187,8 @@ def _from_hub(task: str, split: str, text: Text, source: _Source) -> STSPairs:
     try:
         from datasets import load_dataset
 
-        rows = load_dataset(source.hub, split=source.hub_split)
+        with _quiet("huggingface_hub"):  # it reports every retry, and the error below says it all
+            rows = load_dataset(source.hub, split=source.hub_split)
     except ImportError as error:
         raise UserError(
             "the package datasets is missing", fix="pip install datasets, or give data_dir=FOLDER"
@@ -209,6 +212,17 @@ def _from_hub(task: str, split: str, text: Text, source: _Source) -> STSPairs:
         source=f"hub:{source.hub}",
         expected=source.pairs,
     )
+
+
+@contextmanager
+def _quiet(logger: str) -> Iterator[None]:
+    log = logging.getLogger(logger)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def row_count_warning(pairs: STSPairs) -> str | None:

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 CONFIG = "trial.yaml"
 OUTPUT = "output.log"
 STATUS = "trial.json"
+RUNNER = "embedlab.cli.trial"
 FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
 _IGNORED = ("ckpt_path",)  # keys that do not make another trial
 
@@ -161,7 +162,7 @@ def _start(trial: Trial, device: int | None) -> _Running:
     environment = dict(os.environ)
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(device)
-    command = [sys.executable, "-m", "embedlab.cli.trial", str(path), str(trial.folder)]
+    command = [sys.executable, "-m", RUNNER, str(path), str(trial.folder)]
     with (trial.folder / OUTPUT).open("ab") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment,

@@ -95,6 +95,14 @@ def test_finished_stages_are_skipped_and_the_interrupted_one_is_resumed(tmp_path
     assert main["ckpt_path"] == "last"
 
 
+def test_an_interrupted_stage_goes_on_by_itself_unless_it_was_another(tmp_path: Path) -> None:
+    run_stages(MAIN, tmp_path, Recorder(fail="a"))
+    run_stages(MAIN, tmp_path, again := Recorder(fail="a"))
+    assert again.ran[0][1]["ckpt_path"] == "last"
+    run_stages(MAIN | {"trainer": {"max_steps": 8}}, tmp_path, changed := Recorder())
+    assert changed.ran[0][1]["ckpt_path"] is None
+
+
 def test_resume_without_anything_to_resume_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no checkpoint to resume from"):
         run_stages(MAIN | {"ckpt_path": "last"}, tmp_path, Recorder())
@@ -106,8 +114,8 @@ def test_a_stage_finished_with_another_configuration_is_not_taken(tmp_path: Path
     with pytest.raises(UserError, match=r"trainer\.max_steps was 7") as caught:
         run_stages(changed, tmp_path, Recorder())
     assert str(tmp_path / "a") in str(caught.value)
-    # The main run's own keys are no business of a stage.
-    run_stages(MAIN | {"logger": {"csv": True}}, tmp_path, train := Recorder())
+    # Other keys, such as the arm of a sweep, are no business of a stage.
+    run_stages(MAIN | {"logger": {"csv": True}, "arm": "h"}, tmp_path, train := Recorder())
     assert train.ran == []
 
 

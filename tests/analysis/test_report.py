@@ -1,0 +1,116 @@
+"""Tables of runs: grouping, paired differences, what n can show, and the files of `embedlab report`."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from scipy.stats import ttest_rel
+
+from embedlab.analysis.paired import paired_difference
+from embedlab.analysis.report import find_baseline, make_report, swept_numbers
+from embedlab.analysis.runs import find_runs, group_runs
+from embedlab.cli.report import main
+from embedlab.errors import UserError
+
+
+def write_run(folder: Path, seed: int, score: float, overrides: list[str] | None = None, **pooling: object) -> None:
+    folder.mkdir(parents=True)
+    config = {"seed": seed, "method": {"name": "simcse"}, "pooling": {"name": "s2sent", **pooling}}
+    scores = {"sts7/spearman": score, "stsb/spearman": score + 1}
+    training = {"seed": seed, "device": "cpu", "steps": 3}
+    (folder / "scores.json").write_text(json.dumps({"scores": scores, "config": config, "training": training}))
+    if overrides is not None:
+        (folder / "trial.json").write_text(json.dumps({"status": "finished", "overrides": overrides}))
+        (folder / "trial.yaml").write_text("seed: 0\n")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    for n, base in ((1, 70.0), (3, 72.0)):
+        for seed in (0, 1, 2):
+            write_run(tmp_path / f"{n}-{seed}", seed, base + seed + 0.1 * n * seed, n=n, m=4)
+    return tmp_path
+
+
+def test_seeds_of_one_recipe_are_one_row(sweep: Path) -> None:
+    groups = group_runs(find_runs([sweep])[0])
+    assert sorted((g.label, len(g.runs)) for g in groups) == [("pooling.n=1", 3), ("pooling.n=3", 3)]
+    assert swept_numbers(groups) == ["pooling.n"]
+
+
+def test_labels_come_from_the_sweep_where_it_says_them(tmp_path: Path) -> None:
+    write_run(tmp_path / "0", 0, 70.0, ["pooling=mean", "seed=0"])
+    write_run(tmp_path / "1", 0, 71.0, ["pooling=cls", "seed=0"], n=3)
+    assert {g.label for g in group_runs(find_runs([tmp_path])[0])} == {"pooling=mean", "pooling=cls"}
+
+
+def test_paired_difference_is_the_paired_t_interval() -> None:
+    a, b = {0: 71.0, 1: 72.5, 2: 73.0, 5: 1.0}, {0: 70.0, 1: 71.0, 2: 72.8, 9: 2.0}
+    found = paired_difference(a, b)
+    assert found is not None
+    reference = ttest_rel([71.0, 72.5, 73.0], [70.0, 71.0, 72.8]).confidence_interval(0.95)
+    assert (found.n, found.low, found.high) == (3, pytest.approx(reference.low), pytest.approx(reference.high))
+    assert found.detectable > (found.high - found.low) / 2
+    assert found.verdict == "not resolved"
+
+
+def test_one_seed_resolves_nothing() -> None:
+    found = paired_difference({0: 90.0}, {0: 10.0})
+    assert found is not None
+    assert found.n == 1
+    assert found.verdict == "not resolved"
+    assert math.isnan(found.detectable)
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+
+
+def test_a_clear_difference_is_resolved() -> None:
+    base = {s: 70.0 + s for s in range(5)}
+    up = {s: v + 2 + 0.01 * s for s, v in base.items()}
+    assert paired_difference(up, base).verdict == "better"  # type: ignore[union-attr]
+    assert paired_difference(base, up).verdict == "worse"  # type: ignore[union-attr]
+
+
+def test_the_table_says_n_and_what_is_missing(sweep: Path) -> None:
+    write_run(sweep / "single", 0, 60.0, n=6, m=4)
+    (sweep / "dead").mkdir()
+    (sweep / "dead" / "trial.yaml").write_text("seed: 1\n")
+    runs, unfinished = find_runs([sweep])
+    groups = group_runs(runs)
+    report = make_report(groups, unfinished, find_baseline(groups, "pooling.n=1"))
+    text = report.markdown()
+    assert "n=1: a single seed" in text
+    assert "dead (not finished)" in text
+    row = next(line for line in text.splitlines() if line.startswith("| pooling.n=3"))
+    assert "73.30 ± 1.30" in row
+    assert "better" in row
+
+
+def test_baseline_by_name_is_one(sweep: Path) -> None:
+    groups = group_runs(find_runs([sweep])[0])
+    with pytest.raises(UserError, match="2 recipes"):
+        find_baseline(groups, "pooling")
+    with pytest.raises(UserError, match="no recipe"):
+        find_baseline(groups, "bert")
+
+
+def test_the_command_writes_every_form(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "out"
+    assert main([str(sweep), "baseline=pooling.n=1", f"out={out}"]) == 0
+    assert {p.name for p in out.iterdir()} == {"report.md", "report.csv", "report.html", "report.tex", "report.png"}
+    assert "pooling.n=3" in capsys.readouterr().out
+    assert (out / "report.csv").read_text().count("\n") == 7
+    assert r"$\pm$" in (out / "report.tex").read_text()
+
+
+def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no finished run"):
+        find_runs([tmp_path])
+    with pytest.raises(UserError, match="no such folder"):
+        find_runs([tmp_path / "none"])
+    (tmp_path / "scores.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        find_runs([tmp_path])

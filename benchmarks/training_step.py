@@ -152,7 +152,7 @@ def this_project(
                 sync()
                 clock["began"] = time.perf_counter()
 
-    trainer, _ = build_trainer(config, out, None, Finale(config, out, method.encoder, data))
+    trainer, _ = build_trainer(config, out, None, Finale(config, out, method.encoder, data, None))
     trainer.callbacks.append(Clock())
     trainer.fit(method, datamodule=data)
     sync()

@@ -35,7 +35,7 @@ def load_encoder(path: Path) -> SentenceEncoder:
         record, state = checkpoint["embedlab"]["encoder"], checkpoint["state_dict"]
     except KeyError:
         raise UserError("is no checkpoint of embedlab", file=path, fix="give a run's last.ckpt or its folder") from None
-    except Exception as error:  # noqa: BLE001  a broken file fails in many ways
+    except Exception as error:
         text = str(error).strip().splitlines()
         raise UserError(f"cannot be read: {text[0][:200] if text else error!r}", file=path) from None
     with tempfile.TemporaryDirectory() as name:

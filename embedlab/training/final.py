@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from embedlab.training.callbacks.scoring import DevScoring
     from embedlab.training.callbacks.selection import LossSelection
     from embedlab.training.config import RunConfig
+    from embedlab.training.settings import ScoringConfig
 
 log = logging.getLogger(__name__)
 BEFORE = "scores_before.json"
@@ -36,22 +37,42 @@ METRICS = (
 )
 
 
+def sts_folder(scoring: ScoringConfig) -> str | None:
+    """Where the STS files are; None: the hub."""
+    return None if scoring.sts_dir == "hub" else scoring.sts_dir
+
+
+def load_dev(scoring: ScoringConfig) -> DevSet | None:
+    """STS-B dev, where the run has STS files.
+
+    Raises:
+        UserError: they are not where ``evaluation.sts_dir`` says.
+    """
+    if scoring.sts_dir is None:
+        return None
+    return DevSet(load_sts("stsb", sts_folder(scoring), scoring.sts_text, split="dev"))
+
+
 class Finale:
     """Scores the encoder before and after training on the same suites.
 
-    Attributes:
+    Args:
+        config, folder: of the run.
+        encoder: that is trained.
+        data: it is trained on.
         dev: the set that selects, where the run has STS files.
     """
 
     def __init__(
-        self, config: RunConfig, folder: Path, encoder: SentenceEncoder, data: SentenceDataModule
+        self,
+        config: RunConfig,
+        folder: Path,
+        encoder: SentenceEncoder,
+        data: SentenceDataModule,
+        dev: DevSet | None,
     ) -> None:
-        self.config, self.folder, self.encoder, self.data = config, folder, encoder, data
-        scoring = config.evaluation
-        self._data_dir = None if scoring.sts_dir == "hub" else scoring.sts_dir
-        self.dev: DevSet | None = None
-        if scoring.sts_dir is not None:
-            self.dev = DevSet(load_sts("stsb", self._data_dir, scoring.sts_text, split="dev"))
+        self.config, self.folder, self.encoder, self.data, self.dev = config, folder, encoder, data, dev
+        self._data_dir = sts_folder(config.evaluation)
 
     def suites(self) -> list[str]:
         """Those of ``evaluation.final`` that this run can score; says why one is left out."""

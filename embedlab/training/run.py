@@ -18,6 +18,8 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from embedlab.backbones import train_tokenizer
 from embedlab.data import SentenceDataModule, iter_texts
+from embedlab.data.lock import locked
+from embedlab.encoder import whole_folder
 from embedlab.methods import method_class
 from embedlab.methods.base import Method
 from embedlab.tokenization import Tokenization
@@ -29,7 +31,7 @@ from embedlab.training.callbacks.scoring import DevScoring
 from embedlab.training.callbacks.selection import LossSelection
 from embedlab.training.callbacks.train_log import TrainLog
 from embedlab.training.config import RunConfig
-from embedlab.training.final import Finale
+from embedlab.training.final import Finale, load_dev
 from embedlab.training.metrics_file import MetricsFile
 
 log = logging.getLogger(__name__)
@@ -55,7 +57,9 @@ def train(config: RunConfig, folder: Path) -> dict[str, float]:
     for line in config.check():
         log.warning(line)
     folder = Path(folder)
+    _quiet_loggers()
     checkpoint = find_checkpoint(config.ckpt_path, folder)
+    dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
     folder.mkdir(parents=True, exist_ok=True)
     started = time.time()
     seed_everything(config.seed, workers=False, verbose=False)
@@ -64,7 +68,7 @@ def train(config: RunConfig, folder: Path) -> dict[str, float]:
     if rank_zero:
         (folder / "config.yaml").write_text(yaml.safe_dump(config.plain, sort_keys=False), encoding="utf-8")
     data.prepare_data()
-    finale = Finale(config, folder, method.encoder, data)
+    finale = Finale(config, folder, method.encoder, data, dev)
     if checkpoint is None and rank_zero:
         finale.before()
     trainer, selection = build_trainer(config, folder, checkpoint, finale)
@@ -177,16 +181,17 @@ def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     kept = folder / "tokenizer"
-    if (kept / "tokenizer.json").is_file():
-        return AutoTokenizer.from_pretrained(kept)
 
     def texts() -> Iterator[str]:
         yield from iter_texts(config.data)
 
     assert config.backbone.fresh is not None
-    tokenizer = train_tokenizer(config.backbone.fresh, texts())
-    tokenizer.save_pretrained(kept)
-    return tokenizer
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "tokenizer.lock"):  # the ranks of one run come here together
+        if not (kept / "tokenizer.json").is_file():
+            with whole_folder(kept) as new:
+                train_tokenizer(config.backbone.fresh, texts()).save_pretrained(new)
+    return AutoTokenizer.from_pretrained(kept)
 
 
 def _loggers(config: RunConfig, folder: Path, checkpoint: Path | None) -> list[Logger]:
@@ -231,6 +236,12 @@ def _step_of(checkpoint: Path | None) -> int | None:
     if checkpoint is None:
         return None
     return int(torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)["global_step"])
+
+
+def _quiet_loggers() -> None:
+    """Lightning announces devices, tips and every stop; what matters of it this project says itself."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _quiet() -> None:

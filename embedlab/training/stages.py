@@ -48,7 +48,7 @@ _IDENTITY = {
     **dict.fromkeys(("adapter", "method", "pooling"), ("name",)),
     "template": ("text",),
 }
-_OF_NO_MATTER = ("ckpt_path", "logger", "callbacks")
+_OF_NO_MATTER = ("logger", "callbacks")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Stage:
 
     def values(self, main: dict[str, Any]) -> dict[str, Any]:
         """The whole configuration of this stage."""
-        merged = {k: copy.deepcopy(v) for k, v in main.items() if k not in ("stages", "stages_dir")}
+        merged = {key: copy.deepcopy(main[key]) for key in _SECTIONS if key in main}
         for section, change in self.overrides.items():
             merged[section] = merge(merged.get(section), change, _IDENTITY.get(section, ()))
         merged["seed"] = main["seed"] + self.seed_offset
@@ -128,7 +128,7 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
         raise UserError(
             "stages start their own processes", key="stages", fix="call embedlab train without torchrun"
         )
-    home = folder / (values.get("stages_dir") or "")
+    home = _home(values, folder)
     content = copy.deepcopy(values)
     wanted = _wanted(content)
     _check(content, wanted, home)
@@ -143,8 +143,10 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
             if finished(place, own):
                 log.info("Stage %s is finished (%s).", name, place)
             else:
-                own["ckpt_path"] = "last" if resume and _has_checkpoint(place) else None
-                log.info("Stage %s begins (%s).", name, place)
+                own["ckpt_path"] = (
+                    "last" if _has_checkpoint(place) and _difference(place, own) is None else None
+                )
+                log.info("Stage %s %s (%s).", name, "goes on" if own["ckpt_path"] else "begins", place)
                 status = train_one(own, place)
                 if status:
                     return status, content
@@ -154,6 +156,11 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
     if resume and wanted and not _has_checkpoint(folder):
         main["ckpt_path"] = None  # the interruption was in a stage
     return 0, main
+
+
+def _home(values: dict[str, Any], folder: Path) -> Path:
+    """Where the stages' folders are."""
+    return Path(os.path.normpath(folder / (values.get("stages_dir") or "")))
 
 
 def _wanted(values: dict[str, Any]) -> list[str]:
@@ -180,11 +187,9 @@ def finished(folder: Path, values: dict[str, Any]) -> bool:
     """
     from embedlab.training.final import AFTER
 
-    recorded = folder / "config.yaml"
-    if not ((folder / AFTER).is_file() and (folder / "export").is_dir() and recorded.is_file()):
+    if not ((folder / AFTER).is_file() and (folder / "export").is_dir()):
         return False
-    there = yaml.safe_load(recorded.read_text(encoding="utf-8"))
-    odd = next(_differences(_of_matter(there), _of_matter(values)), None)
+    odd = _difference(folder, values)
     if odd is not None:
         key, was, now = odd
         raise UserError(
@@ -202,7 +207,7 @@ def summary(folder: Path, values: dict[str, Any]) -> None:
     from embedlab.evaluation.table import score_table
     from embedlab.training.final import AFTER, BEFORE, METRICS
 
-    home = folder / (values.get("stages_dir") or "")
+    home = _home(values, folder)
     places = [(name, home / name) for name in values["stages"] if (home / name / AFTER).is_file()]
     runs: dict[str, list[dict[str, float]]] = {}
     if places and (places[0][1] / BEFORE).is_file():
@@ -231,7 +236,7 @@ def _check(values: dict[str, Any], wanted: list[str], home: Path) -> None:
         *scope, section, _ = key.split(".")
         if section == "backbone":
             unseen.add(scope[-1] if scope else None)
-            _set(content, key, str(home / name / "export"))
+        _set(content, key, str(home / name / "export"))
     runs = {name: Stage.read(name, content["stages"][name]).values(content) for name in wanted}
     for of, own in (*runs.items(), (None, content)):
         config = RunConfig.from_dict(own)
@@ -289,8 +294,15 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     node[last] = value
 
 
+def _difference(folder: Path, values: dict[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first key in which the run in a folder was another: its name, the value there and here."""
+    recorded = folder / "config.yaml"
+    there = yaml.safe_load(recorded.read_text(encoding="utf-8")) if recorded.is_file() else {}
+    return next(_differences(_of_matter(there), _of_matter(values)), None)
+
+
 def _of_matter(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in values.items() if k not in _OF_NO_MATTER}
+    return {key: values.get(key) for key in ("seed", *_SECTIONS) if key not in _OF_NO_MATTER}
 
 
 def _differences(a: Any, b: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:

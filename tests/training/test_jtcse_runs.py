@@ -195,7 +195,7 @@ def test_arms_of_the_ablation_share_their_towers_and_the_sum_is_an_arm(
     values: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     for arm, terms in (("b", []), ("f", ["nce", "cross", "ictm"])):
-        run = values("jtcse_ablation", f"arm={arm}", "seed=1", "method.n_ca=3", "optimizer.lr=1e-3")
+        run = values("jtcse_ablation", f"arm={arm}", "seed=1", "optimizer.lr=1e-3", "evaluation.select=last")
         assert run["method"]["terms"] == terms
         assert train_one(run, tmp_path / arm) == 0
     towers = sorted(p.name for p in (tmp_path / "stage1_own" / "seed1").iterdir() if p.is_dir())

@@ -15,6 +15,8 @@ from embedlab.training.callbacks.checkpoints import LAST
 from embedlab.training.nonfinite import NonFiniteLoss
 from embedlab.training.run import build, train
 
+GOLDEN = [2.5677, 2.2533, 1.7982, 2.0496, 2.0203]
+
 
 def test_what_a_run_leaves(compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
     config = compose_run("trainer.max_steps=6", f"evaluation.sts_dir={sts_dir}", "evaluation.every=2")

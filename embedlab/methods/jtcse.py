@@ -97,7 +97,8 @@ class JTCSE(Method):
                 "the towers have the same weights, so they have nothing to exchange",
                 key="method.tower2",
                 value=self.config.tower2,
-                fix="two stage-1 checkpoints that were trained apart",
+                fix="two stage-1 runs that were trained apart (where the best dev score is that of the start, "
+                "evaluation.select=last)",
             )
 
     @property

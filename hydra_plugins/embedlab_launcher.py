@@ -24,7 +24,7 @@ class EmbedlabLauncher(Launcher):
         self.config, self.hydra_context = config, hydra_context
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from embedlab.training.launcher import Trial, run_trials
+        from embedlab.training.launcher import FINISHED, Trial, run_trials, summarise
 
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
@@ -35,17 +35,20 @@ class EmbedlabLauncher(Launcher):
             with open_dict(config):
                 config.hydra.job.id = config.hydra.job.num = index
             folder = sweep / str(config.hydra.sweep.subdir)
-            del config["hydra"]
+            run = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
             trials.append(
-                Trial(folder, OmegaConf.to_container(config, resolve=True), filter_overrides(overrides))
+                Trial(folder, OmegaConf.to_container(run, resolve=True), filter_overrides(overrides))
             )
         statuses = run_trials(trials, sweep, self.parallel)
+        summarise(sweep)
         returns = []
         for trial, status in zip(trials, statuses, strict=True):
             job = JobReturn(overrides=list(trial.overrides), working_dir=str(trial.folder))
-            # A failed trial is in the sweep's table; Hydra would raise at the first and forget the others.
+            # Hydra would raise at the first failure and forget the others.
             job.status, job.return_value = JobStatus.COMPLETED, status
             returns.append(job)
+        if any(status != FINISHED for status in statuses):
+            raise SystemExit(1)
         return returns
 
 

@@ -122,10 +122,12 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         what = tuple(_hashable(config.get(k, absent)) for k in varied)
         groups.setdefault(what, {})[run.seed] = ({k: config[k] for k in varied if k in config}, run)
     result = []
+    changes = {run.folder: _overrides(run.folder) for run in runs}
+    shared = set.intersection(*map(set, changes.values())) if changes else set()
     for members in groups.values():
         settings, first = next(iter(members.values()))
         shown = {k: v for k, v in settings.items() if v is not None}
-        label = _overrides(first.folder) or ", ".join(f"{k}={v}" for k, v in shown.items())
+        label = ", ".join(o for o in changes[first.folder] if o not in shared) or ", ".join(f"{k}={v}" for k, v in shown.items())
         label = label or str(first.config.get("method", {}).get("name", "run"))
         result.append(Group(label, shown, tuple(run for _, run in members.values())))
     labels = [g.label for g in result]
@@ -135,13 +137,13 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     ]
 
 
-def _overrides(folder: Path) -> str:
-    """What a sweep changed for this trial, the seed apart."""
+def _overrides(folder: Path) -> list[str]:
+    """What a sweep's command changed for this trial, the seed apart."""
     try:
         overrides = json.loads((folder / "trial.json").read_text())["overrides"]
     except (OSError, ValueError, KeyError):
-        return ""
-    return ", ".join(o for o in overrides if not o.lstrip("+").startswith("seed="))
+        return []
+    return [o for o in overrides if not o.lstrip("+").startswith("seed=")]
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

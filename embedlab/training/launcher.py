@@ -103,6 +103,18 @@ def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None
     return [status_of(t.folder) or FAILED for t in trials]
 
 
+def summarise(sweep: Path) -> None:
+    """Print the table of what is finished: mean ± SD over seeds (`embedlab report` writes it, with a baseline)."""
+    from embedlab.analysis.report import make_report
+    from embedlab.analysis.runs import find_runs, group_runs
+
+    try:
+        runs, unfinished = find_runs([sweep])
+        print(make_report(group_runs(runs), unfinished, title=f"Sweep {sweep}").markdown())
+    except UserError as nothing:  # no trial finished, or none was scored
+        log.warning("No table of the sweep: %s", nothing)
+
+
 def status_of(folder: Path) -> str | None:
     """How the trial in a folder ended, or None where it has not (or its process was killed)."""
     try:

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from embedlab.analysis.jtcse_controls import compare, controls_table, differences_table, main, read_sweep
+from embedlab.errors import UserError
+from embedlab.evaluation.table import Metric
+
+STS = Metric("sts7/spearman", "Avg", "higher")
+
+
+def trial(folder: Path, score: float | None, **config: object) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    if score is not None:
+        (folder / "scores.json").write_text(json.dumps({"scores": {"sts7/spearman": score, "x/nan": None}}))
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    number = 0
+    for arm, base in (("b", 70.0), ("f", 71.0), ("h", 71.5)):
+        for seed in range(3):
+            trial(tmp_path / str(number), base + seed + 0.1 * (seed == 2 and arm == "h"), arm=arm, seed=seed)
+            number += 1
+    trial(tmp_path / str(number), None, arm="g", seed=0)  # failed: no scores
+    trial(tmp_path / "stage1_own" / "seed1" / "stage1_a", 66.0, seed=1001)
+    return tmp_path
+
+
+def test_a_sweep_is_read_by_arm_and_seed(sweep: Path) -> None:
+    arms = read_sweep(sweep)
+    assert list(arms) == ["a1", "b", "f", "h"]
+    assert {s: v["sts7/spearman"] for s, v in arms["b"].items()} == {0: 70.0, 1: 71.0, 2: 72.0}
+    assert arms["a1"][1]["sts7/spearman"] == 66.0
+    with pytest.raises(UserError, match="jtcse_ablation"):
+        read_sweep(sweep / "stage1_own")
+
+
+def test_differences_are_paired_by_seed(sweep: Path) -> None:
+    arms = read_sweep(sweep)
+    same = compare(arms["f"], arms["b"], STS.key)
+    assert same is not None
+    assert (same.mean, same.sd, same.n, same.p) == (1.0, 0.0, 3, None)
+    more = compare(arms["h"], arms["f"], STS.key)
+    assert more is not None
+    assert more.mean == pytest.approx(0.5 + 0.1 / 3)
+    assert more.p is not None
+    assert 0 < more.p < 0.01
+    alone = compare(arms["b"], arms["a1"], STS.key)
+    assert alone is not None
+    assert (alone.mean, alone.n, alone.p) == (5.0, 1, None)
+    assert compare(arms["b"], {}, STS.key) is None
+
+
+def test_tables_say_n(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arms = read_sweep(sweep)
+    table = controls_table(arms, (STS,)).markdown()
+    assert "| (b) their sum, no stage 2 | 71.00 ± 1.00 | 3 |" in table
+    assert "(a) stage-1 tower I | 66.00" in table
+    assert "+1.00 ± 0.00 | 3 | - |" in differences_table(arms, STS).markdown()
+    assert main([str(sweep)]) == 0
+    assert "(h) all (JTCSE)" in capsys.readouterr().out

@@ -18,6 +18,7 @@ from embedlab.backbones.backbone import Backbone
 from embedlab.errors import UserError
 from embedlab.methods.config import MethodConfig
 from embedlab.training.checkpoint import encoder_record
+from embedlab.training.gather import world_size
 from embedlab.training.grad_cache import R, cached
 from embedlab.training.meter import Meter
 from embedlab.training.nonfinite import NonFiniteLoss
@@ -116,6 +117,9 @@ class Method(LightningModule):
     # ---- the step -----------------------------------------------------------------------------------------------
 
     def on_fit_start(self) -> None:
+        wanted = self.trainer.num_devices * self.trainer.num_nodes
+        if world_size() != wanted:
+            raise RuntimeError(f"{wanted} processes were asked for, and {world_size()} train together")
         # Lightning leaves a module as it arrives, and a Hugging Face model arrives in evaluation mode.
         self.train()
         for module in self.frozen():

@@ -21,8 +21,16 @@ def peak_tflops(device: torch.device) -> tuple[float, str] | None:
 
 
 def matmul_parameters(blocks: Iterable[nn.Module]) -> int:
-    """Weights of the linear layers that every token passes: those of the transformer blocks, not the embeddings."""
-    return sum(p.numel() for block in blocks for p in block.parameters() if p.ndim >= 2)
+    """Weights of the linear layers that every token passes: those of the blocks, not the embeddings.
+
+    A frozen one counts as two thirds: it takes 4 of the 6 operations, as it has no gradient of its own. 4-bit
+    ones lie two in a byte.
+    """
+    total = 0.0
+    for p in (p for block in blocks for p in block.parameters() if p.ndim >= 2):
+        packed = 2 if p.dtype == torch.uint8 else 1
+        total += packed * p.numel() * (1 if p.requires_grad else 2 / 3)
+    return round(total)
 
 
 def training_flops(tokens: float, parameters: int, width: int, layers: int, length: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,26 @@ def test_each_rank_has_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rank_device(cuda=False) == CPU
 
 
+def test_work_of_frozen_and_packed_weights(tiny: Callable[..., Path]) -> None:
+    """Utilisation counts 4 operations a frozen weight and 6 a trained one, packed or not."""
+    from embedlab.training.throughput import matmul_parameters
+
+    counts = [matmul_parameters(_load(tiny("llama"), a).blocks) for a in (None, LORA, QLORA)]
+    trained = sum(p.numel() for p in _load(tiny("llama"), LORA).parameters() if p.requires_grad)
+    assert counts[1] == counts[2] == round(2 / 3 * counts[0] + trained)
+
+
+@pytest.mark.parametrize("adapter", [LORA, QLORA], ids=["lora", "qlora"])
+def test_blocks_compile_whole(tiny: Callable[..., Path], adapter: AdapterConfig) -> None:
+    """No adapter, no 4-bit layer and no checkpoint breaks the graph of a block."""
+    plain = _load(tiny("llama"), replace(adapter, gradient_checkpointing=True))
+    _stir(plain)
+    expected, gradients = plain.train()(IDS, MASK)[-1].detach(), _gradients(plain)
+    plain.compile_blocks(backend="aot_eager", fullgraph=True, dynamic=False)
+    torch.testing.assert_close(plain(IDS, MASK)[-1].detach(), expected)
+    assert _gradients(plain) == pytest.approx(gradients, rel=1e-4)
+
+
 # gradient checkpointing
 
 
@@ -221,8 +242,6 @@ def test_each_rank_has_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradient_checkpointing_gives_the_same_gradients(
     tiny: Callable[..., Path], model_type: str, adapter: AdapterConfig
 ) -> None:
-    from dataclasses import replace
-
     found = []
     for checkpointing in (False, True):
         config = replace(adapter, dropout=0.2, gradient_checkpointing=checkpointing)

@@ -26,7 +26,6 @@ PLAIN = AdapterConfig("lora", r=2, dropout=0.0)
 SMALL = AdapterConfig("qlora", r=2, dropout=0.0, quantization="nf4", gradient_checkpointing=True)
 CASES: list[tuple[Any, Any, AdapterConfig, int | None]] = [
     (CSESFP, CSESFPConfig(), PLAIN, None),
-    (CSESFP, CSESFPConfig(anchor="symmetric"), SMALL, 2),
     (PromptEOL, PromptEOLConfig(), SMALL, 2),
 ]
 

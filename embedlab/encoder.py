@@ -66,8 +66,8 @@ class SentenceEncoder(nn.Module):
         self.pooling = pooling
         self.tokenization = tokenization
         self.card: dict[str, Any] = card or {}
-        self.chunk: int | None = None
-        """Rows that a training pass encodes at once (`embedlab.grad_cache`); None: all."""
+        if pooling.needs_all_layers:
+            backbone.prepare_all_layers()
 
     @property
     def tokenizer(self) -> Any:
@@ -271,6 +271,15 @@ class SentenceEncoder(nn.Module):
         settings = {"pooling": asdict(self.pooling.config), "tokenization": self.tokenization.fingerprint}
         digest.update(json.dumps(settings, sort_keys=True).encode())
         return digest.hexdigest()[:16]
+
+    def merged(self) -> SentenceEncoder:
+        """The encoder with its adapter added to the weights, for the same vectors; itself, where there is none."""
+        if self.backbone.adapter is None:
+            return self
+        from embedlab.backbones.adapters import merged
+
+        plain = merged(self.backbone).to(self.device)
+        return SentenceEncoder(plain, self.pooling, self.tokenization, self.card).eval()
 
     # folders
 

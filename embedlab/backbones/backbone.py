@@ -65,6 +65,12 @@ class Backbone(nn.Module):
         """The transformer blocks, first to last."""
         return find_blocks(self.model, self.info.layers)
 
+    def prepare_all_layers(self) -> None:
+        """Install the hooks that collect all layers now: a compiler cannot trace how transformers does it later."""
+        from transformers.utils import output_capturing
+
+        output_capturing.maybe_install_capturing_hooks(self.model)
+
     def compile_blocks(self, **options: Any) -> None:
         """Compile each transformer block in place: names of weights stay as they are."""
         for block in self.blocks:
@@ -76,7 +82,8 @@ class Backbone(nn.Module):
         """How a captured training step runs the forward pass.
 
         Args:
-            native: the weights have the compute type already, so autocast would only slow the residual stream.
+            native: the weights have the compute type already, so autocast would only slow the residual
+                stream.
             longest: tokens of a row; short rows get the kernel that is made for them, where there is Triton.
         """
         before, kernel = self._native, self.model.config._attn_implementation

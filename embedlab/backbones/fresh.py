@@ -259,7 +259,7 @@ def _wordpiece(fresh: FreshConfig, texts: Iterable[str], decoder: bool) -> tuple
             min_frequency=2,
             special_tokens=special + inner,
             initial_alphabet=alphabet,
-            limit_alphabet=len(alphabet) or None,
+            limit_alphabet=max(1, len(alphabet)),
             continuing_subword_prefix="##",
             show_progress=False,
         )

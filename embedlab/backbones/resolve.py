@@ -268,4 +268,13 @@ def read_tokenizer(config: BackboneConfig, source: Source) -> Any:
     from transformers import AutoTokenizer
 
     with reading(config):
-        return AutoTokenizer.from_pretrained(source.location, **hub_options(config, source))
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **hub_options(config, source))
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        # transformers makes up an empty vocabulary where the files are missing.
+        raise UserError(
+            "there is no tokenizer with the model",
+            key=config.key,
+            value=config.label,
+            fix="add its files (tokenizer.json, tokenizer_config.json) to the folder",
+        )
+    return tokenizer

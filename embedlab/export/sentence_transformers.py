@@ -101,7 +101,9 @@ def _as_prompt(encoder: SentenceEncoder) -> str | None:
         return None
     if t.template is None:
         return ""
-    if t.template.after:
+    # Only a prefix that ends in a space has the same ids joined apart and as one string; the probes are for
+    # tokenizers that join words.
+    if t.template.after or t.template.join != "ids" or not t.template.before.endswith(" "):
         return None
     prompt = t.template.before
     theirs = t.tokenizer([prompt + text for text in _PROBES], truncation=True, max_length=_row_limit(encoder))

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,9 +164,10 @@ def _fill(
     writer = TableWriter(folder, roles, described, grouped=bool(stream.groups))
     tally = Tally(stream, list(fields), roles)
     try:
-        with progress_bar(source.readers, progress) as advance:
-            chunks = _chunks(stream, len(roles))
-            for chunk, tokens in tokenised(chunks, Tokeniser(tuple(jobs)), config.processes, _ALONE):
+        chunks = tokenised(_chunks(stream, len(roles)), Tokeniser(tuple(jobs)), config.processes, _ALONE)
+        # Closed in any case: worker processes end with it, and an exception would keep it.
+        with closing(chunks), progress_bar(source.readers, progress) as advance:
+            for chunk, tokens in chunks:
                 writer.add(chunk.tables, chunk.rows, chunk.groups, chunk.hashes, tokens)
                 tally.add(chunk, tokens)
                 advance(writer.n_rows)

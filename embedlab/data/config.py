@@ -157,7 +157,8 @@ class DataConfig:
     def source(self) -> str:
         """The source in a few words, for reports and error messages."""
         if self.files:
-            return self.files if isinstance(self.files, str) else ", ".join(map(str, self.files))
+            files = [self.files] if isinstance(self.files, str) else self.files
+            return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
         return f"hub:{self.hub}" if self.hub else f"package:{self.package}"
 
 

@@ -37,7 +37,7 @@ def find_columns(reader: Reader, roles: tuple[str, ...], config: DataConfig) -> 
         if column is None:
             wanted = config.chosen.get(role) or " or ".join(USUAL[role])
             raise reader.error(
-                f"no column {wanted} for the {role}; there are: {', '.join(reader.columns or [])}",
+                f"no column {wanted} for the {role}; there are: {reader.listed()}",
                 key=f"data.columns.{role}",
                 value=config.chosen.get(role),
                 fix=f"data.columns.{role}=NAME",

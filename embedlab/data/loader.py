@@ -90,9 +90,9 @@ class BatchLoader:
         self._begun = True
         batches, start = self.plan.epoch(self.epoch), self.start
         self.start, self.done = 0, start
-        log.info(
-            "epoch %d: %d batches, %.1f %% padding", self.epoch, len(batches), 100 * self._padding(batches)
-        )
+        if self.plan.rank == 0:
+            share = 100 * self._padding(batches)
+            log.info("epoch %d: %d batches, %.1f %% padding", self.epoch, len(batches), share)
         with ThreadPoolExecutor(1, "embedlab-batches", *_same_device()) as thread:
             ahead = thread.submit(self._batch, batches[start]) if start < len(batches) else None
             while ahead is not None:

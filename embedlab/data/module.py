@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_only
 
 from embedlab.data.build import FieldSpec, build_token_table
 from embedlab.data.config import DataConfig
@@ -66,7 +67,7 @@ class SentenceDataModule(LightningDataModule):
         """
         table = self._open()
         if self.config.report and not self._reported:
-            print_report(table.report)
+            rank_zero_only(print_report)(table.report)
         self._reported = True
 
     def setup(self, stage: str) -> None:

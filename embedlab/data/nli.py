@@ -45,7 +45,7 @@ def _is_labelled(reader: Reader, roles: tuple[str, ...], config: DataConfig) -> 
     if not has_columns(reader, NLI_COLUMNS, config):
         raise reader.error(
             f"neither the columns of triples (sent0, sent1, hard_neg) nor those of labelled pairs"
-            f" ({', '.join(NLI_COLUMNS)}); there are: {', '.join(reader.columns or ['one without a name'])}",
+            f" ({', '.join(NLI_COLUMNS)}); there are: {reader.listed()}",
             key="data.columns",
             fix="data.columns.anchor=NAME data.columns.positive=NAME data.columns.negative=NAME",
         )

@@ -28,6 +28,8 @@ _OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
     ".bz2": lambda raw: bz2.open(raw, "rb"),  # noqa: SIM115
 }
 _LONGEST_LINE = 1 << 26
+_LONGEST_NAME = 40
+_MOST_NAMES = 40
 _EVERY = 1024  # rows between two looks at the position in the file
 
 
@@ -49,6 +51,14 @@ class Reader(ABC):
     @abstractmethod
     def columns(self) -> list[str] | None:
         """The names of the columns, in order; None where there is one column without a name."""
+
+    def listed(self) -> str:
+        """The columns in words, for messages; a file without a header may have a whole text there."""
+        names = self.columns or ["one without a name"]
+        short = [
+            name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in names[:_MOST_NAMES]
+        ]
+        return ", ".join(short) + (", …" if len(names) > _MOST_NAMES else "")
 
     @abstractmethod
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:

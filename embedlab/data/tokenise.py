@@ -8,7 +8,7 @@ import queue
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ class Tokeniser:
 
 def tokenised(
     chunks: Iterable[Chunk], tokeniser: Tokeniser, processes: int | None, alone: int
-) -> Iterator[tuple[Chunk, Tokens]]:
+) -> Generator[tuple[Chunk, Tokens]]:
     """Every chunk with its tokens, in order.
 
     Args:

@@ -143,19 +143,25 @@ def test_worker_processes_give_the_same_bytes(many: Path, monkeypatch: pytest.Mo
     assert alone.n_rows == 3000
 
 
-def test_an_error_in_a_worker_process_arrives_and_no_process_stays(
-    many: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The processes that were started. Workers are, after the first of chunks of 128 rows."""
     monkeypatch.setattr(building, "_CHUNK", 128)
     monkeypatch.setattr(building, "_ALONE", 1)
-    started: list[subprocess.Popen[bytes]] = []
+    processes: list[subprocess.Popen[bytes]] = []
 
     class Noted(subprocess.Popen):  # type: ignore[type-arg]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            started.append(self)
+            processes.append(self)
 
     monkeypatch.setattr(subprocess, "Popen", Noted)
+    return processes
+
+
+def test_an_error_in_a_worker_process_arrives_and_no_process_stays(
+    many: Path, cache: Path, started: list[subprocess.Popen[bytes]]
+) -> None:
     fields: Any = {"sentence": ("sentence", WordTokenization(poison="2222"))}
     with pytest.raises(ValueError, match="cannot read 2222"):
         build_token_table(DataConfig(files=str(many), processes=2), fields)
@@ -178,8 +184,13 @@ def test_a_worker_process_that_dies_is_told(many: Path, cache: Path, monkeypatch
     assert left_in(cache) == []
 
 
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_full_disk_is_one_line_and_leaves_nothing(
-    many: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    many: Path,
+    cache: Path,
+    started: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    processes: int,
 ) -> None:
     begin = TableWriter.__init__
 
@@ -191,9 +202,11 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     with pytest.raises(
         UserError, match=r"cannot be written: No space left on device .*Fix: free space"
     ) as caught:
-        build_token_table(DataConfig(files=str(many)), FIELDS)
+        build_token_table(DataConfig(files=str(many), processes=processes), FIELDS)
     assert caught.value.key == "data.cache_dir"
     assert left_in(cache) == []
+    assert len(started) == (2 if processes == 2 else 0)
+    assert all(process.poll() is not None for process in started)
 
 
 def test_a_cache_folder_that_cannot_be(many: Path) -> None:

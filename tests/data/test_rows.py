@@ -107,6 +107,13 @@ def test_a_missing_column_is_named_before_anything_is_read(tmp_path: Path) -> No
         read_rows(DataConfig(files=str(tmp_path / "a.csv"), columns={"sentence": "premises"}))
 
 
+def test_a_file_without_a_header_is_not_printed_whole(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("word " * 5000 + "\nmore\n")
+    with pytest.raises(UserError, match="there are: word word") as caught:
+        read_rows(DataConfig(files=str(tmp_path / "a.csv")))
+    assert len(str(caught.value)) < 400
+
+
 def test_a_named_column(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("label,premise\n0,x\n")
     assert rows_of(tmp_path / "a.csv", columns={"sentence": "premise"})[0] == ["x"]

@@ -8,9 +8,11 @@ from functools import cache
 from typing import Any
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from embedlab import _paths
 from embedlab.cli.compose import plain
@@ -46,17 +48,26 @@ def trials(experiment: str, *arguments: str) -> tuple[tuple[str, ...], ...]:
 
 
 @cache
+def composed(experiment: str, *groups: str) -> Any:
+    return compose("train", [f"experiment={experiment}", "trainer=cpu", *groups])
+
+
+@cache
 def run(experiment: str, *overrides: str) -> RunConfig:
-    return RunConfig.from_dict(
-        plain(compose("train", [f"experiment={experiment}", "trainer=cpu", *overrides]))
-    )
+    """Composed once for the choices of groups; values are set in the result, which is much faster."""
+    groups = [o for o in overrides if o.partition("=")[0] in ("pooling", "backbone")]
+    config = composed(experiment, *groups).copy()
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if override not in groups:
+            OmegaConf.update(config, key, yaml.safe_load(value))
+    return RunConfig.from_dict(plain(config))
 
 
 @pytest.mark.parametrize("experiment", SWEEPS)
 def test_every_trial_is_a_sound_run(experiment: str) -> None:
     assert len(trials(experiment)) == SWEEPS[experiment]
-    jobs = trials(experiment, "seed=3")
-    for job in jobs if len(jobs) < 10 else jobs[::3]:
+    for job in trials(experiment, "seed=3"):
         config = run(experiment, *job)
         config.check()
         assert config.seed == 3

@@ -1,0 +1,85 @@
+"""PromptBERT's two passes (sentences, bare templates) under DDP: the gradient of one process with the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from embedlab.backbones import BackboneConfig, load_backbone
+from embedlab.encoder import SentenceEncoder
+from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
+from embedlab.pooling import build_pooling
+from embedlab.tokenization import Template, Tokenization
+from embedlab.training.optimizer import OptimizerConfig
+from tests.training.test_gather import free_port
+
+TEXTS = ["a man is playing", "the old house", "two dogs run in the lake", "it rains"]
+TEMPLATES = ('This sentence of "{sentence}" means {mask}.', 'This sentence : "{sentence}" means {mask}.')
+
+
+class Step(nn.Module):
+    """What Lightning wraps: one forward of DDP is one training step."""
+
+    def __init__(self, method: PromptBERT) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        return self.method.total(batch)[0]
+
+
+def method(folder: str) -> PromptBERT:
+    torch.manual_seed(0)
+    backbone, tokenizer = load_backbone(BackboneConfig(source="local", path=folder, dropout=0.0))
+    pooling = build_pooling({"name": "s2sent", "n": 2, "r": 4, "pool": "mask"}, backbone.info)
+    encoder = SentenceEncoder(backbone, pooling, Tokenization(tokenizer, Template(TEMPLATES[0])))
+    made = PromptBERT(encoder, PromptBERTConfig(second_template=Template(TEMPLATES[1])), OptimizerConfig())
+    return made.train()
+
+
+def batch(made: PromptBERT, rows: slice) -> dict[str, Any]:
+    found: dict[str, Any] = {"rows": torch.arange(len(TEXTS))[rows]}
+    for view, template in zip(("first", "second"), TEMPLATES, strict=True):
+        tokenization = Tokenization(made.encoder.tokenizer, Template(template))
+        tokens = tokenization.pad(tokenization.ids(TEXTS))
+        found[view] = {k: v[rows] for k, v in tokens.items()} | {"hash": torch.arange(len(TEXTS))[rows]}
+    return found
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+
+
+def worker(rank: int, port: int, folder: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    made = method(folder)
+    step = DistributedDataParallel(Step(made))
+    for _ in range(2):  # the second step finds any parameter that the first left without a gradient
+        step.zero_grad()
+        step(batch(made, slice(2 * rank, 2 * rank + 2))).backward()
+    if rank == 0:
+        torch.save(gradients(made), out)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(600)
+def test_two_ranks_have_the_gradient_of_the_whole_batch(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    folder, out = str(tiny("bert")), str(tmp_path / "gradients")
+    mp.spawn(worker, args=(free_port(), folder, out), nprocs=2)
+    alone = method(folder)
+    alone.total(batch(alone, slice(None)))[0].backward()
+    expected, found = gradients(alone), torch.load(out, weights_only=True)
+    assert found.keys() == expected.keys()
+    assert {n for n, _ in alone.named_parameters()} == expected.keys()
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], grad, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")

@@ -370,6 +370,9 @@ def merged(backbone: Backbone) -> Backbone:
     with torch.device("meta"):
         plain = type(backbone.model)(config)
     plain.load_state_dict(dict(merged_weights(backbone.model)), assign=True)
+    for name, buffer in backbone.model.named_buffers():  # those that no state dictionary has: rotary frequencies
+        owner, _, kind = name.rpartition(".")
+        setattr(plain.get_submodule(owner), kind, buffer.detach().cpu().clone())
     return Backbone(plain, backbone.info, backbone.head, backbone.attention)
 
 

@@ -54,6 +54,7 @@ def export(encoder: SentenceEncoder, target: str, out: Path, normalize: bool = T
     from embedlab.export.roundtrip import SENTENCES, largest_difference
 
     write, tolerance = FORMATS[target]
+    encoder = encoder.merged()
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     # Beside `out`, so that the last step is a rename; in a folder of its own, as some writers make their own.
@@ -76,7 +77,7 @@ def _sentence_transformers(encoder: SentenceEncoder, folder: Path, normalize: bo
     from sentence_transformers import SentenceTransformer
 
     encoder.to_sentence_transformers(folder)
-    model = SentenceTransformer(str(folder), device="cpu")
+    model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)  # code of this package
     return lambda texts: model.encode(list(texts), convert_to_numpy=True, show_progress_bar=False)
 
 

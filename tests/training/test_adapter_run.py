@@ -67,6 +67,20 @@ def test_an_adapter_alone_comes_back_on_its_base(compose_run: Compose, tmp_path:
     np.testing.assert_allclose(whole.encode(TEXTS), vectors, atol=1e-4)
     assert alone.tokenization.preparation == whole.tokenization.preparation == "closed"
     assert encoder.fingerprint() == alone.fingerprint() == whole.fingerprint()
+    merged = alone.merged()
+    assert not any("lora" in n for n, _ in merged.named_parameters())
+    np.testing.assert_allclose(merged.encode(TEXTS), whole.encode(TEXTS), atol=1e-6)
+
+
+def test_export_of_an_adapter_is_whole(compose_run: Compose, tmp_path: Path) -> None:
+    from embedlab.cli.export import export
+
+    method, _ = build(_config(compose_run, "lora"), tmp_path)
+    method.encoder.save(tmp_path / "adapter", merge=False)
+    encoder = embedlab.load(tmp_path / "adapter")
+    assert export(encoder, "hf", tmp_path / "hf") < 1e-6
+    assert export(encoder, "sentence-transformers", tmp_path / "st") < 1e-5
+    assert "lora" not in (tmp_path / "st" / "config.json").read_text()
 
 
 def test_best_holds_the_adapter_and_is_selected(compose_run: Compose, sts_dir: Path, tmp_path: Path) -> None:

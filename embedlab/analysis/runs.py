@@ -127,7 +127,9 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     for members in groups.values():
         settings, first = next(iter(members.values()))
         shown = {k: v for k, v in settings.items() if v is not None}
-        label = ", ".join(o for o in changes[first.folder] if o not in shared) or ", ".join(f"{k}={v}" for k, v in shown.items())
+        label = ", ".join(o for o in changes[first.folder] if o not in shared) or ", ".join(
+            f"{k}={v}" for k, v in shown.items()
+        )
         label = label or str(first.config.get("method", {}).get("name", "run"))
         result.append(Group(label, shown, tuple(run for _, run in members.values())))
     labels = [g.label for g in result]

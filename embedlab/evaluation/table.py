@@ -111,7 +111,7 @@ class Table:
         codes."""
         console = Console(file=file)
         if not console.is_terminal:
-            console = Console(file=file, width=max(160, console.width), no_color=True)
+            console = Console(file=file, width=max(1000, console.width), no_color=True)
         console.print(self.rich())
 
 

@@ -152,7 +152,7 @@ def source(name: str, data_dir: str | Path | None) -> str:
     """Where `load_transfer` reads a task, for the protocol."""
     task = TASKS[name]
     if data_dir is not None:
-        return str(Path(data_dir) / f"{task.file(task.splits[0])}.tsv")
+        return ", ".join(str(find_file(data_dir, task.file(split))) for split in task.splits)
     return "hub:" + ", ".join(sorted({hub for hub, _, _ in task.hub.splits.values()}))
 
 

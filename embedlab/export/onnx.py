@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,10 +49,13 @@ def export_onnx(encoder: SentenceEncoder, folder: Path, normalize: bool = True) 
         torch.export.Dim("length", min=1, max=_longest(encoder)),
     )
     shape = {0: batch, 1: length}
+    exporter = logging.getLogger("torch.onnx")
+    level = exporter.level
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            # The exporter warns of its own internals, and of example sizes that coincide.
+            # The exporter warns of its own internals, of example sizes that coincide, of torchvision's absence.
             warnings.simplefilter("ignore")
+            exporter.setLevel(logging.ERROR)
             torch.onnx.export(
                 graph,
                 (example["input_ids"], example["attention_mask"]),
@@ -64,6 +68,7 @@ def export_onnx(encoder: SentenceEncoder, folder: Path, normalize: bool = True) 
                 verbose=False,
             )
     finally:
+        exporter.setLevel(level)
         encoder.to(device=device, dtype=dtype).train(training)
     encoder.tokenizer.save_pretrained(folder)
     facts = {**encoder.tokenization.to_dict(), "normalize": normalize, "dim": encoder.dim, "output": OUTPUT}

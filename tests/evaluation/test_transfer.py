@@ -102,6 +102,7 @@ def test_all_seven_tasks(folder: Path, quick: None) -> None:
     check(block)
     json.dumps(block)
     assert block["name"] == "senteval_transfer_fast"
+    assert block["data"]["trec"]["source"] == f"{folder / 'trec_train.tsv.gz'}, {folder / 'trec_test.tsv.gz'}"
     assert block["scoring_seed"] == 1111
     assert len(block["l2_chosen"]["mr"]) == 3
     assert len(block["warnings"]) == 11, "every split of the fixture is shorter than SentEval's"

@@ -40,8 +40,7 @@ def conf() -> Iterator[None]:
 @cache
 def trials(experiment: str, *arguments: str) -> tuple[tuple[str, ...], ...]:
     """The overrides of each job that `embedlab train -m experiment=... arguments` runs."""
-    whole = compose("train", [f"experiment={experiment}"], return_hydra_config=True)
-    swept = [f"{k}={v}" for k, v in whole.hydra.sweeper.params.items()]
+    swept = [f"{k}={v}" for k, v in composed(experiment).hydra.sweeper.params.items()]
     parsed = OverridesParser.create().parse_overrides([*swept, *arguments])
     (batch,) = BasicSweeper.split_arguments(parsed, None)
     return tuple(tuple(job) for job in batch)
@@ -49,7 +48,8 @@ def trials(experiment: str, *arguments: str) -> tuple[tuple[str, ...], ...]:
 
 @cache
 def composed(experiment: str, *groups: str) -> Any:
-    return compose("train", [f"experiment={experiment}", "trainer=cpu", *groups])
+    arguments = [f"experiment={experiment}", "trainer=cpu", *groups]
+    return compose("train", arguments, return_hydra_config=True)
 
 
 @cache
@@ -57,6 +57,8 @@ def run(experiment: str, *overrides: str) -> RunConfig:
     """Composed once for the choices of groups; values are set in the result, which is much faster."""
     groups = [o for o in overrides if o.partition("=")[0] in ("pooling", "backbone")]
     config = composed(experiment, *groups).copy()
+    OmegaConf.set_struct(config, False)
+    del config.hydra
     for override in overrides:
         key, _, value = override.partition("=")
         if override not in groups:
@@ -159,6 +161,6 @@ def test_promptberts_recipe(experiment: str, model_type: str, second: str) -> No
     assert (config.data.batch_size, config.optimizer.lr, config.pooling.name) == (256, 1e-5, "mask")
 
 
-@pytest.mark.parametrize("experiment", [*SWEEPS, "promptbert_bert_unsup"])
+@pytest.mark.parametrize("experiment", ["s2sent_table2", "s2sent_fig6", "promptbert_bert_unsup"])
 def test_every_experiment_takes_another_backbone(experiment: str) -> None:
     run(experiment, "backbone=distilbert").check()

@@ -54,17 +54,19 @@ def test_one_card_recipe_and_its_rival() -> None:
 
 
 def test_sensitivity_sweeps_ten_templates() -> None:
-    import yaml
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    content = yaml.safe_load((_paths.conf_dir() / "experiment" / "csesfp_templates.yaml").read_text())
-    names = [n.strip() for n in content["hydra"]["sweeper"]["params"]["template"].split(",")]
-    assert len(names) == len(set(names)) == 10
-    assert names[:3] == ["eol_sum", "sth_sum", "sth_sum_also"]
-    for name in names:
-        assert (
-            RunConfig.from_dict(compose("train", ["experiment=csesfp_smollm2", f"template={name}"])).check()
-            == []
-        )
+    with initialize_config_dir(str(_paths.conf_dir()), version_base="1.3"):
+        whole = hydra_compose("train", ["experiment=csesfp_templates"], return_hydra_config=True)
+    swept = [f"{key}={value}" for key, value in whole.hydra.sweeper.params.items()]
+    (jobs,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(swept), None)
+    assert [j[0] for j in jobs[:3]] == ["template=eol_sum", "template=sth_sum", "template=sth_sum_also"]
+    runs = [RunConfig.from_dict(compose("train", ["experiment=csesfp_templates", *job])) for job in jobs]
+    assert all(run.check() == [] for run in runs)
+    assert len({run.template.text for run in runs if run.template}) == 10
 
 
 def test_cost_is_the_one_card_recipe() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -242,10 +243,12 @@ def test_cached_gradients_are_those_of_the_whole_batch(tiny: Tiny) -> None:
 
 
 def test_equal_towers_are_refused_at_the_start(tiny: Tiny) -> None:
-    jtcse = method(tiny, seeds=(0, 0))
+    alone = SimpleNamespace(num_devices=1, num_nodes=1)
+    equal, apart = method(tiny, seeds=(0, 0)), method(tiny)
+    equal._trainer = apart._trainer = alone
     with pytest.raises(UserError, match=r"same weights.*method\.tower2"):
-        jtcse.on_fit_start()
-    method(tiny).on_fit_start()
+        equal.on_fit_start()
+    apart.on_fit_start()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from embedlab.training.launcher import Trial, run_trials
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "RUNNER", "tests.training.fake_trial")
-    monkeypatch.setattr(launcher, "_devices", lambda: [])
+    monkeypatch.setattr(launcher, "_devices", list)
 
 
 def trials(folder: Path, *what: str) -> list[Trial]:
@@ -62,6 +62,7 @@ def test_an_interrupt_reaches_the_children_and_the_sweep_goes_on_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = trials(tmp_path, "wait", "go")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of xdist ignore it
 
     def interrupt() -> None:
         while not (tmp_path / "0" / "ready").exists():
@@ -70,8 +71,11 @@ def test_an_interrupt_reaches_the_children_and_the_sweep_goes_on_later(
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_trials(found, tmp_path)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_trials(found, tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
     thread.join()
     assert launcher.status_of(tmp_path / "0") == "interrupted"
     assert not (tmp_path / "1" / "runs").exists()

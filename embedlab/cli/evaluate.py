@@ -21,7 +21,7 @@ _SUBFOLDERS = {
     "transfer": "transfer",
     "retrieval": "retrieval",
 }
-_OWN_KEYS = ("ckpt", "suite", "out", "batch_size", "max_length", "dtype")
+_OWN_KEYS = ("ckpt", "suite", "out", "compare", "batch_size", "max_length", "dtype")
 _LIST = re.compile(r"(\+{0,2}(?:suite|tasks))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
 
 
@@ -49,7 +49,30 @@ def main(argv: list[str]) -> int:
         for warning in protocol["warnings"]:
             print(f"embedlab: warning: {warning}", file=sys.stderr)
         print(f"Scores: {path}")
+    if config["compare"] is not None:
+        _compare(encoder, config, out)
     return 0
+
+
+def _compare(encoder: Any, config: Mapping[str, Any], out: Path | None) -> None:
+    """The encoder against the one that ``compare`` names, on the same STS pairs."""
+    from embedlab.cli.encoders import Configured, load_encoder
+    from embedlab.evaluation import compare
+    from embedlab.evaluation.protocol import write_scores
+    from embedlab.evaluation.table import Table
+
+    other = Configured.of(load_encoder(config["compare"], config["max_length"]), config, sys.stderr.isatty())
+    changes, protocol = compare.run(other, encoder, _settings(config, "sts"))
+    path = _path(out if out is None or out.suffix != ".json" else out.parent, str(config["ckpt"]), "compare")
+    write_scores(path, changes, protocol)
+    rows = tuple(
+        (task, f"{changes[f'{task}/change']:+.2f}",
+         f"[{changes[f'{task}/change_low']:+.2f}, {changes[f'{task}/change_high']:+.2f}]")
+        for task in dict.fromkeys(key.split("/")[0] for key in changes)
+    )  # fmt: skip
+    title = f"{config['ckpt']} minus {config['compare']}, Spearman x100"
+    Table(title, ("task", "change", "95 % over pairs"), rows, protocol["notes"][0]).print()
+    print(f"Scores: {path}")
 
 
 def _as_list(argument: str) -> str:

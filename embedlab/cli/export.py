@@ -38,11 +38,38 @@ def main(argv: list[str]) -> int:
             raise UserError("holds other things than an encoder", file=out, key="out", fix="another folder")
 
     from embedlab.cli.encoders import load_encoder
+    from embedlab.export.card import model_card
 
     encoder = load_encoder(config["ckpt"])
     difference = export(encoder, target, out, normalize=bool(config["normalize"]))
+    (out / "README.md").write_text(model_card(encoder, out.name, config["licence"]), encoding="utf-8")
     print(f"{target}: {out} (32 sentences, largest difference {difference:.1e})")
+    if config["push"]:
+        push(out, str(config["push"]))
     return 0
+
+
+def push(folder: Path, name: str) -> None:
+    """Upload an export to the hub, as the user who is logged in there; the repository is private unless it exists.
+
+    Raises:
+        UserError: the hub cannot be reached, or refuses.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    api = HfApi()
+    try:
+        api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=folder)
+    except (HfHubHTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
+        raise UserError(
+            f"the hub did not take it: {error}",
+            key="push",
+            value=name,
+            fix=f"`hf auth login`; {folder} is written",
+        ) from error
+    print(f"pushed to {name}")
 
 
 def export(encoder: SentenceEncoder, target: str, out: Path, normalize: bool = True) -> float:

@@ -113,6 +113,8 @@ class Finale:
         export = self.folder / "export"
         self.encoder.save(export)
         scores, protocols = self._score()
+        self.encoder.card |= {"scores": scores, "protocol": protocols}
+        self.encoder.save(export)
         content = {"scores": scores, "protocol": protocols, "training": training, "config": self.config.plain}
         write_json(self.folder / AFTER, content)
         self._print(scores, training)

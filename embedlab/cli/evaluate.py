@@ -91,6 +91,8 @@ def _names(suite: Any) -> list[str]:
 def _settings(config: Mapping[str, Any], suite: str) -> dict[str, Any]:
     """What a suite gets: every key that is not this command's own, data_dir being the suite's folder."""
     settings = {key: value for key, value in config.items() if key not in _OWN_KEYS}
+    if isinstance(settings["tasks"], str):
+        settings["tasks"] = [settings["tasks"]]
     if config["data_dir"] is not None:
         folder = Path(str(config["data_dir"]))
         inner = folder / _SUBFOLDERS.get(suite, "")

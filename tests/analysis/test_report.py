@@ -16,12 +16,16 @@ from embedlab.cli.report import main
 from embedlab.errors import UserError
 
 
-def write_run(folder: Path, seed: int, score: float, overrides: list[str] | None = None, **pooling: object) -> None:
+def write_run(
+    folder: Path, seed: int, score: float, overrides: list[str] | None = None, **pooling: object
+) -> None:
     folder.mkdir(parents=True)
     config = {"seed": seed, "method": {"name": "simcse"}, "pooling": {"name": "s2sent", **pooling}}
     scores = {"sts7/spearman": score, "stsb/spearman": score + 1}
     training = {"seed": seed, "device": "cpu", "steps": 3}
-    (folder / "scores.json").write_text(json.dumps({"scores": scores, "config": config, "training": training}))
+    (folder / "scores.json").write_text(
+        json.dumps({"scores": scores, "config": config, "training": training})
+    )
     if overrides is not None:
         (folder / "trial.json").write_text(json.dumps({"status": "finished", "overrides": overrides}))
         (folder / "trial.yaml").write_text("seed: 0\n")
@@ -52,7 +56,11 @@ def test_paired_difference_is_the_paired_t_interval() -> None:
     found = paired_difference(a, b)
     assert found is not None
     reference = ttest_rel([71.0, 72.5, 73.0], [70.0, 71.0, 72.8]).confidence_interval(0.95)
-    assert (found.n, found.low, found.high) == (3, pytest.approx(reference.low), pytest.approx(reference.high))
+    assert (found.n, found.low, found.high) == (
+        3,
+        pytest.approx(reference.low),
+        pytest.approx(reference.high),
+    )
     assert found.detectable > (found.high - found.low) / 2
     assert found.verdict == "not resolved"
 
@@ -96,11 +104,19 @@ def test_baseline_by_name_is_one(sweep: Path) -> None:
         find_baseline(groups, "bert")
 
 
-def test_the_command_writes_every_form(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_every_form(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"
     assert main([str(sweep), "baseline=pooling.n=1", f"out={out}"]) == 0
-    assert {p.name for p in out.iterdir()} == {"report.md", "report.csv", "report.html", "report.tex", "report.png"}
+    assert {p.name for p in out.iterdir()} == {
+        "report.md",
+        "report.csv",
+        "report.html",
+        "report.tex",
+        "report.png",
+    }
     assert "pooling.n=3" in capsys.readouterr().out
     assert (out / "report.csv").read_text().count("\n") == 7
     assert r"$\pm$" in (out / "report.tex").read_text()

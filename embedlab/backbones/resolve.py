@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from embedlab._paths import assets_dir
 from embedlab.backbones.config import BackboneConfig, BackboneInfo
@@ -89,11 +93,30 @@ def resolve(config: BackboneConfig) -> Source:
 def hub_options(config: BackboneConfig, source: Source) -> dict[str, Any]:
     """Arguments that every `from_pretrained` of a backbone takes."""
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
-    if config.source == "hub" and config.revision is not None:
-        options["revision"] = config.revision
+    if config.source == "hub":
+        options["local_files_only"] = not hub_reachable()
+        if config.revision is not None:
+            options["revision"] = config.revision
     if source.gguf is not None:
         options["gguf_file"] = source.gguf
     return options
+
+
+@cache
+def hub_reachable() -> bool:
+    """Whether the model hub answers: asked once, as its client would retry each file for half a minute."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if getproxies():
+        return True
+    place = urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((place.hostname, place.port or 443), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -107,13 +107,16 @@ class Adapter:
         return {"config": asdict(self.config), "base": asdict(self.base), "digest": self.digest}
 
 
-def rank_device(cuda: bool) -> torch.device:
-    """This process's own device.
+def rank_device(cuda: bool, devices: object = None) -> torch.device:
+    """This process's own device: its place among ``devices`` where these are named by number.
 
     4-bit weights are placed here and nowhere else: ``device_map="auto"`` would spread each rank's model over
     all cards, or put every rank on the first.
     """
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if cuda else torch.device("cpu")
+    if not cuda:
+        return torch.device("cpu")
+    place = int(os.environ.get("LOCAL_RANK", 0))
+    return torch.device("cuda", devices[place] if isinstance(devices, tuple) else place)
 
 
 def adapt(
@@ -137,6 +140,8 @@ def adapt(
         if config.quantization is not None:
             _quantize(model, _linears(model, list(backbone.blocks)), config, device)
         _inject(model, targets, config)
+        if backbone.head is not None:
+            backbone.head.requires_grad_(False)
         if base.path is not None:
             base = replace(base, path=os.path.abspath(os.path.expanduser(base.path)))
         backbone.adapter = Adapter(config, base, digest)
@@ -149,7 +154,6 @@ def checkpoint_blocks(model: PreTrainedModel) -> None:
     """Recompute activations block by block; the non-reentrant form, which frozen embeddings do not stop."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
-    model.config.use_cache = False
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -370,7 +374,10 @@ def merged(backbone: Backbone) -> Backbone:
     with torch.device("meta"):
         plain = type(backbone.model)(config)
     plain.load_state_dict(dict(merged_weights(backbone.model)), assign=True)
-    for name, buffer in backbone.model.named_buffers():  # those that no state dictionary has: rotary frequencies
+    for (
+        name,
+        buffer,
+    ) in backbone.model.named_buffers():  # those that no state dictionary has: rotary frequencies
         owner, _, kind = name.rpartition(".")
         setattr(plain.get_submodule(owner), kind, buffer.detach().cpu().clone())
     return Backbone(plain, backbone.info, backbone.head, backbone.attention)

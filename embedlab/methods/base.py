@@ -94,7 +94,7 @@ class Method(LightningModule):
         from embedlab.tokenization import Tokenization
 
         backbone, tokenizer = load_backbone(run.backbone, head=cls.head_kind, tokenizer=tokenizer)
-        adapt(backbone, run.adapter, run.backbone, rank_device(run.trainer.on_cuda()))
+        adapt(backbone, run.adapter, run.backbone, rank_device(run.trainer.on_cuda(), run.trainer.devices))
         pooling = build_pooling(run.pooling, backbone.info)
         tokenization = Tokenization(tokenizer, run.template, preparation=run.method.preparation)
         return SentenceEncoder(backbone, pooling, tokenization)

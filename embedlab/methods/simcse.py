@@ -50,7 +50,7 @@ class SimCSEConfig(MethodConfig):
             raise UserError("unknown head", key="method.mlp", value=self.mlp, fix="train or none")
         if in_views:
             raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
-        if data == "wikipedia" and info.dropout == 0.0:
+        if data == "wikipedia" and info.dropout == 0.0 and info.adapter_dropout == 0.0:
             raise UserError(
                 "unsupervised SimCSE's two views differ by dropout alone, and this backbone has none",
                 key="backbone.dropout",

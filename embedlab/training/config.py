@@ -83,6 +83,13 @@ class RunConfig:
         if self.step not in STEPS:
             raise UserError("unknown way to run a step", key="step", value=self.step, fix=", ".join(STEPS))
         self.adapter.check(self.backbone.source)
+        if self.adapter.r is not None and self.trainer.strategy.startswith("fsdp"):
+            raise UserError(
+                "frozen and 4-bit weights cannot be sharded with the trained ones",
+                key="trainer.strategy",
+                value=self.trainer.strategy,
+                fix="trainer=ddp: each card has the whole (4-bit) base",
+            )
         info = self.info()
         warnings = self.pooling.check(info, self.template, self.method.name)
         packed = self.data.pack is not None

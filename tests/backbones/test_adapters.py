@@ -211,6 +211,7 @@ def test_gradients_after_an_evaluation_pass(
 def test_each_rank_has_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert rank_device(cuda=True) == torch.device("cuda", 3)
+    assert rank_device(cuda=True, devices=(0, 2, 4, 6)) == torch.device("cuda", 6)
     assert rank_device(cuda=False) == CPU
 
 

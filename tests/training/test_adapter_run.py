@@ -172,6 +172,18 @@ def test_a_captured_step_recomputes_nothing(compose_run: Compose) -> None:
             config.check()
 
 
+def test_adapters_are_not_sharded(compose_run: Compose) -> None:
+    with pytest.raises(UserError, match=r"trainer.strategy=fsdp.*trainer=ddp"):
+        _config(compose_run, "qlora", "trainer.strategy=fsdp").check()
+
+
+def test_simcse_takes_the_adapters_dropout(compose_run: Compose) -> None:
+    plain = ("method=simcse", "pooling=last")
+    with pytest.raises(UserError, match=r"backbone.dropout=0.0"):
+        compose_run(*plain, model_type="llama").check()
+    compose_run(*plain, "adapter=lora", model_type="llama").check()
+
+
 def test_two_passes_warn_and_train(
     compose_run: Compose, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

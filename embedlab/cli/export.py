@@ -102,9 +102,15 @@ def export(encoder: SentenceEncoder, target: str, out: Path, normalize: bool = T
 
 def _sentence_transformers(encoder: SentenceEncoder, folder: Path, normalize: bool) -> Encode:
     from sentence_transformers import SentenceTransformer
+    from transformers.utils import logging
 
     encoder.to_sentence_transformers(folder)
-    model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)  # code of this package
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # a table of the pooler weights that a BERT without pooler does not have
+    try:
+        model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)  # code of this package
+    finally:
+        logging.set_verbosity(level)
     return lambda texts: model.encode(list(texts), convert_to_numpy=True, show_progress_bar=False)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from embedlab.backbones.backbone import position_offset
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,6 +52,21 @@ class Parts(ABC):
     @abstractmethod
     def fits(block: nn.Module) -> bool:
         """Whether a block is of this build."""
+
+    def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The states before the first block, ``[B, L, D]``; positions are counted from the mask."""
+        positions = counted(attention_mask) + position_offset(self.model.config)
+        states = self.model.embeddings(input_ids=input_ids, position_ids=positions)
+        project = getattr(self.model, "embeddings_project", None)  # ELECTRA's narrow embeddings
+        return states if project is None else project(states)
+
+    def run(self, states: Tensor, frame: Frame, first: int = 0, last: int | None = None) -> list[Tensor]:
+        """Blocks ``first`` up to ``last`` (all): the states after each, without the final norm."""
+        found = []
+        for m in range(first, len(self.blocks) if last is None else last):
+            states = self.layer(m, states, frame)
+            found.append(states)
+        return found
 
     def frame(self, states: Tensor, attention_mask: Tensor) -> Frame:
         """Masks for a forward over ``states`` [B, L, D] with ``attention_mask`` [B, L]."""
@@ -165,11 +181,14 @@ class ModernBertParts(Parts):
     def fits(block: nn.Module) -> bool:
         return hasattr(getattr(block, "attn", None), "Wqkv") and hasattr(block, "attention_type")
 
+    def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.model.embeddings(input_ids=input_ids)
+
     def frame(self, states: Tensor, attention_mask: Tensor) -> Frame:
         from transformers.masking_utils import create_bidirectional_sliding_window_mask
 
         config = self.model.config
-        positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        positions = counted(attention_mask)
         make = {
             "full_attention": create_bidirectional_mask,
             "sliding_attention": create_bidirectional_sliding_window_mask,
@@ -241,6 +260,11 @@ def parts_of(backbone: Backbone, user: str) -> Parts:
         value=backbone.info.model_type,
         fix="one of these",
     )
+
+
+def counted(attention_mask: Tensor) -> Tensor:
+    """The position of each token among the real ones of its row, ``[B, L]``, from 0."""
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def split(x: Tensor, head_size: int) -> Tensor:

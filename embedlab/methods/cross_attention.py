@@ -9,7 +9,7 @@ its alternatives are options.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -42,15 +42,25 @@ def cross_layers(n: int, layers: int) -> tuple[int, ...]:
     return tuple(range(step, layers + 1, step))
 
 
+class Streams(NamedTuple):
+    """Hidden states of both towers, N + 1 each: of the main streams (None where they were not wanted whole) and of
+    the side streams."""
+
+    main: tuple[States, States] | None
+    side: tuple[States, States]
+
+
 class CrossAttention:
-    """Runs both towers' side streams from where they leave the main ones.
+    """Runs both towers, and beside them the side streams from where the towers first exchange attention.
+
+    Blocks are called one by one: asking transformers for inner states would put hooks into them, at which a compiled
+    block breaks in pieces.
 
     Args:
         first, second: the towers' backbones, of one architecture.
         layers: where the towers exchange attention, counted from 1.
-        route: ``query_owner``: the tower whose queries and keys made the weights goes on with the result, in
-            its own output projection and feed-forward part. ``value_owner``: the tower whose values were
-            weighted.
+        route: ``query_owner``: the tower whose queries and keys made the weights goes on with the result, in its
+            own output projection and feed-forward part. ``value_owner``: the tower whose values were weighted.
     """
 
     def __init__(
@@ -64,24 +74,39 @@ class CrossAttention:
         self.fork = min(layers, default=self.depth + 1) - 1
         """Blocks before the first exchange: up to there the side streams are the main ones."""
 
-    def __call__(self, first: States, second: States, attention_mask: Tensor) -> tuple[States, States]:
-        """Side streams of both towers from the main streams' hidden states (N + 1 each), in the same form."""
-        with self.first.backbone.arithmetic(attention_mask.device):
-            return self._run(first, second, attention_mask)
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, main: bool = True) -> Streams:
+        """Both towers' streams over tokens ``[B, L]``; ``main=False`` leaves the main ones at the fork."""
+        with self.first.backbone.arithmetic(input_ids.device):
+            towers = (self.first, self.second)
+            starts = [parts.embed(input_ids, attention_mask) for parts in towers]
+            frames = [parts.frame(x, attention_mask) for parts, x in zip(towers, starts, strict=True)]
+            shared = [
+                [x, *parts.run(x, frame, last=min(self.fork, self.depth))]
+                for parts, x, frame in zip(towers, starts, frames, strict=True)
+            ]
+            whole = None
+            if main:
+                whole = [
+                    [*states, *parts.run(states[-1], frame, first=self.fork)]
+                    for parts, states, frame in zip(towers, shared, frames, strict=True)
+                ]
+            side = self._side([*shared[0]], [*shared[1]], (frames[0], frames[1]))
+            return Streams(None if whole is None else self._ended(*whole), self._ended(*side))
 
-    def _run(self, first: States, second: States, attention_mask: Tensor) -> tuple[States, States]:
-        one, two = list(first[: self.fork + 1]), list(second[: self.fork + 1])
-        frames = (self.first.frame(one[0], attention_mask), self.second.frame(two[0], attention_mask))
-        for m in range(self.fork, self.depth):
+    def _ended(self, one: list[Tensor], two: list[Tensor]) -> tuple[States, States]:
+        return (*one[:-1], self.first.last(one[-1])), (*two[:-1], self.second.last(two[-1]))
+
+    def _side(
+        self, one: list[Tensor], two: list[Tensor], frames: tuple[Frame, Frame]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        for m in range(len(one) - 1, self.depth):
             if m + 1 in self.layers:
                 after = self._exchange(m, one[-1], two[-1], frames)
             else:
                 after = self.first.layer(m, one[-1], frames[0]), self.second.layer(m, two[-1], frames[1])
             one.append(after[0])
             two.append(after[1])
-        if self.fork < self.depth:
-            one[-1], two[-1] = self.first.last(one[-1]), self.second.last(two[-1])
-        return tuple(one), tuple(two)
+        return one, two
 
     def _exchange(self, m: int, x1: Tensor, x2: Tensor, frames: tuple[Frame, Frame]) -> tuple[Tensor, Tensor]:
         heads1, heads2 = self.first.project(m, x1, frames[0]), self.second.project(m, x2, frames[1])

@@ -135,20 +135,13 @@ class JTCSE(Method):
     def _vectors(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """u, v of the main streams and s, t of the side streams, ``[2N, D]`` each (u, v again without one)."""
         first, second = self.encoder.towers
-        inner = self._cross is not None or first.pooling.needs_all_layers
-        h1, h2 = first.backbone(ids, mask, all_layers=inner), second.backbone(ids, mask, all_layers=inner)
         if self._cross is None:
-            u, v = pool(first, h1, mask), pool(second, h2, mask)
+            u, v = first(ids, mask), second(ids, mask)
             return u, v, u, v
-        g1, g2 = self._cross(h1, h2, mask)
-        if self.config.wiring == "side":
-            return (
-                pool(first, h1, mask),
-                pool(second, h2, mask),
-                pool(first, g1, mask),
-                pool(second, g2, mask),
-            )
+        main, (g1, g2) = self._cross(ids, mask, main=self.config.wiring == "side")
         u, v = pool(first, g1, mask), pool(second, g2, mask)
+        if main is not None:
+            return pool(first, main[0], mask), pool(second, main[1], mask), u, v
         s, t = last_exchange(g1, self._layers), last_exchange(g2, self._layers)
         return u, v, pool(first, (s,), mask), pool(second, (t,), mask)
 

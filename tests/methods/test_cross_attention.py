@@ -40,10 +40,9 @@ def streams(
     first: Backbone, second: Backbone, layers: tuple[int, ...], route: str = "query_owner"
 ) -> tuple[tuple[Tensor, ...], ...]:
     """H1, H2, T1, T2 with all layers."""
-    ids, mask = batch()
-    h1, h2 = first(ids, mask, all_layers=True), second(ids, mask, all_layers=True)
-    cross = CrossAttention(first, second, layers, route)  # type: ignore[arg-type]
-    return h1, h2, *cross(h1, h2, mask)
+    main, side = CrossAttention(first, second, layers, route)(*batch())  # type: ignore[arg-type]
+    assert main is not None
+    return *main, *side
 
 
 def gradients(backbone: Backbone, part: str) -> float:
@@ -148,21 +147,49 @@ def test_invariant_18_without_exchange_the_side_is_the_main_stream(tiny: Tiny) -
         assert torch.equal(again[1][-1], h2[-1])
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "xlm-roberta"])
+def test_the_main_streams_are_the_backbones_own_forward_pass(tiny: Tiny, kind: str) -> None:
+    first, second = tower(tiny, kind, 0), tower(tiny, kind, 1)
+    ids, mask = batch()
+    h1, h2, _, _ = streams(first, second, (2, 4))
+    for states, backbone in ((h1, first), (h2, second)):
+        for ours, theirs in zip(states, backbone(ids, mask, all_layers=True), strict=True):
+            assert torch.equal(ours, theirs)
+    left = ids.flip(1), mask.flip(1)  # padding on the left
+    main, _ = CrossAttention(first, second, (4,))(*left)
+    assert main is not None
+    assert torch.equal(main[0][-1], first(*left)[-1])
+    assert CrossAttention(first, second, (4,))(ids, mask, main=False).main is None
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_invariant_19_padding_changes_no_first_token(tiny: Tiny, kind: str) -> None:
-    first, second = tower(tiny, kind, 0), tower(tiny, kind, 1)
-    cross = CrossAttention(first, second, (2, 4))
+    cross = CrossAttention(tower(tiny, kind, 0), tower(tiny, kind, 1), (2, 4))
     ids, mask = batch()
-    narrow, wide = [], []
-    for row in range(4):
-        n = int(mask[row].sum())
-        parts = ids[row : row + 1, :n], mask[row : row + 1, :n]
-        h1, h2 = first(*parts, all_layers=True), second(*parts, all_layers=True)
-        narrow.append(torch.cat([x[-1][:, 0] for x in (h1, h2, *cross(h1, h2, parts[1]))], 1))
-    padded = torch.cat([ids, ids.new_zeros(4, 6)], 1), torch.cat([mask, mask.new_zeros(4, 6)], 1)
-    h1, h2 = first(*padded, all_layers=True), second(*padded, all_layers=True)
-    wide = torch.cat([x[-1][:, 0] for x in (h1, h2, *cross(h1, h2, padded[1]))], 1)
+
+    def first_tokens(ids: Tensor, mask: Tensor) -> Tensor:
+        main, side = cross(ids, mask)
+        assert main is not None
+        return torch.cat([states[-1][:, 0] for states in (*main, *side)], 1)
+
+    lengths = mask.sum(1).tolist()
+    narrow = [first_tokens(ids[i : i + 1, :n], mask[i : i + 1, :n]) for i, n in enumerate(lengths)]
+    wide = first_tokens(torch.cat([ids, ids.new_zeros(4, 6)], 1), torch.cat([mask, mask.new_zeros(4, 6)], 1))
     torch.testing.assert_close(torch.cat(narrow), wide, rtol=1e-4, atol=1e-5)
+
+
+def test_a_compiled_tower_stays_in_one_piece(tiny: Tiny) -> None:
+    """No hook of transformers in the blocks, at which compilation would break; both streams call them alike."""
+    from torch._dynamo.utils import counters
+
+    first, second = tower(tiny, seed=0).train(), tower(tiny, seed=1).train()
+    torch._dynamo.reset()
+    counters.clear()
+    for backbone in (first, second):
+        backbone.compile_blocks(dynamic=False, backend="eager", fullgraph=True)
+    assert CrossAttention(first, second, (2, 4))(*batch()).main is not None
+    assert counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
 
 
 def test_attention_dropout_is_on_in_training_and_differs_between_views(tiny: Tiny) -> None:

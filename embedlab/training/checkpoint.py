@@ -34,7 +34,9 @@ def load_encoder(path: Path) -> SentenceEncoder:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         record, state = checkpoint["embedlab"]["encoder"], checkpoint["state_dict"]
     except KeyError:
-        raise UserError("is no checkpoint of embedlab", file=path, fix="give a run's last.ckpt or its folder") from None
+        raise UserError(
+            "is no checkpoint of embedlab", file=path, fix="give a run's last.ckpt or its folder"
+        ) from None
     except Exception as error:
         text = str(error).strip().splitlines()
         raise UserError(f"cannot be read: {text[0][:200] if text else error!r}", file=path) from None
@@ -43,7 +45,9 @@ def load_encoder(path: Path) -> SentenceEncoder:
         for file, text in record["files"].items():
             target = folder / file
             if not target.resolve().is_relative_to(folder.resolve()):
-                raise UserError("a file name in the checkpoint leads out of its folder", file=path, value=file)
+                raise UserError(
+                    "a file name in the checkpoint leads out of its folder", file=path, value=file
+                )
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
         for file, prefix in record["weights"].items():

@@ -70,7 +70,7 @@ def pooling_config(values: Mapping[str, Any] | str) -> PoolingConfig:
         near = get_close_matches(str(name), POOLINGS, n=1)
         fix = f"pooling={near[0]}" if near else f"one of {', '.join(POOLINGS)}"
         raise UserError("unknown pooling", key="pooling", value=name, fix=fix)
-    cls = POOLINGS[name][0]
+    cls: Any = POOLINGS[name][0]
     known = [f.name for f in fields(cls)]
     for key, value in values.items():
         if key not in known:
@@ -80,7 +80,8 @@ def pooling_config(values: Mapping[str, Any] | str) -> PoolingConfig:
                 value=value,
                 fix=f"one of {', '.join(known)}",
             )
-    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    config: PoolingConfig = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    return config
 
 
 def build_pooling(config: Mapping[str, Any] | str | PoolingConfig, info: BackboneInfo) -> Pooling:

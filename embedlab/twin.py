@@ -18,6 +18,7 @@ from embedlab.tokenization import Tokenization
 
 if TYPE_CHECKING:
     from embedlab.backbones import Backbone, BackboneConfig
+    from embedlab.methods.cross_attention import Route
     from embedlab.pooling import Pooling
     from embedlab.training.config import RunConfig
 
@@ -83,6 +84,14 @@ class TwinEncoder(SentenceEncoder):
             total = vectors if total is None else total + vectors
         assert total is not None
         return total
+
+    def crossed(self, n_ca: int, route: Route = "query_owner") -> CrossedTwin:
+        """This twin with cross-attention at inference too, for comparison: the released protocol is without.
+
+        Raises:
+            UserError: ``n_ca`` does not divide the depth, or the towers are not two of one build.
+        """
+        return CrossedTwin(self, n_ca, route)
 
     def fingerprint(self) -> str:
         """Hex hash of the towers and their weights."""
@@ -150,6 +159,36 @@ class TwinEncoder(SentenceEncoder):
 
         with whole_folder(folder) as fresh:
             write_sentence_transformers(self, fresh)
+
+
+class CrossedTwin(TwinEncoder):
+    """Two towers whose vectors come from the streams that exchange attention. It shares the twin's weights."""
+
+    def __init__(self, twin: TwinEncoder, n_ca: int, route: Route) -> None:
+        from embedlab.methods.cross_attention import CrossAttention, check_alike, cross_layers
+
+        super().__init__(twin.towers, twin.weights, twin.card)
+        if len(twin.towers) != 2:
+            raise UserError("attention is exchanged between two towers", value=len(twin.towers))
+        first, second = (tower.backbone for tower in twin.towers)
+        check_alike(first, second)
+        self._name = f"n_ca={n_ca} route={route}"
+        self._cross = CrossAttention(first, second, cross_layers(n_ca, first.info.layers), route)
+        self.train(twin.training)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        states = self._cross(input_ids, attention_mask, main=False).side
+        parts = [
+            weight * tower.pooling(own, attention_mask, tower.tokenization.marks)
+            for tower, weight, own in zip(self.towers, self.weights, states, strict=True)
+        ]
+        return parts[0] + parts[1]
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{super().fingerprint()} {self._name}".encode()).hexdigest()[:16]
+
+    def write(self, folder: Path, dtype: str | None = None, merge: bool = True) -> None:
+        raise UserError("a twin is saved without its cross-attention", fix="save the twin itself")
 
 
 def twin_card(folder: Path) -> dict[str, Any] | None:

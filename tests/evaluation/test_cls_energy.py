@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import AutoModel
 
-from embedlab.evaluation.cls_energy import METRICS, _marks, measure
+from embedlab.backbones import BackboneConfig, load_backbone
+from embedlab.encoder import SentenceEncoder
+from embedlab.errors import UserError
+from embedlab.evaluation import SUITES
+from embedlab.evaluation.cls_energy import METRICS, _marks, _punctuation, measure, profile
+from embedlab.pooling import build_pooling
+from embedlab.tokenization import Tokenization
+from embedlab.twin import TwinEncoder
+from tests.support import SENTENCES
 
 MASK = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
 PUNCTUATION = torch.tensor([[False, True, False, True, True], [True, False, False, False, False]])
@@ -71,3 +83,85 @@ def test_attention_mass_by_kind_adds_up_and_finds_the_sink() -> None:
     by_hand = weights[0, :, :4, 2].mean()
     assert found["sink"][0].item() == pytest.approx(by_hand.item())
     assert set(found) == set(METRICS)
+
+
+@pytest.fixture
+def sts_dev(tmp_path: Path) -> Path:
+    rows = ["score\tsentence1\tsentence2"]
+    rows += [
+        f"{i % 5}.0\t{a}\t{b}" for i, (a, b) in enumerate(zip(SENTENCES[::2], SENTENCES[1::2], strict=True))
+    ]
+    (tmp_path / "stsb_dev.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def encoder(tiny: Callable[..., Path], kind: str, seed: int = 0) -> SentenceEncoder:
+    backbone, tokenizer = load_backbone(BackboneConfig(source="local", path=str(tiny(kind, seed=seed))))
+    return SentenceEncoder(backbone, build_pooling("cls", backbone.info), Tokenization(tokenizer)).eval()
+
+
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_profile_equals_what_transformers_reports(tiny: Callable[..., Path], kind: str) -> None:
+    """Attention maps and states of the eager model, sentence by sentence."""
+    one = encoder(tiny, kind)
+    texts = list(SENTENCES[:5])
+    found = profile(one, texts, batch_tokens=40).values
+    model = AutoModel.from_pretrained(tiny(kind), attn_implementation="eager", dtype=torch.float32).eval()
+    e1, cls, sep = torch.zeros(2), torch.zeros(2), torch.zeros(2)
+    for row in one.tokenization.ids(texts):
+        with torch.no_grad():
+            out = model(input_ids=torch.tensor([row]), output_hidden_states=True, output_attentions=True)
+        for m in range(2):
+            norm = out.hidden_states[m + 1][0].norm(dim=-1)
+            e1[m] += norm[0] / norm[1:].mean() / len(texts)
+            received = out.attentions[m][0].mean(0).mean(0)
+            cls[m] += received[0] / len(texts)
+            sep[m] += received[-1] / len(texts)
+    torch.testing.assert_close(found["E1"].float(), e1, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["A_CLS"].float(), cls, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found["A_SEP"].float(), sep, rtol=1e-4, atol=1e-5)
+
+
+def test_the_suite_of_a_twin_is_the_mean_of_its_towers(tiny: Callable[..., Path], sts_dev: Path) -> None:
+    towers = [encoder(tiny, "bert", seed) for seed in (0, 1)]
+    towers[0].train()
+    scores, block = SUITES["cls_energy"](TwinEncoder(towers), {"data_dir": str(sts_dev)})
+    assert towers[0].training, "modes are as before"
+    single = [SUITES["cls_energy"](tower, {"data_dir": str(sts_dev)})[0] for tower in towers]
+    for key in ("cls_energy/E_CLS", "cls_energy/A_CLS", "layer01/E3", "layer02/sink"):
+        assert scores[key] == pytest.approx((single[0][key] + single[1][key]) / 2, rel=1e-5)
+    assert scores["tower2/E1"] == pytest.approx(single[1]["cls_energy/E1"])
+    assert scores["cls_energy/E_CLS"] == scores["cls_energy/E1"] == scores["layer02/E1"]
+    assert block["towers"] == 2
+    assert "formula is not known" in block["notes"][0]
+
+
+def test_a_figure_on_demand(tiny: Callable[..., Path], sts_dev: Path) -> None:
+    pytest.importorskip("matplotlib")
+    settings = {"data_dir": str(sts_dev), "figure": str(sts_dev / "profile.svg")}
+    SUITES["cls_energy"](encoder(tiny, "distilbert"), settings)
+    assert "</svg>" in (sts_dev / "profile.svg").read_text()
+
+
+def test_what_has_no_inside_is_refused(tiny: Callable[..., Path], sts_dev: Path) -> None:
+    class Foreign:
+        def encode(self, sentences: list[str]) -> torch.Tensor:
+            return torch.zeros(len(sentences), 3)
+
+    with pytest.raises(UserError, match="looks inside"):
+        SUITES["cls_energy"](Foreign(), {"data_dir": str(sts_dev)})
+    backbone, tokenizer = load_backbone(BackboneConfig(source="local", path=str(tiny("llama"))))
+    decoder = SentenceEncoder(backbone, build_pooling("last", backbone.info), Tokenization(tokenizer))
+    with pytest.raises(UserError, match="suite=cls_energy"):
+        SUITES["cls_energy"](decoder, {"data_dir": str(sts_dev)})
+
+
+def test_punctuation_of_each_kind_of_tokenizer(tiny: Callable[..., Path]) -> None:
+    for kind in ("bert", "roberta", "xlm-roberta"):
+        tokenizer = encoder(tiny, kind).tokenizer
+        found = _punctuation(tokenizer)
+        for sign in (".", ","):
+            index = tokenizer.convert_tokens_to_ids(sign)
+            assert found[index], (kind, sign)
+        assert not found[tokenizer.all_special_ids].any()
+        assert not found[tokenizer("the", add_special_tokens=False)["input_ids"]].any()

@@ -217,7 +217,7 @@ def test_a_repeated_sentence_is_no_negative_unless_as_released(tiny: Tiny) -> No
     )
 
 
-def test_in_stream_wiring_trains_on_other_vectors_than_it_scores(tiny: Tiny) -> None:
+def test_in_stream_wiring_trains_on_other_vectors_than_it_scores(tiny: Tiny, tmp_path: Path) -> None:
     jtcse = method(tiny, replace(BASE, wiring="instream"))
     u, v, s, _ = vectors(jtcse)
     plain = vectors(method(tiny, replace(BASE, terms=("nce",))))
@@ -229,6 +229,11 @@ def test_in_stream_wiring_trains_on_other_vectors_than_it_scores(tiny: Tiny) -> 
     ids = batch()["sentence"]
     scored = jtcse.encoder(ids["input_ids"], ids["attention_mask"])
     torch.testing.assert_close(scored, (plain[0] + plain[1])[0::2])
+    crossed = jtcse.encoder.crossed(BASE.n_ca)
+    torch.testing.assert_close(crossed(ids["input_ids"], ids["attention_mask"]), (u + v)[0::2])
+    assert crossed.fingerprint() != jtcse.encoder.fingerprint()
+    with pytest.raises(UserError, match="without its cross-attention"):
+        crossed.save(tmp_path / "crossed")
 
 
 def test_cached_gradients_are_those_of_the_whole_batch(tiny: Tiny) -> None:
@@ -240,6 +245,27 @@ def test_cached_gradients_are_those_of_the_whole_batch(tiny: Tiny) -> None:
         found.append({n: p.grad for n, p in jtcse.named_parameters()})
     for name, whole in found[0].items():
         torch.testing.assert_close(found[1][name], whole, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [{}, {"wiring": "instream"}, {"terms": ("nce", "cross", "ictm")}])
+def test_a_step_asks_the_device_for_no_value(tiny: Tiny, change: dict[str, Any]) -> None:
+    """With tensors that have no values: whatever would wait for one (item, nonzero, a branch) raises, and a step
+    that does cannot be captured in a CUDA graph."""
+    import copy
+
+    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+
+    mode = FakeTensorMode()
+    with FakeCopyMode(mode):
+        jtcse = copy.deepcopy(method(tiny, replace(BASE, icnce="coin", **change)).train())
+    data = batch()
+    view = {k: mode.from_tensor(v) for k, v in data["sentence"].items()}
+    with mode, torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        loss, logged = jtcse.total({"rows": mode.from_tensor(data["rows"]), "sentence": view})
+        loss.backward()
+    assert loss.shape == ()
+    assert all(p.grad is not None for p in jtcse.parameters())
+    assert all(value.shape == () for value in logged.values())
 
 
 def test_equal_towers_are_refused_at_the_start(tiny: Tiny) -> None:

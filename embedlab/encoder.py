@@ -36,8 +36,7 @@ CARD = "embedlab.json"
 POOLING_WEIGHTS = "pooling.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _FORMAT = 1
-_USUAL_LENGTH = 128  # tokens: what `batch_size` sentences are taken to be long at most
-_AUTO_TOKENS = {"cpu": 4096, "cuda": 65536}
+_AUTO_TOKENS = {"cpu": 2048, "cuda": 65536}  # a forward; larger ones fall out of a CPU core's cache
 _KEPT_ON_DEVICE = 65536  # vectors, before they are moved to the host together
 
 

@@ -57,7 +57,7 @@ def test_every_combination_is_accepted_or_refused_with_a_reason(groups, base) ->
         template = groups["template"][TEMPLATE_OF_POOLING.get(p["name"], "none")]
         values = {**base, "backbone": b, "method": m, "pooling": p, "template": template}
         values["data"] = {**groups["data"][data], "files": "text.txt", "pack": pack}
-        began = time.perf_counter()
+        began = time.process_time()
         try:
             warnings = RunConfig.from_dict(values).check()
             assert all(isinstance(line, str) for line in warnings)
@@ -65,7 +65,7 @@ def test_every_combination_is_accepted_or_refused_with_a_reason(groups, base) ->
             accepted += 1
         except UserError as reason:
             reasons.append((f"{backbone} x {method} x {pooling}", reason))
-        slowest = max(slowest, time.perf_counter() - began)
+        slowest = max(slowest, time.process_time() - began)
     assert accepted > 100
     assert len(reasons) > 100
     for where, reason in reasons:

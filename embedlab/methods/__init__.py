@@ -18,6 +18,7 @@ METHODS: dict[str, str] = {
     "distil": "embedlab.methods.distil:Distil",
     "ensemble": "embedlab.methods.ensemble:Ensemble",
     "promptbert": "embedlab.methods.promptbert:PromptBERT",
+    "bepa": "embedlab.methods.bepa:BEPA",
     "masked_lm": "embedlab.methods.masked_lm:MaskedLM",
     "causal_lm": "embedlab.methods.causal_lm:CausalLM",
     "csesfp": "embedlab.methods.csesfp:CSESFP",

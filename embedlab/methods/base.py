@@ -190,10 +190,18 @@ class Method(LightningModule):
     def configure_optimizers(self) -> Any:
         for module in self.frozen():
             module.requires_grad_(False)
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = self.schedule_steps()
         groups = parameter_groups(self, self.optimizer_config.lr)
         optimizer, scheduler = build_optimizer(self.optimizer_config, groups, steps, self.device)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def schedule_steps(self) -> int:
+        """Updates of the whole run, at whose end the learning-rate schedule ends."""
+        steps = int(self.trainer.estimated_stepping_batches)
+        if self.step_mode != "graph" or steps == self.trainer.max_steps:
+            return steps
+        # A captured step adds batches up by itself, so the trainer takes each for an update.
+        return max(1, steps // self.optimizer_config.accumulate)
 
     def _describe(self, rows: list[int]) -> str:
         describe = getattr(getattr(self.trainer, "datamodule", None), "describe_rows", None)
@@ -207,6 +215,10 @@ class Method(LightningModule):
     def dev_vectors(self, rows: Sequence[Sequence[int]], batch_tokens: int) -> Tensor:
         """What scoring while training takes for tokenised rows, ``[n, D]``: the encoder's vectors."""
         return self.encoder.encode_ids(rows, batch_tokens=batch_tokens)
+
+    def longest(self, lengths: dict[str, int]) -> int:
+        """Tokens of the longest row that a step encodes, from those of each view."""
+        return max(lengths.values())
 
     # ---- what callbacks ask -------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
     from embedlab.pooling import PoolingConfig
     from embedlab.tokenization import Template
+    from embedlab.training.config import RunConfig
 
 C = TypeVar("C")
 
@@ -50,4 +51,8 @@ class MethodConfig:
             data: name of the data module: ``wikipedia``, ``nli`` or ``parallel``.
             in_views: unused by most; True when the data is packed running text.
         """
+        return []
+
+    def check_run(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        """The same for what only the whole run shows, such as lengths; after `check`."""
         return []

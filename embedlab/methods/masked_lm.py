@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor, nn
 
 from embedlab.errors import UserError
 from embedlab.methods.base import Batch, Fields, Method, Outcome
 from embedlab.methods.config import MethodConfig
-from embedlab.objectives.masked_lm import IGNORED, mask_tokens, masked_lm
+from embedlab.objectives.masked_lm import IGNORED, Masked, mask_tokens, masked_lm
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
+    from embedlab.backbones import Backbone, BackboneInfo
     from embedlab.encoder import SentenceEncoder
     from embedlab.pooling import PoolingConfig
     from embedlab.tokenization import Template
@@ -47,8 +48,45 @@ class MaskedLMConfig(MethodConfig):
         return []
 
 
+class MaskedPrediction(nn.Module):
+    """Corrupts rows and predicts what was there; the vocabulary projection of other positions is not computed.
+
+    Args:
+        tokenizer: its special tokens are never selected (the unknown token is a word).
+        probability, rule: of `mask_tokens`.
+    """
+
+    special_ids: Tensor
+
+    def __init__(self, tokenizer: Any, probability: float, rule: str) -> None:
+        super().__init__()
+        self.mask_id, self.vocab_size = int(tokenizer.mask_token_id), len(tokenizer)
+        self.probability, self.rule = probability, rule
+        special = torch.tensor(sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}))
+        self.register_buffer("special_ids", special, persistent=False)
+
+    def forward(self, backbone: Backbone, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean cross-entropy in nats, and the share of the selected tokens that were guessed, of rows ``[B, L]``."""
+        masked = self.mask(input_ids, attention_mask)
+        hidden = backbone(masked.input_ids, attention_mask)[-1]
+        assert backbone.head is not None
+        logits = backbone.head(hidden.flatten(0, 1)[masked.positions])
+        loss = masked_lm(logits, masked.labels)
+        with torch.no_grad():
+            counted = masked.labels != IGNORED
+            hits = (logits.argmax(-1) == masked.labels) & counted
+            accuracy = hits.sum() / counted.sum().clamp(min=1)
+        return loss, accuracy
+
+    def mask(self, input_ids: Tensor, attention_mask: Tensor) -> Masked:
+        maskable = attention_mask.bool() & ~torch.isin(input_ids, self.special_ids)
+        return mask_tokens(
+            input_ids, maskable, self.mask_id, self.vocab_size, self.probability, self.rule
+        )
+
+
 class MaskedLM(Method):
-    """Cross-entropy at the selected positions only: the vocabulary projection of the others is not computed."""
+    """Cross-entropy at the selected positions of packed text."""
 
     config_class = MaskedLMConfig
     config: MaskedLMConfig
@@ -62,28 +100,13 @@ class MaskedLM(Method):
         step: str = "eager",
     ) -> None:
         super().__init__(encoder, config, optimizer, step)
-        tokenizer = encoder.tokenizer
-        special = torch.tensor(sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}))
-        self.register_buffer("special_ids", special, persistent=False)
+        self.prediction = MaskedPrediction(encoder.tokenizer, config.probability, config.rule)
 
     @classmethod
     def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
         return {"sentence": ("sentence", None)}
 
     def losses(self, batch: Batch) -> Outcome:
-        ids, mask = batch["sentence"]["input_ids"], batch["sentence"]["attention_mask"]
-        maskable = mask.bool() & ~torch.isin(ids, self.special_ids)
-        tokenizer = self.encoder.tokenizer
-        masked = mask_tokens(
-            ids, maskable, tokenizer.mask_token_id, len(tokenizer), self.config.probability, self.config.rule
-        )
-        hidden = self.encoder.backbone(masked.input_ids, mask)[-1]
-        head = self.encoder.backbone.head
-        assert head is not None
-        logits = head(hidden.flatten(0, 1)[masked.positions])
-        loss = masked_lm(logits, masked.labels)
-        with torch.no_grad():
-            counted = masked.labels != IGNORED
-            hits = (logits.argmax(-1) == masked.labels) & counted
-            accuracy = hits.sum() / counted.sum().clamp(min=1)
+        view = batch["sentence"]
+        loss, accuracy = self.prediction(self.encoder.backbone, view["input_ids"], view["attention_mask"])
         return Outcome({"masked_lm": loss}, {"accuracy": accuracy})

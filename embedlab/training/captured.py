@@ -61,8 +61,10 @@ class CapturedStep:
         self._batches = 0
         self._dtype = {"bf16-mixed": torch.bfloat16}.get(str(method.trainer.precision))
         self._backbones = [m for m in method.modules() if isinstance(m, Backbone)]
+        # A frozen one may be a moving average, whose copy would stay behind: autocast casts it.
+        trained = [b for b in self._backbones if any(p.requires_grad for p in b.parameters())]
         self._copies = [
-            ComputeCopy(b, self._dtype) for b in self._backbones if self._dtype is not None and copyable(b)
+            ComputeCopy(b, self._dtype) for b in trained if self._dtype is not None and copyable(b)
         ]
         copied = {id(p) for copy in self._copies for p in copy.masters}
         self._direct = [p for p in self.parameters if id(p) not in copied]
@@ -129,7 +131,7 @@ class CapturedStep:
                 p.grad = None
         for copy in self._copies:
             copy.refresh()
-        with self._computing(max(lengths.values())):
+        with self._computing(self.method.longest(lengths)):
             loss, logged = self._loss(lengths)
             (loss / self.accumulate).backward()
         for copy in self._copies:
@@ -160,7 +162,7 @@ class CapturedStep:
         random_state = torch.cuda.get_rng_state(self.device)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            with self._computing(max(lengths.values())):
+            with self._computing(self.method.longest(lengths)):
                 for _ in range(_WARM_UPS):
                     loss, logged = self._loss(lengths)
                     inputs = [*self._direct, *(t for copy in self._copies for t in copy.twins)]

@@ -94,6 +94,7 @@ class RunConfig:
         warnings = self.pooling.check(info, self.template, self.method.name)
         packed = self.data.pack is not None
         warnings += self.method.check(info, self.pooling, self.template, self.data.name, packed)
+        warnings += self.method.check_run(info, self)
         self.resolved_step()
         self.trainer.resolved_precision()
         return warnings

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embedlab.errors import UserError
 from embedlab.evaluation.correlation import pair_cosine, spearman
 from embedlab.evaluation.sts import STSPairs
 from embedlab.evaluation.vectors import Encoder, Vectors, unique
@@ -94,6 +95,8 @@ def project(vectors: Array, how: str = "tsne", seed: int = 42) -> Array:
     """Two coordinates of each vector, ``[n, D]`` -> ``[n, 2]``, by t-SNE or UMAP on the first 50 components.
 
     The papers' setting: perplexity 30 (less where there are few vectors), fixed seed.
+
+    Raises UserError for another name, and where UMAP is not installed.
     """
     from sklearn.decomposition import PCA
 
@@ -104,7 +107,14 @@ def project(vectors: Array, how: str = "tsne", seed: int = 42) -> Array:
 
         return np.asarray(TSNE(perplexity=min(30, (n - 1) / 3), random_state=seed).fit_transform(reduced))
     if how == "umap":
-        from umap import UMAP
-
+        try:
+            from umap import UMAP
+        except ImportError as error:
+            raise UserError(
+                "UMAP is not installed",
+                key="projection",
+                value=how,
+                fix="pip install 'embedlab[plot]', or tsne",
+            ) from error
         return np.asarray(UMAP(n_neighbors=min(15, n - 1), random_state=seed).fit_transform(reduced))
-    raise ValueError(f"how={how!r}: tsne or umap")
+    raise UserError("no such projection", key="projection", value=how, fix="choose tsne or umap")

@@ -20,9 +20,14 @@ _SUBFOLDERS = {
     "cls_energy": "sts",
     "transfer": "transfer",
     "retrieval": "retrieval",
+    "bitext": "parallel",
+    "languages": "parallel",
+    "xretrieval": "retrieval",
+    "qa": "retrieval",
+    "xnli": "nli",
 }
 _OWN_KEYS = ("ckpt", "suite", "out", "compare", "batch_size", "max_length", "dtype")
-_LIST = re.compile(r"(\+{0,2}(?:suite|tasks))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
+_LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
 
 
 def main(argv: list[str]) -> int:

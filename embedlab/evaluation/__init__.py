@@ -52,6 +52,19 @@ class Suites(Mapping[str, Runner]):
 SUITES = Suites(
     {
         name: f"embedlab.evaluation.{name}:run"
-        for name in ("sts", "transfer", "retrieval", "robustness", "geometry", "lee", "mteb", "cls_energy")
+        for name in (
+            "sts",
+            "transfer",
+            "retrieval",
+            "robustness",
+            "geometry",
+            "lee",
+            "mteb",
+            "cls_energy",
+            "bitext",
+            "languages",
+            "sts_multilingual",
+            "xretrieval",
+        )
     }
 )

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embedlab.evaluation import protocol as protocols
+from embedlab.evaluation.devices import scoring_device
 from embedlab.evaluation.nearest import unit
+from embedlab.evaluation.parallel_texts import NTREX, XTREME, Bitext, parallel_table, tatoeba
+from embedlab.evaluation.settings import chosen, folder_of, limit_note, names, row_limit
+from embedlab.evaluation.vectors import Encoder, Vectors
 
 _SCORES_AT_ONCE = 1 << 24  # floats of one [block, n] score matrix: 64 MiB
 
@@ -19,7 +29,7 @@ def bitext_accuracy(source: Tensor | NDArray, target: Tensor | NDArray) -> dict[
 
     Raises ValueError for empty input or sides of different shapes.
     """
-    x, y = unit(torch.as_tensor(source)), unit(torch.as_tensor(target))
+    x, y = (unit(torch.as_tensor(side)).nan_to_num(nan=0.0) for side in (source, target))
     if x.shape != y.shape or x.dim() != 2 or len(x) == 0:
         raise ValueError(
             f"source {tuple(x.shape)} and target {tuple(y.shape)}: two equal shapes [n, D], n > 0"
@@ -41,3 +51,81 @@ def _first_best(scores: Tensor) -> Tensor:
     # argmax names any of several equal maxima, another one by device; rounding makes twins of one text equal.
     best = scores.amax(dim=1, keepdim=True)
     return (scores >= best - 1e-6).to(torch.uint8).argmax(dim=1)
+
+
+TASKS = ("tatoeba", "ntrex")
+
+
+def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The suite `bitext`: each language against English.
+
+    Settings: data_dir (folder of parallel/; None: Tatoeba from the hub), tasks (tatoeba, ntrex; default those
+    that are there), languages (codes of one task), limit (pairs a language: also the number of candidates),
+    device.
+
+    Scores in percent: "tatoeba-deu/forward" (German sentences looking for their English one), "/backward",
+    "/mean", and over languages "tatoeba/forward", ..., "tatoeba36/mean" (those of XTREME's 36 languages that
+    are there) and "ntrex/mean".
+    """
+    folder, limit = folder_of(settings, "parallel"), row_limit(settings)
+    languages = names(settings, "languages")
+    tasks = chosen(names(settings, "tasks"), TASKS, "tasks")
+    if settings.get("tasks") is None and not _has_ntrex(folder):
+        tasks = ["tatoeba"]
+    pairs: dict[str, list[Bitext]] = {}
+    for task in tasks:
+        if task == "tatoeba":
+            pairs[task] = tatoeba(folder, languages, limit)
+        else:
+            asked = None if languages is None else [*languages, "eng"]
+            pairs[task] = parallel_table(folder, NTREX, asked, limit).with_pivot("eng")
+    every = [text for several in pairs.values() for p in several for text in (*p.first, *p.second)]
+    vectors = Vectors(encoder, every)
+    vectors.matrix = vectors.matrix.to(scoring_device(settings.get("device")))
+    scores: dict[str, float] = {}
+    for task, several in pairs.items():
+        found = {p.language: bitext_accuracy(vectors.take(p.first), vectors.take(p.second)) for p in several}
+        groups = {task: list(found)}
+        if task == "tatoeba":
+            groups["tatoeba36"] = [language for language in found if language in XTREME]
+        for name, members in groups.items():
+            if members:
+                for metric in ("forward", "backward", "mean"):
+                    scores[f"{name}/{metric}"] = fmean(found[m][metric] for m in members)
+        scores |= {f"{task}-{k}/{metric}": v for k, each in found.items() for metric, v in each.items()}
+    block = protocols.describe(
+        encoder,
+        suite="bitext",
+        name="bitext_accuracy_at_1",
+        aggregation="cosine, nearest of the other language's sentences; mean over languages",
+        text="raw",
+        sentences=vectors.sentences,
+        data={
+            task: {
+                "source": several[0].source if len(several) == 1 else _common_source(several),
+                "languages": len(several),
+                "pairs": {p.language: len(p) for p in several},
+            }
+            for task, several in pairs.items()
+        },
+        warnings=limit_note(limit) + non_finite_note(vectors),
+        notes=[f"tatoeba36: {sum(p.language in XTREME for p in pairs['tatoeba'])} of XTREME's 36 languages"]
+        if "tatoeba" in pairs
+        else [],
+    )
+    return scores, block
+
+
+def non_finite_note(vectors: Vectors) -> list[str]:
+    """A warning for the protocol when vectors are not finite."""
+    bad = vectors.non_finite
+    return [f"{bad} sentence vectors are not finite: they find nothing"] if bad else []
+
+
+def _has_ntrex(folder: Path | None) -> bool:
+    return folder is not None and any((folder / f"{NTREX}.tsv{end}").is_file() for end in ("", ".gz"))
+
+
+def _common_source(several: list[Bitext]) -> str:
+    sources = list(dict.fromkeys(p.source for p in several))
+    return sources[0] if len(sources) == 1 else str(Path(sources[0]).parent)

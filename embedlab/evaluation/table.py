@@ -7,6 +7,7 @@ says n.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -208,6 +209,11 @@ def suite_tables(suite: str, name: str, scores: Scores, protocol: Mapping[str, A
         return [suite_table(scores, 1, title, geometry_metrics(), caption)]
     if suite == "lee":
         return [suite_table(scores, 1, title, (*LEE_METRICS, *geometry_metrics("lee")), caption)]
+    if suite == "languages":
+        groups = dict.fromkeys(key.partition("/")[0].partition("-")[0] for key in scores)
+        parts = {g: {k: v for k, v in scores.items() if re.match(f"{g}[-/]", k)} for g in groups}
+        last = list(groups)[-1]
+        return [task_table(part, 1, title, caption if g == last else "") for g, part in parts.items()]
     return [task_table(scores, 1, title, caption)]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import embedlab
 from embedlab.analysis.vectors import RatedCosines, layer_scores, project, rated_cosines
+from embedlab.errors import UserError
 from embedlab.evaluation.sts import load_sts
 
 pytest.importorskip("matplotlib")
@@ -60,7 +61,7 @@ def test_a_map_keeps_clusters_apart_and_is_the_same_again() -> None:
     middle = points[:20].mean(0), points[20:].mean(0)
     spread = np.linalg.norm(points[:20] - middle[0], axis=1).mean()
     assert np.linalg.norm(middle[0] - middle[1]) > 2 * spread
-    with pytest.raises(ValueError, match="tsne or umap"):
+    with pytest.raises(UserError, match="tsne or umap"):
         project(vectors, "pca")
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
-from embedlab.evaluation import bitext
+from embedlab.errors import UserError
+from embedlab.evaluation import SUITES, bitext
 from embedlab.evaluation.bitext import bitext_accuracy
+from embedlab.evaluation.parallel_texts import XTREME, parallel_table, tatoeba
+from tests.evaluation.helpers import Constant
+from tests.evaluation.multilingual import Interlingua, write_parallel
+from tests.evaluation.real import needs_data
 
 
 def test_an_identity_is_found_whole_and_a_rotation_of_rows_not_at_all() -> None:
@@ -43,3 +51,75 @@ def test_uneven_sides_are_refused() -> None:
         bitext_accuracy(torch.ones(3, 2), torch.ones(4, 2))
     with pytest.raises(ValueError, match="n > 0"):
         bitext_accuracy(torch.ones(0, 2), torch.ones(0, 2))
+
+
+def test_the_suite_scores_an_interlingua_100_and_averages_over_languages(tmp_path: Path) -> None:
+    write_parallel(tmp_path / "parallel")
+    scores, block = SUITES["bitext"](Interlingua(), {"data_dir": str(tmp_path)})
+    tasks = [
+        "tatoeba",
+        "tatoeba36",
+        "tatoeba-deu",
+        "tatoeba-fra",
+        "tatoeba-nds",
+        "ntrex",
+        "ntrex-deu",
+        "ntrex-fra",
+    ]
+    assert sorted({key.split("/")[0] for key in scores}) == sorted(tasks)
+    assert set(scores.values()) == {100.0}
+    assert block["data"]["tatoeba"]["pairs"] == {"deu": 20, "fra": 20, "nds": 20}
+    assert block["notes"] == ["tatoeba36: 2 of XTREME's 36 languages"]
+
+
+def test_the_mean_is_over_languages_and_candidates_are_the_other_language(tmp_path: Path) -> None:
+    """French is collapsed (each sentence finds the first: 1 of 20); German is right."""
+    write_parallel(tmp_path)
+
+    class Half(Interlingua):
+        def encode(self, sentences):  # type: ignore[no-untyped-def]
+            vectors = super().encode(sentences)
+            vectors[[text.startswith("fra") for text in sentences]] = 1.0
+            return vectors
+
+    scores, _ = SUITES["bitext"](Half(), {"data_dir": tmp_path, "tasks": "tatoeba", "languages": "deu,fra"})
+    assert scores["tatoeba-deu/mean"] == 100
+    assert scores["tatoeba-fra/forward"] == 5
+    assert scores["tatoeba-fra/backward"] == 5
+    assert scores["tatoeba/mean"] == scores["tatoeba36/mean"] == 52.5
+
+
+def test_a_limit_is_said(tmp_path: Path) -> None:
+    write_parallel(tmp_path)
+    scores, block = SUITES["bitext"](Constant(), {"data_dir": tmp_path, "limit": 4, "languages": ["deu"]})
+    assert scores["tatoeba-deu/mean"] == scores["ntrex-deu/mean"] == 25
+    assert "limit=4" in block["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks": "bucc"}, "tasks=bucc"),
+        ({"languages": "xxx"}, r"languages=xxx.*deu, fra, nds"),
+        ({"limit": 0}, "limit=0"),
+        ({"data_dir": "/nowhere"}, "/nowhere: no such folder"),
+    ],
+)
+def test_bad_settings(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    write_parallel(tmp_path)
+    with pytest.raises(UserError, match=message):
+        SUITES["bitext"](Interlingua(), {"data_dir": tmp_path, **settings})
+
+
+def test_a_folder_without_the_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no tatoeba_\*-eng"):
+        SUITES["bitext"](Interlingua(), {"data_dir": tmp_path})
+
+
+def test_real_files_are_read_whole() -> None:
+    pairs = tatoeba(needs_data("parallel"))
+    assert len(pairs) == 76
+    assert sum(len(p) for p in pairs) == 57598
+    assert len({p.language for p in pairs} & set(XTREME)) == 36
+    table = parallel_table(needs_data("parallel"))
+    assert (len(table), len(table.languages)) == (1997, 31)

@@ -1,0 +1,33 @@
+"""Figures of a multilingual encoder: spectrum by language, and a map of sentences coloured by language."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedlab.analysis import figures
+from embedlab.analysis.vectors import project
+
+SENTENCES = 100
+"""Of each language in a map (BEPA's authors take as many)."""
+
+
+def save_spectrum(values: Mapping[str, Sequence[float]], path: str, most: int = 8) -> None:
+    """Singular values by language, each divided by its largest; at most `most` of them, "all" first."""
+    shown = dict(list(values.items())[:most])
+    figures.save(figures.spectrum({name: np.asarray(series) for name, series in shown.items()}), path)
+
+
+def save_map(
+    vectors: NDArray, languages: Sequence[str], path: str, how: str = "tsne", sentences: int = SENTENCES
+) -> None:
+    """A t-SNE or UMAP map of the first `sentences` rows of each language, [languages, n, D], one mark a
+    language.
+
+    Raises UserError where UMAP is not installed.
+    """
+    kept = np.asarray(vectors)[:, :sentences]
+    labels = [name for name in languages for _ in range(kept.shape[1])]
+    figures.save(figures.scatter(project(kept.reshape(-1, kept.shape[-1]), how), labels), path)

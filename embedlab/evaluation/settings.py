@@ -1,0 +1,58 @@
+"""Reading a suite's settings: what every multilingual suite takes, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from embedlab.errors import UserError
+
+
+def row_limit(settings: Mapping[str, Any], default: int | None = None) -> int | None:
+    """The key `limit`: rows of each file or split; None: `default`.
+
+    Raises UserError when it is no positive whole number.
+    """
+    limit = settings.get("limit")
+    if limit is None:
+        return default
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise UserError("must be a positive whole number", key="limit", value=limit, fix="limit=100")
+    return limit
+
+
+def names(settings: Mapping[str, Any], key: str) -> list[str] | None:
+    """A key that names one or several things: a list, "a,b", or None where it is not given."""
+    value = settings.get(key)
+    if value is None:
+        return None
+    return list(dict.fromkeys(value.split(",") if isinstance(value, str) else map(str, value)))
+
+
+def chosen(wanted: Sequence[str] | None, there: Sequence[str], key: str) -> list[str]:
+    """`wanted` in the order of `there`, or all of it. UserError for one that is not there."""
+    unknown = [name for name in wanted or () if name not in there]
+    if unknown:
+        raise UserError("is not there", key=key, value=unknown[0], fix=f"choose from {', '.join(there)}")
+    return [name for name in there if wanted is None or name in wanted]
+
+
+def folder_of(settings: Mapping[str, Any], kind: str) -> Path | None:
+    """`data_dir`, or its folder `kind` where it has one; None: no data_dir, so the hub."""
+    data_dir = settings.get("data_dir")
+    if data_dir is None:
+        return None
+    folder = Path(str(data_dir))
+    if not folder.is_dir():
+        raise UserError(
+            "no such folder", file=folder, key="data_dir", value=data_dir, fix=f"give the folder of {kind}/"
+        )
+    return folder / kind if (folder / kind).is_dir() else folder
+
+
+def limit_note(limit: int | None) -> list[str]:
+    """A warning for the protocol when rows were left out."""
+    if limit is None:
+        return []
+    return [f"limit={limit}: only the first rows of each set were used, not comparable with published scores"]

@@ -1,0 +1,77 @@
+"""Question-to-passage retrieval across languages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from embedlab.errors import UserError
+from embedlab.evaluation import SUITES
+from embedlab.evaluation.qa_data import load_grid, load_training
+from embedlab.evaluation.xretrieval import accuracy_and_mrr
+from tests.evaluation.helpers import write_tsv
+from tests.evaluation.multilingual import Interlingua, write_xquad
+from tests.evaluation.real import needs_data
+
+
+def test_accuracy_and_reciprocal_rank_by_hand() -> None:
+    documents = torch.tensor([[1.0, 0.0], [0.9, 0.5], [0.0, 1.0]])
+    queries = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    found = accuracy_and_mrr(queries, documents, torch.tensor([0, 1, 2]))
+    assert found["accuracy"] == pytest.approx(100 / 3)
+    assert found["mrr@10"] == pytest.approx(100 * (1 + 1 / 2 + 1 / 3) / 3)
+
+
+def test_an_interlingua_finds_everything_and_clusters_pull_the_pool_apart(tmp_path: Path) -> None:
+    write_xquad(tmp_path)
+    scores, block = SUITES["xretrieval"](Interlingua(), {"data_dir": tmp_path})
+    assert set(scores.values()) == {100.0}
+    assert block["data"]["xquad"]["questions"] == {"en-en": 12, "de-en": 12, "en-de": 12, "de-de": 12}
+    lost, _ = SUITES["xretrieval"](Interlingua(clusters=1, meaning=0), {"data_dir": tmp_path})
+    assert lost["xquad-same/accuracy"] == pytest.approx(100 / 6)
+
+
+def test_limit_keeps_the_passages_asked_of(tmp_path: Path) -> None:
+    grid = load_grid("xquad", write_xquad(tmp_path), limit=3)
+    assert all(len(q) == 3 and len(q.passages) == 2 for q in grid.values())
+    assert grid["de", "en"].answers[2] == ["place1"]
+    assert grid["de", "en"].passages[1].startswith("de ")
+    assert grid["de", "en"].questions[0].startswith("en ")
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no xquad files"):
+        SUITES["xretrieval"](Interlingua(), {"data_dir": tmp_path, "tasks": "xquad"})
+    write_xquad(tmp_path)
+    questions = tmp_path / "xquad" / "xquad_de_questions.tsv.gz"
+    write_tsv(questions, ["qid", "pid", "question", "answer"], [("q0-0", "x", "de asks 0", "a")])
+    with pytest.raises(UserError, match=r"xquad_de_questions.tsv.gz:2: no passage has this pid \(pid=x\)"):
+        load_grid("xquad", tmp_path)
+
+
+def test_training_answers_are_found_in_their_passages(tmp_path: Path) -> None:
+    header = ["qid", "question", "passage", "answer"]
+    rows = [
+        (0, "where?", "in Rome, not Rome NY", "Rome"),
+        (1, "who?", "nobody", "Ann"),
+        (2, "what?", "x", ""),
+    ]
+    write_tsv(tmp_path / "en.tsv.gz", header, rows)
+    found = load_training(tmp_path)
+    assert [(r.start, r.answer) for r in found.rows] == [(3, "Rome")]
+    assert found.dropped == 2
+    write_tsv(tmp_path / "en.tsv.gz", header, rows[1:])
+    with pytest.raises(UserError, match="no answer is found"):
+        load_training(tmp_path)
+
+
+def test_real_files() -> None:
+    folder = needs_data("retrieval")
+    xquad, mlqa = load_grid("xquad", folder), load_grid("mlqa", folder)
+    assert len(xquad) == 81
+    assert {len(q) for q in xquad.values()} == {1190}
+    assert sum(len(q) for q in mlqa.values()) == 15747
+    training = load_training(folder)
+    assert (len(training.rows) + training.dropped, training.dropped < 40) == (3696, True)

@@ -16,7 +16,8 @@ from embedlab.errors import UserError
 from embedlab.methods import method_class
 from embedlab.training.config import RunConfig
 
-DATA_OF = {"masked_lm": ("wikipedia", 128), "causal_lm": ("wikipedia", 128)}
+DATA_OF = {"masked_lm": ("wikipedia", 128), "causal_lm": ("wikipedia", 128), "bepa": ("parallel", None)}
+DATA_OF["bepa_official"] = DATA_OF["bepa"]
 TEMPLATE_OF_POOLING = {"mask": "promptbert_bert", "rep1": "eol_sum", "rep2": "eol_sum"}
 TEMPLATE_OF_POOLING |= {"rep_mean": "eol_sum", "rep_concat": "eol_sum"}
 
@@ -77,7 +78,8 @@ def test_every_combination_is_accepted_or_refused_with_a_reason(groups, base) ->
 def test_the_papers_own_combinations_are_sound(groups, base) -> None:  # type: ignore[no-untyped-def]
     own = [("bert-base", "simcse", "cls", "none"), ("roberta-base", "simcse", "cls", "none"),
            ("bert-base", "simcse", "s2_paper", "none"), ("bert-base", "promptbert", "mask", "promptbert_bert"),
-           ("llama2", "csesfp", "rep2", "eol_sum"), ("xlm-roberta", "masked_lm", "cls", "none")]  # fmt: skip
+           ("llama2", "csesfp", "rep2", "eol_sum"), ("xlm-roberta", "masked_lm", "cls", "none"),
+           ("xlm-roberta", "bepa", "cls", "none")]  # fmt: skip
     for backbone, method, pooling, template in own:
         data, pack = DATA_OF.get(method, ("wikipedia", None))
         values = {**base, "backbone": groups["backbone"][backbone], "method": groups["method"][method]}

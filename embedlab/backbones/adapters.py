@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.errors import UserError
+from embedlab.training.ranks import local_rank
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -115,7 +116,7 @@ def rank_device(cuda: bool, devices: object = None) -> torch.device:
     """
     if not cuda:
         return torch.device("cpu")
-    place = int(os.environ.get("LOCAL_RANK", 0))
+    place = local_rank()
     return torch.device("cuda", devices[place] if isinstance(devices, tuple) else place)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +11,21 @@ from typing import Any
 import yaml
 
 from embedlab.cli.hydra_main import run, run_dir
+from embedlab.cli.processes import start_ranks, wants_processes
 
 log = logging.getLogger(__name__)
+AS_FILE = "--cli-config"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compose and train; a configuration that wants several processes is started again under torchrun."""
+    """Compose and train; a configuration that wants several processes is started again under torchrun.
+
+    With ``--cli-config`` nothing is trained: the file for `embedlab fit --config` is printed.
+    """
+    if AS_FILE in argv:
+        from embedlab.cli.run_file import print_run_file
+
+        return print_run_file([a for a in argv if a != AS_FILE])
     status: list[int] = []
     run(lambda values: status.append(train_one(values, run_dir())), "train", argv)
     return max(status, default=0)
@@ -40,24 +47,30 @@ def train_one(values: dict[str, Any], folder: Path, whole: Path | None = None) -
             summary(folder, values)
         return status
     config = RunConfig.from_dict(values)
-    processes = config.trainer.device_count()
-    if processes > 1 and "LOCAL_RANK" not in os.environ:
+    if wants_processes(config):
         config.check()
-        return _spawn(values, folder, processes, whole or folder)
+        return _spawn(values, folder, config.trainer.device_count(), whole or folder)
     return fit(config, folder, whole)
 
 
-def fit(config: Any, folder: Path, whole: Path | None = None) -> int:
-    """Train in this process; an interrupted run ends with the shell's status for its signal."""
+def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, Any] | None = None) -> int:
+    """Train in this process; an interrupted run ends with the shell's status for its signal.
+
+    ``extra``: arguments of Lightning's trainer beyond the configuration's.
+    """
     from embedlab.training.callbacks.checkpoints import Interrupted
     from embedlab.training.nonfinite import NonFiniteLoss
-    from embedlab.training.run import train
+    from embedlab.training.requeue import requeue
+    from embedlab.training.run import Run
 
     try:
-        train(config, folder)
+        Run(config, folder, extra=extra).fit()
     except Interrupted as stop:
         again = whole or stop.checkpoint.parent
-        print(f"embedlab: interrupted; go on with ckpt_path=last hydra.run.dir={again}", file=sys.stderr)
+        if config.callbacks.requeue and requeue(stop.number):
+            print("embedlab: interrupted; the job is queued again", file=sys.stderr)
+        else:
+            print(f"embedlab: interrupted; go on with ckpt_path=last hydra.run.dir={again}", file=sys.stderr)
         return 128 + stop.number
     except NonFiniteLoss as error:
         print(f"embedlab: {error}", file=sys.stderr)
@@ -70,7 +83,4 @@ def _spawn(values: dict[str, Any], folder: Path, processes: int, whole: Path) ->
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command += ["-m", "embedlab.cli.worker", str(path.resolve()), str(folder.resolve()), str(whole.resolve())]
-    log.info("Starting %d processes.", processes)
-    return subprocess.run(command, check=False).returncode
+    return start_ranks("embedlab.cli.worker", [str(p.resolve()) for p in (path, folder, whole)], processes)

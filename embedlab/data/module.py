@@ -138,6 +138,15 @@ class SentenceDataModule(LightningDataModule):
         self._loader = loader
         return loader
 
+    def predict_dataloader(self) -> BatchLoader:
+        """All rows in their order, this device's share of each batch."""
+        trainer = self.trainer
+        world, rank = (1, 0) if trainer is None else (trainer.world_size, trainer.global_rank)
+        plan = BatchPlan(
+            self.n_rows, self.config.batch_size, self.seed, world, rank, drop_last=False, shuffle=False
+        )
+        return BatchLoader(self.table, plan, self.emit, self.config.pad_to_multiple)
+
     def val_dataloader(self) -> Any:
         return [] if self.validation is None else self.validation
 

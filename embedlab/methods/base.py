@@ -212,6 +212,15 @@ class Method(LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Scoring while training is done by the ``DevScoring`` callback, which needs the loop to exist."""
 
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Scoring after training is done by a callback, which needs the loop to exist."""
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Vectors ``[B, D]`` of the batch's first view."""
+        batch = self.tokens(batch)
+        view = next(v for v in batch.values() if isinstance(v, dict) and "input_ids" in v)
+        return self.encoder(view["input_ids"], view["attention_mask"])
+
     def dev_vectors(self, rows: Sequence[Sequence[int]], batch_tokens: int) -> Tensor:
         """What scoring while training takes for tokenised rows, ``[n, D]``: the encoder's vectors."""
         return self.encoder.encode_ids(rows, batch_tokens=batch_tokens)

@@ -90,7 +90,7 @@ class Finale:
         """Score the untrained encoder, once a run."""
         path = self.folder / BEFORE
         if self.config.evaluation.before and not path.exists():
-            scores, protocols = self._score()
+            scores, protocols = self.score()
             write_json(path, {"scores": scores, "protocol": protocols})
 
     def after(
@@ -112,7 +112,7 @@ class Finale:
         self.encoder.card = {"training": training, "config": self.config.plain}
         export = self.folder / "export"
         self.encoder.save(export)
-        scores, protocols = self._score()
+        scores, protocols = self.score()
         self.encoder.card |= {"scores": scores, "protocol": protocols}
         self.encoder.save(export)
         content = {"scores": scores, "protocol": protocols, "training": training, "config": self.config.plain}
@@ -120,7 +120,8 @@ class Finale:
         self._print(scores, training)
         return scores
 
-    def _score(self) -> tuple[dict[str, float], dict[str, Any]]:
+    def score(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """The encoder as it is now: scores by name, and each suite's protocol."""
         scores: dict[str, float] = {}
         protocols: dict[str, Any] = {}
         if self.dev is not None:

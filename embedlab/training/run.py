@@ -15,6 +15,7 @@ import torch
 import yaml
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from embedlab.backbones import train_tokenizer
 from embedlab.data import SentenceDataModule, iter_texts
@@ -23,7 +24,7 @@ from embedlab.encoder import whole_folder
 from embedlab.methods import method_class
 from embedlab.methods.base import Method
 from embedlab.tokenization import Tokenization
-from embedlab.training.callbacks.checkpoints import LastCheckpoint, find_checkpoint
+from embedlab.training.callbacks.checkpoints import LastCheckpoint, WholeFile, find_checkpoint, step_of
 from embedlab.training.callbacks.interrupt import GracefulStop
 from embedlab.training.callbacks.progress import PlainProgress, Progress
 from embedlab.training.callbacks.randomness import Randomness
@@ -33,6 +34,7 @@ from embedlab.training.callbacks.train_log import TrainLog
 from embedlab.training.config import RunConfig
 from embedlab.training.final import Finale, load_dev
 from embedlab.training.metrics_file import MetricsFile
+from embedlab.training.ranks import global_rank
 
 log = logging.getLogger(__name__)
 
@@ -54,38 +56,68 @@ def train(config: RunConfig, folder: Path) -> dict[str, float]:
         Interrupted: a signal; the checkpoint is written.
         NonFiniteLoss: the loss is no number.
     """
-    for line in config.check():
-        log.warning(line)
-    folder = Path(folder)
-    _quiet_loggers()
-    checkpoint = find_checkpoint(config.ckpt_path, folder)
-    dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
-    folder.mkdir(parents=True, exist_ok=True)
-    started = time.time()
-    seed_everything(config.seed, workers=False, verbose=False)
-    method, data = build(config, folder)
-    rank_zero = int(os.environ.get("RANK", 0)) == 0
-    if rank_zero:
-        (folder / "config.yaml").write_text(yaml.safe_dump(config.plain, sort_keys=False), encoding="utf-8")
-    data.prepare_data()
-    finale = Finale(config, folder, method.encoder, data, dev)
-    if checkpoint is None and rank_zero:
-        finale.before()
-    trainer, selection = build_trainer(config, folder, checkpoint, finale)
-    _banner(config, trainer, data)
-    try:
-        with warnings.catch_warnings():
-            _quiet()
-            trainer.fit(method, datamodule=data, ckpt_path=checkpoint, weights_only=True)
-    finally:
-        _finish(trainer.loggers)
-    if not trainer.is_global_zero:
-        return {}
-    if selection is not None and selection.best is not None:
-        selection.best.write(method.encoder)
-        selection.best.load_into(method.encoder)
-    scores = finale.after(trainer, selection, time.time() - started)
-    return scores
+    return Run(config, folder).fit()
+
+
+class Run:
+    """The parts of one run, made from its configuration: ``method``, ``data``, ``trainer`` and ``finale``.
+
+    Args:
+        config: checked here first.
+        folder: of the run.
+        purpose: ``fit``, or to look at an encoder that is there: ``validate``, ``test``, ``predict``.
+        extra: arguments of Lightning's trainer beyond the configuration's.
+
+    Raises:
+        UserError: bad configuration or data.
+    """
+
+    def __init__(
+        self, config: RunConfig, folder: Path, purpose: str = "fit", extra: dict[str, Any] | None = None
+    ) -> None:
+        for line in config.check():
+            log.warning(line)
+        self.config, self.folder = config, Path(folder)
+        _quiet_loggers()
+        self.checkpoint = find_checkpoint(config.ckpt_path, self.folder)
+        dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.started = time.time()
+        seed_everything(config.seed, workers=False, verbose=False)
+        self.method, self.data = build(config, self.folder)
+        fits = purpose == "fit"
+        rank_zero = global_rank() == 0
+        if rank_zero and fits:
+            (self.folder / "config.yaml").write_text(
+                yaml.safe_dump(config.plain, sort_keys=False), encoding="utf-8"
+            )
+        if fits or purpose == "predict":
+            self.data.prepare_data()
+        self.finale = Finale(config, self.folder, self.method.encoder, self.data, dev)
+        if self.checkpoint is None and rank_zero and fits:
+            self.finale.before()
+        loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
+        self.trainer, self.selection = build_trainer(config, self.folder, loggers, self.finale, extra)
+
+    def fit(self) -> dict[str, float]:
+        """Train, select, export and score; what it raises and returns is said at `train`."""
+        trainer, selection = self.trainer, self.selection
+        _banner(self.config, trainer, self.data)
+        try:
+            with warnings.catch_warnings():
+                _quiet()
+                trainer.fit(self.method, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
+            if not trainer.is_global_zero:
+                return {}
+            if selection is not None and selection.best is not None:
+                selection.best.write(self.method.encoder)
+                selection.best.load_into(self.method.encoder)
+            scores = self.finale.after(trainer, selection, time.time() - self.started)
+            for logger in trainer.loggers if scores else ():
+                logger.log_metrics({f"final/{k}": v for k, v in scores.items()}, step=trainer.global_step)
+            return scores
+        finally:
+            _finish(trainer.loggers)
 
 
 def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
@@ -103,9 +135,14 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
 
 
 def build_trainer(
-    config: RunConfig, folder: Path, checkpoint: Path | None, finale: Finale
+    config: RunConfig,
+    folder: Path,
+    loggers: list[Logger],
+    finale: Finale,
+    extra: dict[str, Any] | None = None,
 ) -> tuple[Trainer, DevScoring | LossSelection | None]:
-    """An ordinary Lightning trainer with this project's callbacks."""
+    """An ordinary Lightning trainer with this project's callbacks; ``extra`` adds to them, and to its arguments."""
+    more = dict(extra or {})
     settings, scoring = config.trainer, config.evaluation
     keeper = LastCheckpoint(
         folder,
@@ -153,11 +190,21 @@ def build_trainer(
         enable_progress_bar=progress != "none",
         enable_model_summary=False,
         use_distributed_sampler=False,
-        callbacks=callbacks,
-        logger=_loggers(config, folder, checkpoint),
+        callbacks=[*callbacks, *more.pop("callbacks", [])],
+        logger=[*loggers, *more.pop("logger", [])],
+        plugins=[*_plugins(), *more.pop("plugins", [])],
         default_root_dir=folder,
+        **more,
     )
     return trainer, selection
+
+
+def _plugins() -> list[Any]:
+    """How checkpoints are written, and on SLURM that Lightning leaves its signals to `GracefulStop`."""
+    plugins: list[Any] = [WholeFile()]
+    if SLURMEnvironment.detect():
+        plugins.append(SLURMEnvironment(auto_requeue=False))
+    return plugins
 
 
 def _early_stopping(config: RunConfig) -> Callback:
@@ -196,10 +243,15 @@ def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
 
 def _loggers(config: RunConfig, folder: Path, checkpoint: Path | None) -> list[Logger]:
     loggers: list[Logger] = []
+    step = None if checkpoint is None else step_of(checkpoint)
     if config.logger.csv:
-        loggers.append(MetricsFile(folder / "metrics.csv", _step_of(checkpoint)))
+        loggers.append(MetricsFile(folder / "metrics.csv", step))
     if config.logger.tensorboard:
-        loggers.append(TensorBoardLogger(folder, name="", version="tensorboard"))
+        # Readers drop what a resumed run makes again.
+        purge = {} if step is None else {"purge_step": step + 1}
+        loggers.append(
+            TensorBoardLogger(folder, name="", version="tensorboard", default_hp_metric=False, **purge)
+        )
     if config.logger.wandb is not None:
         loggers.append(_wandb(config, folder))
     return loggers
@@ -230,12 +282,6 @@ def _finish(loggers: list[Logger]) -> None:
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.finish()
-
-
-def _step_of(checkpoint: Path | None) -> int | None:
-    if checkpoint is None:
-        return None
-    return int(torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)["global_step"])
 
 
 def _quiet_loggers() -> None:

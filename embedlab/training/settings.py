@@ -105,6 +105,8 @@ class CallbacksConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     early_stopping: int | None = None
     """Scorings without a rise before the run ends."""
+    requeue: bool = True
+    """On SLURM, ask for the job again when its signal has ended the run (which then needs ``ckpt_path=auto``)."""
     progress: Literal["auto", "rich", "plain", "none"] = "auto"
 
     def __post_init__(self) -> None:

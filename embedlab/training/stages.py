@@ -33,6 +33,7 @@ import yaml
 
 from embedlab.errors import UserError
 from embedlab.training.callbacks.checkpoints import LAST, PREVIOUS, find_checkpoint
+from embedlab.training.ranks import launched
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
         UserError: a stage that is no valid run, before anything is trained; a finished stage whose
             configuration is not the present one.
     """
-    if "LOCAL_RANK" in os.environ:
+    if launched():
         raise UserError(
             "stages start their own processes", key="stages", fix="call embedlab train without torchrun"
         )

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, write the checkpoint, go."""
+"""Ctrl-C and a scheduler's notice: finish the step, write the checkpoint, go."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from embedlab.training.callbacks.checkpoints import LastCheckpoint
 
 log = logging.getLogger(__name__)
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# SLURM announces the end of a job by SIGUSR1 (where asked to), submitit by SIGUSR2, both by SIGTERM.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class GracefulStop(Callback):

@@ -1,0 +1,179 @@
+"""`embedlab fit|validate|test|predict --config FILE`: LightningCLI over the classes that `embedlab train` uses."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from embedlab.backbones import BackboneConfig
+from embedlab.backbones.adapters import AdapterConfig
+from embedlab.cli.processes import start_ranks, wants_processes
+from embedlab.data import DataConfig
+from embedlab.errors import UserError
+from embedlab.training.cli_values import from_file
+from embedlab.training.optimizer import OptimizerConfig
+from embedlab.training.ranks import launched
+from embedlab.training.settings import CallbacksConfig, LoggerConfig, ScoringConfig
+
+if TYPE_CHECKING:
+    from embedlab.training.run import Run
+
+
+def model(
+    backbone: BackboneConfig,
+    method: dict[str, Any],
+    pooling: dict[str, Any],
+    adapter: AdapterConfig = AdapterConfig(),  # noqa: B008 - frozen
+    template: dict[str, Any] | None = None,
+    optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008 - frozen
+    step: str = "auto",
+) -> LightningModule:
+    """A method around the encoder that it trains; its arguments are the sections of ``conf/``."""
+    raise NotImplementedError("the run makes it: a method needs the trainer's precision and the data's kind")
+
+
+class EmbedlabCLI(LightningCLI):
+    """Lightning's parser and subcommands; `Run` makes the objects, as for a Hydra composition."""
+
+    run: Run | None = None
+    status = 0
+
+    def __init__(self, subcommand: str, argv: Sequence[str]) -> None:
+        self.command_line = list(argv)
+        # One line and status 2 for what cannot be parsed, where argparse prints its usage.
+        names = self.subcommands()
+        quiet: dict[str, Any] = {"exit_on_error": False, **{name: {"exit_on_error": False} for name in names}}
+        before, sys.argv = sys.argv, sys.argv[:1]  # which Lightning takes for a second set of arguments
+        try:
+            super().__init__(
+                model,
+                LightningDataModule,
+                save_config_callback=None,
+                parser_kwargs=quiet,
+                seed_everything_default=42,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                args=[subcommand, *self.command_line],
+            )
+        finally:
+            sys.argv = before
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(self.trainer_class, "trainer")
+        parser.set_defaults({"trainer.max_epochs": 1})
+        parser.add_function_arguments(model, "model")
+        parser.add_class_arguments(DataConfig, "data")
+        parser.add_class_arguments(LoggerConfig, "logger")
+        parser.add_class_arguments(CallbacksConfig, "callbacks")
+        parser.add_class_arguments(ScoringConfig, "evaluation")
+        parser.add_argument("--stages", type=dict[str, Any], default={}, help="Runs before this one.")
+        parser.add_argument("--stages_dir", type=str | None, default=None, help="Where their folders are.")
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        skip = {"model", "dataloaders", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}
+        return dict.fromkeys(("fit", "validate", "test", "predict"), skip)
+
+    def _parse_ckpt_path(self) -> None:
+        """The file says what the model is; a checkpoint of another one is refused when it is loaded."""
+
+    def _set_seed(self) -> None:
+        """The run seeds itself, so that both commands draw the same."""
+
+    def instantiate_classes(self) -> None:
+        parsed = self.config[self.subcommand]
+        # Lightning's own objects (callbacks, profilers, strategies) are made; the sections stay plain values.
+        parser: Any = self._parser(self.subcommand)
+        # jsonargparse 4.49 renamed it.
+        made = getattr(parser, "instantiate", parser.instantiate_classes)(parsed)
+        content = {k: _plain(v) for k, v in parsed.as_dict().items() if k not in ("config", "trainer")}
+        content["trainer"] = {k: _lists(v) for k, v in made["trainer"].as_dict().items()}
+        values, extra = from_file(content)
+        folder = _folder(content["trainer"].get("default_root_dir"), values, content["ckpt_path"])
+        self.status = self._begin(values, folder, extra)
+
+    def _begin(self, values: dict[str, Any], folder: Path, extra: dict[str, Any]) -> int:
+        from embedlab.cli.train import fit, train_one
+        from embedlab.training.config import RunConfig
+        from embedlab.training.run import Run
+        from embedlab.training.stages import has_stages, run_stages, summary
+
+        whole = values
+        staged = has_stages(values)
+        if staged:
+            status, values = run_stages(values, folder, lambda stage, place: train_one(stage, place, folder))
+            if status:
+                return status
+        values = {k: v for k, v in values.items() if k not in ("stages", "stages_dir")}
+        config = RunConfig.from_dict(values)
+        if wants_processes(config):
+            config.check()
+            arguments = [*self.command_line, f"--trainer.default_root_dir={folder}"]
+            if staged:
+                raise UserError("a run with stages on several devices", key="stages", fix="embedlab train")
+            module = f"embedlab.cli.{self.subcommand}"
+            return start_ranks(module, arguments, config.trainer.device_count())
+        if self.subcommand == "fit":
+            status = fit(config, folder, extra=extra)
+            if staged and not status:
+                summary(folder, whole)
+            return status
+        from embedlab.training.look import look
+
+        look(Run(config, folder, str(self.subcommand), extra), str(self.subcommand))
+        return 0
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Done with the making: a run is made in the process that trains it."""
+
+
+def main(subcommand: str, argv: Sequence[str]) -> int:
+    """Run one of Lightning's subcommands; returns the exit status.
+
+    Raises:
+        UserError: a file or an argument that cannot be read, in one line.
+    """
+    try:
+        return EmbedlabCLI(subcommand, argv).status
+    except argparse.ArgumentError as error:
+        text = " ".join(str(error).split())
+        raise UserError(text[:400], fix=f"embedlab {subcommand} --help") from None
+
+
+def _folder(given: Any, values: dict[str, Any], ckpt_path: str | None) -> Path:
+    """Where the run is: as given, or the same for all tries of a SLURM job, or a new one."""
+    if given is not None:
+        return Path(given)
+    name = values["method"].get("name", "run")
+    if "SLURM_JOB_ID" in os.environ:
+        job = os.environ.get("SLURM_ARRAY_JOB_ID", os.environ["SLURM_JOB_ID"])
+        task = os.environ.get("SLURM_ARRAY_TASK_ID")
+        return Path("runs") / f"slurm-{job}{'' if task is None else f'-{task}'}-{name}"
+    if launched() or ckpt_path in ("last", "auto"):
+        why = "ranks need the same folder" if launched() else f"ckpt_path={ckpt_path} is looked for in it"
+        raise UserError(f"which folder the run is in: {why}", key="trainer.default_root_dir",
+                        fix="--trainer.default_root_dir=DIR")  # fmt: skip
+    now = datetime.datetime.now()
+    return Path("runs") / now.strftime("%Y-%m-%d") / f"{now:%H-%M-%S}-{name}"
+
+
+def _plain(section: Any) -> Any:
+    """A section as YAML gives it back: no tuples, no enumerations."""
+    return yaml.safe_load(yaml.safe_dump(_lists(section)))
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _lists(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_lists(v) for v in value]
+    return str(value) if isinstance(value, Path) else value

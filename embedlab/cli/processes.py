@@ -1,0 +1,113 @@
+"""A run that wants several processes: started here on one machine, by torchrun or `srun` on several."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from embedlab.errors import UserError
+from embedlab.training.ranks import launched
+
+if TYPE_CHECKING:
+    from embedlab.training.config import RunConfig
+
+log = logging.getLogger(__name__)
+GRACE_SECONDS = 60.0  # for the other ranks, when one has failed
+FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def wants_processes(config: RunConfig) -> bool:
+    """Whether this process has to start the run's ranks.
+
+    Raises:
+        UserError: on several machines that only a launcher can do.
+    """
+    if launched():
+        return False
+    if config.trainer.num_nodes > 1:
+        raise UserError(
+            "a run on several machines is started on each of them",
+            key="trainer.num_nodes",
+            value=config.trainer.num_nodes,
+            fix="srun embedlab fit --config FILE, or torchrun (docs/clusters.md)",
+        )
+    return config.trainer.device_count() > 1
+
+
+def start_ranks(module: str, arguments: Sequence[str], processes: int) -> int:
+    """Run ``python -m module arguments`` as ``processes`` ranks of this machine; returns the exit status.
+
+    The status is that of the first rank that fails. A signal to this process goes to the ranks, which write their
+    checkpoint; the status is then the shell's for it. When a rank fails the others are ended: they wait for it.
+    """
+    log.info("Starting %d processes.", processes)
+    ranks: list[subprocess.Popen[bytes]] = []
+    received: list[int] = []
+
+    def hand_on(number: int, _: Any) -> None:
+        received.append(number)
+        _end(ranks, signal.SIGTERM)
+
+    before = {number: signal.signal(number, hand_on) for number in FORWARDED}
+    try:
+        port = _free_port()
+        for rank in range(processes):
+            environment = _environment(rank, processes, port)
+            ranks.append(subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment))
+        status = _wait(ranks, received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _end(ranks, signal.SIGKILL)
+    return 128 + received[0] if received and status else status
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], received: list[int]) -> int:
+    """Until all ranks have ended; the first failure decides."""
+    status, deadline = 0, float("inf")
+    while any(rank.poll() is None for rank in ranks):
+        try:
+            time.sleep(0.1)
+        except KeyboardInterrupt:  # the terminal has told the ranks too
+            received.append(signal.SIGINT)
+        failed = [rank.returncode for rank in ranks if rank.poll()]
+        if failed and not status:
+            # A negative code is the signal that killed a rank; shells report 128 + its number.
+            status = failed[0] if failed[0] > 0 else 128 - failed[0]
+            deadline = time.monotonic() + GRACE_SECONDS
+            if not received:
+                _end(ranks, signal.SIGTERM)
+        if time.monotonic() > deadline:
+            _end(ranks, signal.SIGKILL)
+    return status or next((1 for rank in ranks if rank.returncode), 0)
+
+
+def _end(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.send_signal(number)
+            if number == signal.SIGKILL:
+                rank.wait()
+
+
+def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
+    """As torchrun sets it."""
+    own = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes,
+        "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+    }  # fmt: skip
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+    return {**threads, **os.environ, **{name: str(value) for name, value in own.items()}}
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

@@ -1,0 +1,174 @@
+"""`embedlab fit` from a file is `embedlab train` from a composition: same losses, same weights."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+import embedlab
+from embedlab.cli import main as command
+from embedlab.errors import UserError
+from embedlab.training.cli_values import as_file, from_file
+from embedlab.training.run import train
+from tests.training.conftest import compose_run, sts_dir, text_file  # noqa: F401
+
+MORE = (
+    "trainer.max_steps=5",
+    "optimizer.betas=[0.8,0.99]",
+    "trainer.max_epochs=2",
+    "optimizer.warmup_steps=1",
+)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def losses(folder: Path) -> list[tuple[str, str]]:
+    with (folder / "metrics.csv").open() as file:
+        return [(r["step"], r["train/loss"]) for r in csv.DictReader(file) if r["train/loss"]]
+
+
+@pytest.fixture
+def run_file(compose_run: Callable[..., Any], tmp_path: Path) -> Callable[..., Path]:  # noqa: F811
+    def make(*overrides: str, **change: Any) -> Path:
+        content = as_file(compose_run(*MORE, *overrides).plain, None)
+        content["trainer"] |= change
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    return make
+
+
+def fit(*arguments: str, subcommand: str = "fit") -> int:
+    return command.main([subcommand, *arguments])
+
+
+def test_both_commands_give_the_same_run(compose_run, run_file, tmp_path):  # type: ignore[no-untyped-def]  # noqa: F811
+    train(compose_run(*MORE), tmp_path / "train")
+    assert fit("--config", str(run_file()), f"--trainer.default_root_dir={tmp_path / 'fit'}") == 0
+    one, other = weights(tmp_path / "train"), weights(tmp_path / "fit")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[k], other[k]) for k in one)
+    assert losses(tmp_path / "train") == losses(tmp_path / "fit")
+    assert len(losses(tmp_path / "fit")) == 5
+
+
+def test_the_command_line_has_the_last_word(run_file, tmp_path):  # type: ignore[no-untyped-def]
+    folder = tmp_path / "fit"
+    extra = ["--model.optimizer.lr=2e-3", "--model.method.tau=0.1", "--trainer.max_steps=1"]
+    assert fit("--config", str(run_file()), f"--trainer.default_root_dir={folder}", *extra) == 0
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (config["optimizer"]["lr"], config["method"]["tau"]) == (2e-3, 0.1)
+    assert config["method"]["mlp"] == "train"
+    assert len(losses(folder)) == 1
+
+
+def test_cli_config_prints_the_file(tiny, text_file, tmp_path, capsys, monkeypatch):  # type: ignore[no-untyped-def]  # noqa: F811
+    """`--cli-config` is taken off the line before Hydra reads it, and trains nothing."""
+    monkeypatch.setattr(sys, "argv", ["embedlab"])
+    arguments = ["backbone=local", f"backbone.path={tiny('bert')}", f"data.files={text_file}", "trainer=cpu"]
+    assert (
+        command.main(["train", *arguments, "--cli-config", "seed=7", f"hydra.run.dir={tmp_path / 'x'}"]) == 0
+    )
+    content = yaml.safe_load(capsys.readouterr().out)
+    assert content["seed_everything"] == 7
+    assert content["trainer"]["default_root_dir"] == str(tmp_path / "x")
+    assert content["model"]["backbone"]["path"] == str(tiny("bert"))
+    assert not (tmp_path / "x").exists()
+
+
+def test_values_survive_the_file_and_back(compose_run):  # type: ignore[no-untyped-def]  # noqa: F811
+    plain = compose_run("trainer.precision=auto", "template=eol", "pooling=last", model_type="llama").plain
+    values, extra = from_file(as_file(plain, None))
+    assert extra == {}
+    assert values == {**plain, "template": plain["template"]}
+
+
+def test_lightning_callbacks_and_limits_pass_through(run_file, tmp_path):  # type: ignore[no-untyped-def]
+    timer = {"class_path": "lightning.pytorch.callbacks.Timer", "init_args": {"duration": "00:01:00:00"}}
+    path = run_file(callbacks=[timer], limit_train_batches=2, max_steps=-1, max_epochs=1)
+    folder = tmp_path / "fit"
+    assert fit("--config", str(path), f"--trainer.default_root_dir={folder}") == 0
+    state = torch.load(folder / "last.ckpt", weights_only=True)
+    assert state["global_step"] == 2
+    assert "Timer" in state["callbacks"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--model.optimizer.lrr=3"], "lrr"),
+        (["--trainer.accumulate_grad_batches=2"], "set model.optimizer.accumulate"),
+        (["--trainer.max_steps=many"], "max_steps"),
+        (["--model.optimizer.lr=-1"], "optimizer.lr=-1"),
+        (["--model.method.tau=0"], "method.tau=0"),
+        (["--trainer.num_nodes=2"], "docs/clusters.md"),
+        (["--ckpt_path=last"], "trainer.default_root_dir"),
+    ],
+)
+def test_what_is_wrong_is_one_line(arguments, part, run_file, capsys):  # type: ignore[no-untyped-def]
+    assert fit("--config", str(run_file()), *arguments) == 2
+    line = capsys.readouterr().err.strip().splitlines()
+    assert len([x for x in line if x.startswith("embedlab: ")]) == 1
+    assert part in line[-1]
+
+
+def test_a_missing_file_is_one_line(capsys, tmp_path):  # type: ignore[no-untyped-def]
+    assert fit("--config", str(tmp_path / "none.yaml")) == 2
+    assert "none.yaml" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_validate_test_and_predict_read_the_checkpoint(compose_run, run_file, sts_dir, tmp_path):  # type: ignore[no-untyped-def]  # noqa: F811
+    more = (
+        f"evaluation.sts_dir={sts_dir}",
+        "evaluation.every=5",
+        "evaluation.select=last",
+        "data.max_length=64",
+    )
+    folder = tmp_path / "fit"
+    common = ("--config", str(run_file(*more)), f"--trainer.default_root_dir={folder}")
+    assert fit(*common) == 0
+    trained = json.loads((folder / "scores.json").read_text())["scores"]
+    assert fit(*common, "--ckpt_path=last", subcommand="validate") == 0
+    scores = json.loads((folder / "validate.json").read_text())["scores"]
+    assert scores["dev/spearman"] == pytest.approx(trained["dev/spearman"], abs=1e-3)
+    assert fit(*common, subcommand="validate") == 0
+    assert json.loads((folder / "validate.json").read_text())["scores"] != scores  # before training
+    assert fit(*common, "--ckpt_path=last", subcommand="test") == 0
+    tested = json.loads((folder / "test.json").read_text())["scores"]
+    assert tested["dev/spearman"] == pytest.approx(trained["dev/spearman"], abs=1e-4)
+    assert fit(*common, "--ckpt_path=last", subcommand="predict") == 0
+    vectors = np.load(folder / "vectors.npy")
+    texts = Path(compose_run().data.files).read_text().splitlines()  # type: ignore[arg-type]
+    np.testing.assert_allclose(vectors, embedlab.load(folder / "export").encode(texts), atol=1e-5)
+
+
+def test_validate_without_a_dev_set_says_what_it_needs(run_file, tmp_path):  # type: ignore[no-untyped-def]
+    from embedlab.cli import lightning_cli
+
+    with pytest.raises(UserError, match=r"evaluation\.sts_dir"):
+        lightning_cli.main(
+            "validate", ["--config", str(run_file()), f"--trainer.default_root_dir={tmp_path}"]
+        )
+
+
+def test_tries_of_one_slurm_job_share_a_folder(monkeypatch):  # type: ignore[no-untyped-def]
+    from embedlab.cli.lightning_cli import _folder
+
+    monkeypatch.setenv("SLURM_JOB_ID", "71")
+    values = {"method": {"name": "simcse"}}
+    assert _folder(None, values, "auto") == Path("runs/slurm-71-simcse")
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "70")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
+    assert _folder(None, values, "auto") == Path("runs/slurm-70-3-simcse")

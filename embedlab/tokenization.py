@@ -214,7 +214,7 @@ class Tokenization:
         before = template.before
         if template.join == "ids" and before.endswith(" "):
             before, self._lead = before[:-1], " "
-        self._before = self._encode([before])[0] if before else []
+        self._before = self.plain_ids([before])[0] if before else []
         text, ends = "", {}
         for piece in template.after:
             text += self.tokenizer.mask_token if piece.marker == "mask" else piece.text
@@ -247,7 +247,7 @@ class Tokenization:
         """Ids of a text inside a sentence (some tokenizers put a word start before every text)."""
         if not text:
             return []
-        anchor, both, alone = self._encode(["a", "a" + text, text])
+        anchor, both, alone = self.plain_ids(["a", "a" + text, text])
         return both[len(anchor) :] if both[: len(anchor)] == anchor else alone
 
     def _sentence_limit(self) -> int | None:
@@ -308,7 +308,7 @@ class Tokenization:
         """Each part tokenised apart."""
         prefix, suffix = self.prefix_ids, self.suffix_ids
         # An empty sentence has no tokens; a lone space would be one.
-        encoded = self._encode([self._lead + t if t else "" for t in texts])
+        encoded = self.plain_ids([self._lead + t if t else "" for t in texts])
         rows = [self._filled(prefix + ids[: self._limit] + suffix) for ids in encoded]
         return rows, [self._limit is not None and len(ids) > self._limit for ids in encoded]
 
@@ -319,17 +319,17 @@ class Tokenization:
         after = "".join(
             self.tokenizer.mask_token if p.marker == "mask" else p.text for p in self.template.after
         )
-        kept = [self._shorten(t, ids, self._limit) for t, ids in zip(texts, self._encode(texts), strict=True)]
+        kept = [self._shorten(t, ids, self._limit) for t, ids in zip(texts, self.plain_ids(texts), strict=True)]
         rows = []
-        for text, ids in zip(kept, self._encode([before + t + after for t in kept]), strict=True):
+        for text, ids in zip(kept, self.plain_ids([before + t + after for t in kept]), strict=True):
             row = self._first + ids + self._last
             while self.model_limit is not None and len(row) > self.model_limit:
                 # Tokenised anew with its neighbours, a sentence may have a token or two more than alone.
-                tokens = self._encode([text])[0]
+                tokens = self.plain_ids([text])[0]
                 text = self._shorten(text, tokens, max(0, len(tokens) - (len(row) - self.model_limit)))
-                row = self._first + self._encode([before + text + after])[0] + self._last
+                row = self._first + self.plain_ids([before + text + after])[0] + self._last
             if self._tail and row[-len(self._tail) :] != self._tail:
-                row = self.prefix_ids + self._encode([text])[0][: self._limit] + self.suffix_ids
+                row = self.prefix_ids + self.plain_ids([text])[0][: self._limit] + self.suffix_ids
             rows.append(self._filled(row))
         return rows, [len(short) < len(text) for short, text in zip(kept, texts, strict=True)]
 
@@ -344,7 +344,7 @@ class Tokenization:
             if limit and offsets[limit][0] < end:  # both are bytes of one character
                 end = offsets[limit][0]
             text = text[: min(end, len(text) - 1)]
-            ids = self._encode([text])[0]
+            ids = self.plain_ids([text])[0]
         return text
 
     def _filled(self, row: list[int]) -> list[int]:
@@ -356,8 +356,8 @@ class Tokenization:
             next(i for i in (t.bos_token_id, t.eos_token_id, t.unk_token_id, t.pad_token_id) if i is not None)
         ]
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        """Ids without special tokens, not cut, not padded."""
+    def plain_ids(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text as it is: without special tokens, not cut, not padded."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             return list(self.tokenizer(texts, add_special_tokens=False, truncation=False)["input_ids"])

@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 FieldSpec = tuple[str, "Tokenization"]
 """The role of the text (`DataConfig.roles`), and how it is tokenised."""
 
-_CHUNK = 1024
-_ALONE = 64  # chunks before worker processes pay for their start, which is mostly the import of transformers
+_CHUNK = 2048
+_ALONE = 32  # chunks before worker processes pay for their start, which is mostly the import of transformers
 _OF_CONTENT = (
     "name", "columns", "limit", "min_chars", "max_chars", "overlong", "duplicates",
     "languages", "pairs", "pivot", "pair_limit", "pair_sample",

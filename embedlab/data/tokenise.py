@@ -8,7 +8,7 @@ import queue
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ Tokens = list[FieldTokens]
 """Of each field."""
 
 _AHEAD = 3  # chunks that wait for each worker, so that none is idle while this process writes
+_PROCESSES = 16  # more only wait for this process, which reads, hashes and writes
 
 
 @dataclass
@@ -67,9 +68,8 @@ class FieldJob:
     def _whole(self, texts: list[str]) -> list[list[int]]:
         from embedlab.preparation import PREPARATIONS
 
-        prepare, tokenizer = PREPARATIONS[self.tokenization.preparation], self.tokenization.tokenizer
-        prepared = [prepare(text) for text in texts]
-        return tokenizer(prepared, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+        prepare = PREPARATIONS[self.tokenization.preparation]
+        return self.tokenization.plain_ids([prepare(text) for text in texts])
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,10 @@ class Tokeniser:
     """All fields of a chunk."""
 
     jobs: tuple[FieldJob, ...]
+
+    @property
+    def has_threads(self) -> bool:
+        return all(getattr(job.tokenization.tokenizer, "is_fast", False) for job in self.jobs)
 
     def __call__(self, columns: list[list[str]]) -> Tokens:
         return [job(columns) for job in self.jobs]
@@ -90,35 +94,47 @@ def tokenised(
     Args:
         chunks: read only as far ahead as the workers need.
         tokeniser: applied to the columns of each.
-        processes: worker processes; None for as many as there are processors, 1 for none.
-        alone: chunks to do in this process before workers are started, which takes seconds. Until then (and
-            with one process) the tokenizer's own threads share the work.
+        processes: worker processes; 1 for none: the tokenizer's own threads share the work, beside this
+            process, which reads and writes. None: 1 for a tokenizer that has threads (they pass nothing through a
+            pipe, and start at once), else as many as there are processors, up to 16.
+        alone: chunks to do in this process before worker processes are started, which takes seconds.
     """
     chunks = iter(chunks)
-    wanted = processes if processes is not None else _processors()
-    for chunk in chunks if wanted == 1 else islice(chunks, alone):
+    wanted = processes if processes is not None else 1 if tokeniser.has_threads else _processors()
+    if wanted == 1:
+        with ThreadPoolExecutor(1) as pool:
+            yield from _in_order(chunks, tokeniser, pool, 1)
+        return
+    for chunk in islice(chunks, alone):
         yield chunk, tokeniser(chunk.columns)
     following = next(chunks, None)
     if following is None:
         return
     with _workers(tokeniser, wanted) as call, ThreadPoolExecutor(wanted) as pool:
-        waiting: deque[tuple[Chunk, Future[Tokens]]] = deque()
-        try:
-            for chunk in chain([following], chunks):
-                waiting.append((chunk, pool.submit(call, chunk.columns)))
-                if len(waiting) >= wanted * _AHEAD:
-                    first, result = waiting.popleft()
-                    yield first, result.result()
-            while waiting:
+        yield from _in_order(chain([following], chunks), call, pool, wanted)
+
+
+def _in_order(
+    chunks: Iterable[Chunk], call: Callable[[list[list[str]]], Tokens], pool: ThreadPoolExecutor, workers: int
+) -> Generator[tuple[Chunk, Tokens]]:
+    waiting: deque[tuple[Chunk, Future[Tokens]]] = deque()
+    try:
+        for chunk in chunks:
+            waiting.append((chunk, pool.submit(call, chunk.columns)))
+            if len(waiting) >= workers * _AHEAD:
                 first, result = waiting.popleft()
                 yield first, result.result()
-        finally:
-            for _, result in waiting:
-                result.cancel()
+        while waiting:
+            first, result = waiting.popleft()
+            yield first, result.result()
+    finally:
+        for _, result in waiting:
+            result.cancel()
 
 
 def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    free = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(free, _PROCESSES)
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def test_each_row_loses_the_vector_of_its_own_length(tiny: Tiny, pooling: Any) -
         ids, mask = b[view]["input_ids"], b[view]["attention_mask"]
         hidden = m.encoder.backbone(ids, mask, all_layers=True)
         h = m.encoder.pooling(hidden, mask, tokenization.marks)
-        lengths = [len(r) for r in Tokenization(m.encoder.tokenizer, None, None)._encode(TEXTS)]
+        lengths = [len(r) for r in Tokenization(m.encoder.tokenizer, None, None).plain_ids(TEXTS)]
         sentence = [min(n, LIMIT) for n in lengths]
         assert (mask.sum(1) - tokenization.overhead).tolist() == sentence
         close(found, h - noise[i][torch.tensor(sentence)])

@@ -23,6 +23,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "gensim-wikipedia": ("wikipedia",),
     "gensim-lee": ("wikipedia",),
     "emoji": ("parallel",),
+    "emoji-train": ("parallel",),
+    "emoji-phrases": ("wikipedia",),
 }
 """Text that comes with well-kept packages, and the kinds of data it can be."""
 
@@ -57,7 +59,7 @@ class DataConfig:
         mega_batch: batches whose rows are sorted by length together before they are cut (1: purely random).
         pad_to_multiple: batches are padded to the longest row, rounded up to this.
         pack: packed sequences of this many tokens instead of one sentence a row, for masked_lm and causal_lm.
-        processes: tokenising processes (None: as many as pay; 1: none beside this one).
+        processes: tokenising processes (None: as many as pay; 1: none beside this one, but the tokenizer's threads).
         report: print the data report.
 
     Raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import importlib.util
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -54,9 +55,32 @@ def emoji_names() -> Iterator[tuple[str, ...]]:
         yield tuple(names.get(code, "").strip(":").replace("_", " ") for code in EMOJI_LANGUAGES)
 
 
+_VARIANTS = frozenset("man men woman women person people boy girl facing right left".split())
+
+
+def is_held_out(name: str) -> bool:
+    """Whether an emoji, by its English name, is for evaluation: one in eight, all variants of a motif together."""
+    motif = " ".join(word for word in name.lower().split() if word.strip(":,") not in _VARIANTS)
+    return zlib.crc32(motif.encode()) % 8 == 0
+
+
+def emoji_training_names() -> Iterator[tuple[str, ...]]:
+    """`emoji_names` without the emoji that are held out."""
+    return (names for names in emoji_names() if not is_held_out(names[0]))
+
+
+def emoji_phrases() -> Iterator[tuple[str]]:
+    """The same names one by one, as sentences of 14 languages."""
+    for names in emoji_training_names():
+        for name in names:
+            yield (name,)
+
+
 # name -> columns, rows, package, and a number to raise when the rows of this function change
 TEXTS: dict[str, tuple[list[str], Callable[[], Iterator[tuple[str, ...]]], str, int]] = {
     "gensim-wikipedia": (["sentence"], gensim_wikipedia, "gensim", 1),
     "gensim-lee": (["sentence"], gensim_lee, "gensim", 1),
     "emoji": (list(EMOJI_LANGUAGES), emoji_names, "emoji", 1),
+    "emoji-train": (list(EMOJI_LANGUAGES), emoji_training_names, "emoji", 1),
+    "emoji-phrases": (["sentence"], emoji_phrases, "emoji", 1),
 }

@@ -34,7 +34,18 @@ METRICS = (
     *geometry_metrics("lee"),
     Metric("dev/spearman", "STS-B dev", "higher"),
     *STS_METRICS,
+    Metric("emoji/forward", "emoji names to English, accuracy@1", "higher"),
+    Metric("emoji/backward", "English to emoji names, accuracy@1", "higher"),
+    Metric("emoji/mean", "emoji bitext accuracy@1, mean of 13 languages", "higher"),
+    Metric("emoji/related", "cosine of translations", None, 3),
+    Metric("emoji/unrelated", "cosine of all pairs", None, 3),
+    Metric("emoji/rankme", "RankMe", "higher", 1),
+    Metric("emoji/pc1_share", "PC1 share of variance", "lower", 3),
+    Metric("tatoeba36/mean", "Tatoeba accuracy@1, XTREME's languages", "higher"),
+    Metric("ntrex/mean", "NTREX accuracy@1", "higher"),
 )
+_NEEDS = {"lee": "gensim", "emoji": "emoji"}
+"""The package whose data a suite scores."""
 
 
 def sts_folder(scoring: ScoringConfig) -> str | None:
@@ -78,8 +89,11 @@ class Finale:
         """Those of ``evaluation.final`` that this run can score; says why one is left out."""
         found = []
         for name in self.config.evaluation.final:
-            if name == "lee" and importlib.util.find_spec("gensim") is None:
-                log.info("No Lee scores: gensim is not installed (pip install 'embedlab[quickstart]').")
+            package = _NEEDS.get(name)
+            if package is not None and importlib.util.find_spec(package) is None:
+                log.info(
+                    "No %s scores: %s is not installed (pip install 'embedlab[quickstart]').", name, package
+                )
             elif name == "sts" and self.dev is None:
                 continue
             else:
@@ -141,7 +155,8 @@ class Finale:
         title = f"{self.config.method.name}, {training['steps']} steps, weights of step {training['selected_step']}"
         if scores and path.exists():
             before = json.loads(path.read_text())["scores"]
-            caption = "Lee: 95 % bootstrap interval over documents. One seed: n=1."
+            lee = "Lee: 95 % bootstrap interval over documents. " if "lee/spearman" in scores else ""
+            caption = f"{lee}One seed: n=1."
             before_after_table([before], [scores], METRICS, title, caption).print()
         print(f"Scores: {self.folder / AFTER}")
         print(

@@ -420,3 +420,44 @@ def test_packed_rows_fit_the_model(settings: dict[str, Any], length: int | None,
     with pytest.raises(UserError) as caught:
         config.check_run(INFO, run)
     assert caught.value.key == key
+
+
+# ---- experiments
+
+
+def composed(*line: str) -> dict[str, Any]:
+    from embedlab.cli.compose import compose
+
+    return compose("train", list(line))
+
+
+def test_the_table_has_its_controls() -> None:
+    arms = {arm: composed("experiment=bepa_table", f"arm={arm}") for arm in ("mlm_mono", "mlm_bi", "mono", "bi")}
+    assert {a: (v["method"]["lam"], v["method"]["mlm_pack"]) for a, v in arms.items()} == {
+        "mlm_mono": (0.0, "mono"), "mlm_bi": (0.0, "bi"), "mono": (1.0, "mono"), "bi": (1.0, "bi")}  # fmt: skip
+    for values in arms.values():  # the same data and steps
+        assert {k: values[k] for k in ("data", "trainer", "optimizer")} == {
+            k: arms["bi"][k] for k in ("data", "trainer", "optimizer")
+        }
+
+
+def test_the_official_preset() -> None:
+    values = composed("experiment=bepa_official")
+    method, data, optimizer = values["method"], values["data"], values["optimizer"]
+    assert (method["mask_self"], method["mask_duplicates"], method["gather_negatives"]) == (False, False, False)
+    assert (method["tau"], method["lam"], method["horizon"]) == (0.07, 1.0, "micro")
+    assert (data["batch_size"], optimizer["accumulate"], data["pair_limit"], data["pair_sample"]) == (16, 4, 10000, "first")
+    assert (data["min_chars"], data["max_chars"], data["overlong"]) == (10, 500, "drop")
+    assert (optimizer["lr"], optimizer["weight_decay"], optimizer["warmup_steps"], optimizer["clip"]) == (2e-5, 0.01, 500, 1.0)
+
+
+def test_every_arm_of_the_ablations_is_a_method() -> None:
+    values = composed("experiment=bepa_loss_ablation")
+    for arm in values["arms"]:
+        method = composed("experiment=bepa_loss_ablation", f"arm={arm}")["method"]
+        method_config(method).check(INFO, pooling_config({"name": "cls"}), None, "parallel", False)
+    assert values["method"]["loss"] == "infonce"
+    for size, pairs in (("b16", 16), ("b64", 64), ("b256", 256)):
+        batch = composed("experiment=bepa_batch", f"size={size}")
+        assert batch["data"]["batch_size"] == pairs
+        assert batch["data"]["batch_size"] * batch["optimizer"]["accumulate"] == 256

@@ -26,7 +26,7 @@ _SUBFOLDERS = {
     "qa": "retrieval",
     "xnli": "nli",
 }
-_OWN_KEYS = ("ckpt", "suite", "out", "compare", "batch_size", "max_length", "dtype")
+_OWN_KEYS = ("ckpt", "suite", "out", "compare", "batch_size", "max_length")
 _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
 
 

@@ -1,7 +1,7 @@
 """Scoring encoders: anything with `encode(list[str]) -> [n, D]` becomes named scores with their protocol.
 
-Nothing here knows of Lightning or Hydra. `SUITES["sts"](encoder, settings)` runs a suite; its code is
-imported then.
+Nothing here knows of Hydra, and of Lightning only `finetune`, which trains. `SUITES["sts"](encoder, settings)`
+runs a suite; its code is imported then.
 """
 
 from __future__ import annotations
@@ -49,22 +49,13 @@ class Suites(Mapping[str, Runner]):
         return sum(1 for _ in self)
 
 
+_DIRECT = (
+    "sts", "transfer", "retrieval", "robustness", "geometry", "lee", "mteb", "cls_energy",
+    "bitext", "languages", "sts_multilingual", "xretrieval", "emoji",
+)  # fmt: skip
+_FINE_TUNED = ("xnli", "qa", "glue")
+
 SUITES = Suites(
-    {
-        name: f"embedlab.evaluation.{name}:run"
-        for name in (
-            "sts",
-            "transfer",
-            "retrieval",
-            "robustness",
-            "geometry",
-            "lee",
-            "mteb",
-            "cls_energy",
-            "bitext",
-            "languages",
-            "sts_multilingual",
-            "xretrieval",
-        )
-    }
+    {name: f"embedlab.evaluation.{name}:run" for name in _DIRECT}
+    | {name: f"embedlab.evaluation.finetune.{name}:run" for name in _FINE_TUNED}
 )

@@ -1,0 +1,77 @@
+"""The keys `finetune.*` of `embedlab evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+from embedlab.errors import UserError
+
+Vector = Literal["first", "mean"]
+
+
+@dataclass(frozen=True)
+class FineTuneConfig:
+    """How a head and its backbone are trained. The defaults are GLUE's usual ones; each suite has its own."""
+
+    epochs: float = 3.0
+    steps: int | None = None
+    """Updates; None: as many as `epochs` has."""
+    batch_size: int = 32
+    lr: float = 2e-5
+    weight_decay: float = 0.01
+    warmup: float = 0.06
+    """Share of the steps; the rate then falls to 0 linearly."""
+    clip: float = 1.0
+    dropout: float = 0.1
+    """Of the head; the backbone has its own."""
+    max_length: int = 128
+    """Tokens of a row with its special tokens; less where the model allows less."""
+    stride: int = 128
+    """Tokens that two windows of a long passage share (question answering)."""
+    vector: Vector = "first"
+    """What the classification head reads: the first token (a decoder's last one), or the mean over tokens."""
+    evaluations: int = 3
+    """Looks at the dev set, where a suite has one; the best weights are scored."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        positive = ("epochs", "batch_size", "lr", "clip", "max_length", "evaluations")
+        for key in (*positive, *(("steps",) if self.steps is not None else ())):
+            if not getattr(self, key) > 0:
+                raise UserError("must be positive", key=f"finetune.{key}", value=getattr(self, key))
+        for key in ("warmup", "dropout"):
+            if not 0 <= getattr(self, key) < 1:
+                raise UserError("must be in [0, 1)", key=f"finetune.{key}", value=getattr(self, key))
+        if self.vector not in ("first", "mean"):
+            raise UserError(
+                "no such vector", key="finetune.vector", value=self.vector, fix="choose first or mean"
+            )
+        if self.weight_decay < 0 or self.stride < 0:
+            raise UserError("must not be negative", key="finetune.weight_decay, finetune.stride")
+
+    def with_settings(self, settings: Mapping[str, Any]) -> FineTuneConfig:
+        """These defaults with the keys of `settings["finetune"]` that are not None.
+
+        Raises UserError for an unknown key or a value of the wrong kind.
+        """
+        given = {key: value for key, value in (settings.get("finetune") or {}).items() if value is not None}
+        kinds = {field.name: field.type for field in fields(self)}
+        for key, value in given.items():
+            if key not in kinds:
+                raise UserError(
+                    "unknown key", key=f"finetune.{key}", value=value, fix=f"one of {', '.join(kinds)}"
+                )
+            kind = str(kinds[key])
+            whole = kind.startswith("int")
+            if (whole or kind == "float") and (
+                isinstance(value, bool) or not isinstance(value, int if whole else (int, float))
+            ):
+                what = "a whole number" if whole else "a number"
+                raise UserError(f"must be {what}", key=f"finetune.{key}", value=value)
+        return replace(self, **given)
+
+    def plain(self) -> dict[str, Any]:
+        """For the protocol block."""
+        return asdict(self)

@@ -1,0 +1,167 @@
+"""GLUE's classification tasks: fine-tuned on train, scored on dev, where its test labels are not public."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedlab.errors import UserError
+from embedlab.evaluation import protocol as protocols
+from embedlab.evaluation.files import find_file, read_tsv
+from embedlab.evaluation.finetune.classify import Labelled, classify, numbered
+from embedlab.evaluation.finetune.config import FineTuneConfig
+from embedlab.evaluation.hub import hub_rows
+from embedlab.evaluation.settings import chosen, folder_of, limit_note, names, row_limit
+
+DEFAULTS = FineTuneConfig(epochs=3, lr=2e-5, batch_size=16, max_length=128)
+_HUB = "nyu-mll/glue"
+_PAIR = ("premise", "hypothesis")
+_ENTAILED = ("entailment", "not_entailment")
+
+
+@dataclass(frozen=True)
+class Task:
+    """texts: columns of the local files; hub_texts: of the hub; classes: labels in the order of the hub's
+    numbers; metrics: the first one is the task's score in GLUE's average; folder, test: where the local files
+    are and what the scored one is called."""
+
+    texts: tuple[str, ...]
+    hub_texts: tuple[str, ...]
+    classes: tuple[str, ...]
+    metrics: tuple[str, ...] = ("accuracy",)
+    folder: str = "glue"
+    test: str = "dev"
+    hub_test: str = "validation"
+
+
+TASKS: dict[str, Task] = {
+    "cola": Task(("sentence",), ("sentence",), ("0", "1"), ("mcc", "accuracy")),
+    # SentEval's copy: the same phrases and the same dev set as GLUE's, tokenised and lower-cased.
+    "sst2": Task(("sentence",), ("sentence",), ("0", "1"), folder="transfer"),
+    # SentEval's: train is GLUE's train and dev, so the test set is scored.
+    "mrpc": Task(
+        ("sentence1", "sentence2"),
+        ("sentence1", "sentence2"),
+        ("0", "1"),
+        ("accuracy", "f1"),
+        "transfer",
+        "test",
+    ),
+    "rte": Task(_PAIR, ("sentence1", "sentence2"), _ENTAILED),
+    "wnli": Task(_PAIR, ("sentence1", "sentence2"), _ENTAILED[::-1]),
+    "qnli": Task(_PAIR, ("question", "sentence"), _ENTAILED),
+    "qqp": Task(("question1", "question2"), ("question1", "question2"), ("0", "1"), ("accuracy", "f1")),
+    "mnli": Task(_PAIR, _PAIR, ("entailment", "neutral", "contradiction"), hub_test="validation_matched"),
+}
+SMALL = ("cola", "sst2", "mrpc", "rte")
+
+
+def run(encoder: Any, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The suite `glue`. Settings: data_dir (folder of glue/ and transfer/; None: the hub), tasks (default
+    `SMALL`), limit (rows of each split), finetune.* (`FineTuneConfig`), dtype.
+
+    Scores in percent: "cola/mcc", "mrpc/accuracy", "mrpc/f1", ..., and their mean over tasks "glue/mean" (CoLA:
+    Matthews correlation; the others: accuracy). The last weights are scored: dev must not choose them.
+    """
+    config = DEFAULTS.with_settings(settings)
+    limit = row_limit(settings)
+    tasks = chosen(names(settings, "tasks") or SMALL, tuple(TASKS), "tasks")
+    loaded = {name: load(name, settings) for name in tasks}
+    scores: dict[str, float] = {}
+    fits = {}
+    for name, (training, test) in loaded.items():
+        task = TASKS[name]
+        kept = training.head(limit), test.head(limit)
+        loaded[name] = kept
+        outcome = classify(encoder, kept[0], {name: kept[1]}, len(task.classes), config, settings, name)
+        fits[name] = outcome.plain()
+        for metric in task.metrics:
+            scores[f"{name}/{metric}"] = METRICS[metric](outcome.predictions[name], kept[1].labels)
+    if len(tasks) > 1:
+        scores["glue/mean"] = fmean(scores[f"{name}/{TASKS[name].metrics[0]}"] for name in tasks)
+    local_mrpc = "mrpc" in loaded and not loaded["mrpc"][0].source.startswith("hub:")
+    block = protocols.describe(
+        encoder,
+        suite="glue",
+        name="glue_dev",
+        aggregation="first metric of each task, mean over tasks",
+        text="raw",
+        data={
+            name: {"train": training.source, "test": test.source, "rows": [len(training), len(test)]}
+            for name, (training, test) in loaded.items()
+        },
+        warnings=limit_note(limit),
+        notes=["encoder template and pooling play no part: the head reads the backbone's last layer"]
+        + (
+            ["mrpc: trained on GLUE's train and dev, scored on its test set (SentEval's files)"]
+            if local_mrpc
+            else []
+        ),
+        seed=config.seed,
+        finetune=config.plain() | {"tasks": fits},
+    )
+    return scores, block
+
+
+def load(name: str, settings: Mapping[str, Any]) -> tuple[Labelled, Labelled]:
+    """Train and scored set of one task of `TASKS`.
+
+    Raises UserError for a missing or broken file, or an unknown label.
+    """
+    task = TASKS[name]
+    folder = folder_of(settings, task.folder)
+    if folder is None:
+        return _hub(name, task, "train"), _hub(name, task, task.hub_test)
+    return _file(folder, name, task, "train"), _file(folder, name, task, task.test)
+
+
+def _file(folder: Path, name: str, task: Task, split: str) -> Labelled:
+    path = find_file(folder, f"{name}_{split}")
+    table = read_tsv(path, ["label", *task.texts])
+    if not table["label"]:
+        raise UserError("has no rows", file=path, fix="fetch the file again")
+    labels = numbered(table["label"], task.classes, str(path))
+    return _labelled([table[column] for column in task.texts], labels, str(path))
+
+
+def _hub(name: str, task: Task, split: str) -> Labelled:
+    rows = hub_rows(
+        _HUB, name, split, ["label", *task.hub_texts], f"{name}_train.tsv.gz and {name}_{task.test}.tsv.gz"
+    )
+    texts = [rows[column] for column in task.hub_texts]
+    return _labelled(texts, np.asarray(rows["label"], dtype=np.int64), f"hub:{_HUB}")
+
+
+def _labelled(texts: list[list[str]], labels: NDArray[np.int64], source: str) -> Labelled:
+    return Labelled(texts[0], texts[1] if len(texts) > 1 else None, labels, source)
+
+
+def accuracy(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:
+    """Percent of labels that are right."""
+    return 100 * float((predicted == gold).mean())
+
+
+def f1(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:
+    """F1 of label 1 in percent; 0 where it is neither predicted nor true."""
+    hits = int(((predicted == 1) & (gold == 1)).sum())
+    total = int((predicted == 1).sum() + (gold == 1).sum())
+    return 100 * 2 * hits / total if total else 0.0
+
+
+def mcc(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:
+    """Matthews correlation of two labels x100; 0 where a side has one label only."""
+    a, b = (predicted == 1).astype(np.int64), (gold == 1).astype(np.int64)
+    both, neither = int((a & b).sum()), int(((1 - a) & (1 - b)).sum())
+    false, missed = int((a & (1 - b)).sum()), int(((1 - a) & b).sum())
+    norm = (both + false) * (both + missed) * (neither + false) * (neither + missed)
+    return 100 * (both * neither - false * missed) / math.sqrt(norm) if norm else 0.0
+
+
+METRICS = {"accuracy": accuracy, "f1": f1, "mcc": mcc}

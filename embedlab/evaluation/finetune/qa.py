@@ -1,0 +1,186 @@
+"""Extractive question answering across languages: trained on English questions, scored on XQuAD and MLQA.
+
+Question and passage may be of different languages (G-XLT, generalised cross-lingual transfer): the score of
+every pair is a cell of a matrix whose diagonal is XLT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from embedlab.evaluation import protocol as protocols
+from embedlab.evaluation.finetune.answers import scores as answer_scores
+from embedlab.evaluation.finetune.buckets import Buckets
+from embedlab.evaluation.finetune.config import FineTuneConfig
+from embedlab.evaluation.finetune.fit import Fitted, predict, train, use_half
+from embedlab.evaluation.finetune.models import SpanReader, sentence_encoder, trainable_copy
+from embedlab.evaluation.finetune.rows import Rows
+from embedlab.evaluation.finetune.windows import (
+    Passages,
+    best_spans,
+    bounds,
+    read_answers,
+    training_spans,
+    windows,
+)
+from embedlab.evaluation.qa_data import (
+    TASKS,
+    Grid,
+    Questions,
+    TrainingQuestions,
+    load_grid,
+    load_training,
+    there,
+)
+from embedlab.evaluation.settings import chosen, folder_of, limit_note, names, row_limit
+
+DEFAULTS = FineTuneConfig(epochs=2, lr=3e-5, batch_size=12, max_length=384, stride=128)
+_METRICS = ("f1", "em", "f1_squad", "em_squad")
+
+
+def run(encoder: Any, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The suite `qa`. Settings: data_dir (folder of retrieval/; None: SQuAD, XQuAD and MLQA test from the
+    hub), tasks (xquad, mlqa; default those that are there), languages, train (file stem, "en"), limit
+    (training rows, and questions of each pair of languages), finetune.* (`FineTuneConfig`), dtype.
+
+    Scores in percent, each as f1, em (MLQA's normalisation) and f1_squad, em_squad (SQuAD's, which XTREME uses
+    for XQuAD): "xquad-de-en/f1" (German questions, English passages), the means "xquad-xlt/f1" (question and
+    passage of one language) and "xquad-gxlt/f1" (of two languages). The protocol block has the matrices.
+    """
+    config = DEFAULTS.with_settings(settings)
+    folder, limit = folder_of(settings, "retrieval"), row_limit(settings)
+    wanted = names(settings, "tasks")
+    tasks = [t for t in chosen(wanted, TASKS, "tasks") if wanted is not None or there(t, folder)] or list(
+        TASKS
+    )
+    grids = {task: load_grid(task, folder, names(settings, "languages"), limit) for task in tasks}
+    training = load_training(folder, str(settings.get("train") or "en"), limit)
+    reader = Reader(encoder, config, settings)
+    fitted = reader.fit(training)
+    scores: dict[str, float] = {}
+    matrices: dict[str, Any] = {}
+    for task, grid in grids.items():
+        found = {
+            pair: answer_scores(answers, grid[pair].answers, pair[0])
+            for pair, answers in reader.answers(grid)
+        }
+        scores |= _task_scores(task, found)
+        matrices[task] = {
+            metric: {
+                of: {by: round(found[of, by][metric], 2) for o, by in found if o == of} for of, _ in found
+            }
+            for metric in ("f1", "em")
+        }
+    block = protocols.describe(
+        encoder,
+        suite="qa",
+        name="extractive_qa",
+        aggregation="mean over questions; xlt: mean over languages; gxlt: mean over pairs of two languages",
+        text="raw",
+        data={
+            "train": {
+                "source": training.source,
+                "rows": len(training.rows),
+                "dropped": training.dropped,
+                "windows": reader.training_windows,
+            },
+            **{
+                task: {
+                    "source": sorted({q.source for q in grid.values()}),
+                    "questions": {f"{by}-{of}": len(q) for (of, by), q in grid.items()},
+                }
+                for task, grid in grids.items()
+            },
+        },
+        warnings=limit_note(limit),
+        notes=[
+            "f1, em: MLQA's normalisation in the passage's language; *_squad: SQuAD v1.1's",
+            "a cell is question language - passage language; the matrices are passage -> question",
+            "encoder template and pooling play no part: the head reads the backbone's last layer",
+        ],
+        seed=config.seed,
+        matrices=matrices,
+        finetune=config.plain() | reader.plain() | fitted.plain(),
+    )
+    return scores, block
+
+
+def _task_scores(task: str, found: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, float]:
+    groups = {
+        f"{task}-xlt": [pair for pair in found if pair[0] == pair[1]],
+        f"{task}-gxlt": [pair for pair in found if pair[0] != pair[1]],
+    }
+    scores = {
+        f"{name}/{metric}": fmean(found[pair][metric] for pair in pairs)
+        for name, pairs in groups.items()
+        if pairs
+        for metric in _METRICS
+    }
+    return scores | {f"{task}-{by}-{of}/{m}": each[m] for (of, by), each in found.items() for m in _METRICS}
+
+
+class Reader:
+    """A span reader on a copy of an encoder's backbone."""
+
+    def __init__(self, encoder: Any, config: FineTuneConfig, settings: Mapping[str, Any]) -> None:
+        source = sentence_encoder(encoder)
+        self.config = config
+        self.device = source.device
+        self.half = use_half(settings, self.device)
+        self.rows = Rows(source, config.max_length)
+        self.training_windows = 0
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(config.seed)
+            self.model = SpanReader(trainable_copy(source)).to(self.device)
+
+    def fit(self, training: TrainingQuestions) -> Fitted:
+        """Trains on the windows of `training`; a window without the answer points at its first token."""
+        texts = list(dict.fromkeys(row.passage for row in training.rows))
+        number = {text: i for i, text in enumerate(texts)}
+        passages = Passages(self.rows, texts)
+        gold, questions, spans = [], [], []
+        for row in training.rows:
+            span = passages.span(number[row.passage], row.start, row.start + len(row.answer))
+            if span is not None:
+                gold.append(number[row.passage])
+                questions.append(row.question)
+                spans.append(span)
+        several = windows(self.rows, questions, passages, gold, self.config.stride)
+        self.training_windows = len(several)
+        targets = {"span": training_spans(several, spans)}
+        data = Buckets([w.row for w in several], targets, self.rows.pad_id, self.device)
+        return train(self.model, data, self.config, name="qa", half=self.half)
+
+    def answers(self, grid: Grid) -> list[tuple[tuple[str, str], list[str]]]:
+        """The answers to each cell's questions."""
+        passages: dict[tuple[str, int], Passages] = {}
+        found = []
+        for pair, asked in grid.items():
+            # Under a limit, cells of one passage language may have different numbers of passages.
+            key = (pair[0], len(asked.passages))
+            if key not in passages:
+                passages[key] = Passages(self.rows, asked.passages)
+            found.append((pair, self.read(asked, passages[key])))
+        return found
+
+    def read(self, asked: Questions, passages: Passages) -> list[str]:
+        """The answer to each question, a piece of its passage."""
+        several = windows(self.rows, asked.questions, passages, asked.gold, self.config.stride)
+        data = Buckets([w.row for w in several], {"inside": bounds(several)}, self.rows.pad_id, self.device)
+        best = torch.empty(len(several), device=self.device)
+        places = torch.empty(len(several), 2, dtype=torch.int64, device=self.device)
+        for batch, output in predict(self.model, data, self.half):
+            value, first, last = best_spans(output, batch["inside"])
+            best[batch["rows"]] = value
+            places[batch["rows"]] = torch.stack([first, last], dim=1)
+        places = places.cpu()
+        return read_answers(several, best.cpu(), places[:, 0], places[:, 1], passages, asked.gold)
+
+    def plain(self) -> dict[str, Any]:
+        """For the protocol block."""
+        precision = "bf16-mixed" if self.half else "float32"
+        return {"row_tokens": self.rows.max_length, "precision": precision}

@@ -1,0 +1,148 @@
+"""XNLI zero-shot: a classifier trained on English inference pairs, tested on every language there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from embedlab.errors import UserError
+from embedlab.evaluation import protocol as protocols
+from embedlab.evaluation.files import find_file, read_tsv
+from embedlab.evaluation.finetune.classify import Labelled, classify, numbered
+from embedlab.evaluation.finetune.config import FineTuneConfig
+from embedlab.evaluation.hub import hub_rows
+from embedlab.evaluation.settings import chosen, folder_of, limit_note, names, row_limit
+
+CLASSES = ("entailment", "neutral", "contradiction")
+LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
+# English files with labels by people; of a pair that is in several the first file's label counts, so the gold
+# labels come first. MultiNLI's dev file has the labels of one annotator, of which about 12 % are not gold.
+TRAINING = (
+    "mnli_taxinli_gold", "ling_in_loop_train", "semiauto_nli_train", "snli_dev", "snli_counterfactual_train",
+    "mnli_dev_matched_mismatched",
+)  # fmt: skip
+DEFAULTS = FineTuneConfig(epochs=3, lr=2e-5, batch_size=32, max_length=128)
+_HUB = "facebook/xnli"
+
+
+def load(folder: Path | None, language: str, split: str) -> Labelled:
+    """XNLI's `split` (dev, test) in one language: file xnli_{split}_{language}; None: the hub."""
+    if folder is None:
+        return _hub(language, {"dev": "validation"}.get(split, split))
+    path = find_file(folder, f"xnli_{split}_{language}")
+    table = read_tsv(path, ["label", "premise", "hypothesis"])
+    labels = numbered(table["label"], CLASSES, str(path))
+    return Labelled(table["premise"], table["hypothesis"], labels, str(path))
+
+
+def _hub(language: str, split: str) -> Labelled:
+    rows = hub_rows(_HUB, language, split, ["premise", "hypothesis", "label"], "xnli_test_*.tsv.gz")
+    labels = np.asarray(rows["label"], dtype=np.int64)
+    return Labelled(rows["premise"], rows["hypothesis"], labels, f"hub:{_HUB}")
+
+
+def languages(folder: Path | None) -> list[str]:
+    """Languages that `folder` has a test file of; the hub's 15."""
+    if folder is None:
+        return list(LANGUAGES)
+    stems = {path.name.split(".")[0] for path in folder.glob("xnli_test_*.tsv*")}
+    if not stems:
+        raise UserError(
+            "has no xnli_test_*.tsv.gz", file=folder, key="data_dir", fix="give the folder of nli/"
+        )
+    return sorted(stem.removeprefix("xnli_test_") for stem in stems)
+
+
+def load_training(
+    folder: Path | None, files: Sequence[str] | None, held_out: Sequence[Labelled], limit: int | None
+) -> Labelled:
+    """English pairs to train on: `files` (stems; None: those of `TRAINING` that are there), each pair once,
+    without the pairs of `held_out`; None as folder: MultiNLI's train from the hub.
+
+    limit: rows of each file. Rows without one of the three labels are refused.
+    """
+    if folder is None:
+        return _hub("en", "train").head(limit)
+    wanted = list(files) if files is not None else [f for f in TRAINING if _is_there(folder, f)]
+    if not wanted:
+        raise UserError(
+            "has no English training pairs",
+            file=folder,
+            key="train",
+            fix=f"files such as {TRAINING[0]}.tsv.gz",
+        )
+    seen = {pair for data in held_out for pair in zip(data.first, data.second or (), strict=True)}
+    pairs: list[tuple[str, str]] = []
+    labels: list[int] = []
+    for stem in wanted:
+        path = find_file(folder, stem)
+        table = read_tsv(path, ["label", "premise", "hypothesis"])
+        numbers = numbered(table["label"], CLASSES, str(path))
+        rows = zip(table["premise"], table["hypothesis"], numbers.tolist(), strict=True)
+        for premise, hypothesis, label in list(rows)[:limit]:
+            if (premise, hypothesis) not in seen:
+                seen.add((premise, hypothesis))
+                pairs.append((premise, hypothesis))
+                labels.append(label)
+    if not pairs:
+        raise UserError("all training pairs are held out", file=folder, key="train", value=",".join(wanted))
+    first, second = (list(side) for side in zip(*pairs, strict=True))
+    return Labelled(first, second, np.array(labels, dtype=np.int64), ", ".join(wanted))
+
+
+def _is_there(folder: Path, stem: str) -> bool:
+    return any((folder / f"{stem}.tsv{end}").is_file() for end in ("", ".gz"))
+
+
+def run(encoder: Any, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The suite `xnli`. Settings: data_dir (folder of nli/; None: the hub), languages (to test on), train
+    (stems of English files, `TRAINING`), limit (rows of each file), finetune.* (`FineTuneConfig`), dtype.
+
+    English dev chooses the weights, where it is there. Scores in percent: "xnli-de/accuracy", ...,
+    "xnli/accuracy" (mean over languages), "xnli-zeroshot/accuracy" (mean without English).
+    """
+    config = DEFAULTS.with_settings(settings)
+    folder, limit = folder_of(settings, "nli"), row_limit(settings)
+    tested = chosen(names(settings, "languages"), languages(folder), "languages")
+    tests = {language: load(folder, language, "test") for language in tested}
+    has_dev = folder is None or _is_there(folder, "xnli_dev_en")
+    dev = load(folder, "en", "dev") if has_dev else None
+    held_out = [tests[key] for key in tests if key == "en"] + ([dev] if dev is not None else [])
+    training = load_training(folder, names(settings, "train"), held_out, limit)
+    tests = {language: data.head(limit) for language, data in tests.items()}
+    dev = dev.head(limit) if dev is not None else None
+    outcome = classify(encoder, training, tests, len(CLASSES), config, settings, "xnli", dev)
+    found = {
+        language: 100 * float((outcome.predictions[language] == data.labels).mean())
+        for language, data in tests.items()
+    }
+    scores = {"xnli/accuracy": fmean(found.values())}
+    if others := [score for language, score in found.items() if language != "en"]:
+        scores["xnli-zeroshot/accuracy"] = fmean(others)
+    scores |= {f"xnli-{language}/accuracy": score for language, score in found.items()}
+    block = protocols.describe(
+        encoder,
+        suite="xnli",
+        name="xnli_zero_shot",
+        aggregation="accuracy; mean over languages",
+        text="raw",
+        data={
+            "train": {"source": training.source, "rows": len(training)},
+            "dev": {"source": dev.source, "rows": len(dev)} if dev is not None else None,
+            "test": {language: len(data) for language, data in tests.items()},
+        },
+        warnings=limit_note(limit),
+        notes=[
+            "the weights are those of the best English dev accuracy"
+            if dev is not None
+            else "no dev file: the last weights",
+            "encoder template and pooling play no part: the head reads the backbone's last layer",
+        ],
+        seed=config.seed,
+        finetune=config.plain() | outcome.plain(),
+    )
+    return scores, block

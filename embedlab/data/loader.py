@@ -27,7 +27,7 @@ class BatchLoader:
     ``input_ids``, ``attention_mask`` int64 [B, L] and ``hash`` [B] (`ResidentTable.gather`), in pinned memory
     where there is CUDA. With ``emit="rows"`` it is ``rows`` and ``lengths`` (field -> L), for a
     `ResidentTable` on the device. Both have the numbers ``tokens`` (true ones, all fields) and ``cells``
-    (with padding).
+    (with padding). The last batch of an epoch has ``shares``, the rows of every device, where these differ.
 
     Args:
         table: rows of tokens.
@@ -99,6 +99,10 @@ class BatchLoader:
                 batch = ahead.result()
                 following = self.done + 1
                 ahead = thread.submit(self._batch, batches[following]) if following < len(batches) else None
+                if self.plan.world > 1 and following == len(batches):
+                    shares = self.plan.shares(self.done)
+                    if len(set(shares)) > 1:
+                        batch["shares"] = shares
                 self.done = following
                 yield batch
 

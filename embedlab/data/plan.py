@@ -64,6 +64,11 @@ class BatchPlan:
     def __len__(self) -> int:
         return len(self._sizes())
 
+    def shares(self, batch: int) -> tuple[int, ...]:
+        """Rows of each rank in a batch: all the same, but in the last one of an epoch that drops none."""
+        rows = self._sizes()[batch]
+        return tuple(len(range(rank, rows, self.world)) for rank in range(self.world))
+
     def epoch(self, number: int) -> list[Rows]:
         """The row numbers of each batch of this rank in epoch `number`."""
         order = self._order(number)

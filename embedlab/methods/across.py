@@ -10,7 +10,7 @@ from torch.nn.functional import cosine_similarity
 
 from embedlab.objectives.info_nce import Contrast
 from embedlab.objectives.pair_nce import pair_nce
-from embedlab.training.gather import agreed_coin, gather, gather_ids, rank
+from embedlab.training.gather import agreed_coin, first_row, gather, gather_ids
 
 if TYPE_CHECKING:
     from embedlab.methods.jtcse_config import JTCSEConfig
@@ -42,7 +42,7 @@ class Across:
 
     def _x(self, a: Tensor, b: Tensor) -> Contrast:
         candidates = gather(b) if self._everywhere else b
-        offset = rank() * len(a) if self._everywhere else 0
+        offset = first_row(len(a)) if self._everywhere else 0
         tau = self.config.tau
         return pair_nce(a, candidates, tau, offset=offset, anchor_ids=self.ids, candidate_ids=self._all_ids)
 

@@ -12,7 +12,7 @@ from embedlab.objectives.bilingual_nce import bilingual_nce
 from embedlab.objectives.distance import cosine_distance, participation, spread, squared_distance
 from embedlab.objectives.sigreg import sigreg
 from embedlab.objectives.vicreg import covariance_term, variance_term
-from embedlab.training.gather import gather, gather_ids, rank, world_size
+from embedlab.training.gather import first_row, gather, gather_ids, share_of_kept
 
 if TYPE_CHECKING:
     from embedlab.methods.bepa_config import BEPAConfig
@@ -78,17 +78,16 @@ def _contrast(v: Vectors, config: BEPAConfig) -> tuple[Tensor, dict[str, Tensor]
         v.predicted,
         candidates,
         config.tau,
-        offset=rank() * len(v.predicted[0]) if everywhere else 0,
+        offset=first_row(len(v.predicted[0])) if everywhere else 0,
         mask_self=config.mask_self,
         within_language=config.within_lang_neg,
         anchor_ids=v.ids,
         candidate_ids=ids,
     )
     loss = found.loss
-    if everywhere and world_size() > 1:
+    if everywhere:
         # The mean is over the anchors that all devices keep, and data-parallel gradients are averaged by device.
-        total = gather_ids(found.kept[None]).sum().clamp(min=1)
-        loss = loss * found.kept * world_size() / total
+        loss = loss * share_of_kept(found.kept)
     stats = {
         "positive_cosine": found.positive_cosine,
         "negative_cosine": found.negative_cosine,

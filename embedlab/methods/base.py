@@ -18,7 +18,7 @@ from embedlab.backbones.backbone import Backbone
 from embedlab.errors import UserError
 from embedlab.methods.config import MethodConfig
 from embedlab.training.checkpoint import encoder_record
-from embedlab.training.gather import world_size
+from embedlab.training.gather import shares, weight, world_size
 from embedlab.training.grad_cache import R, cached
 from embedlab.training.meter import Meter
 from embedlab.training.nonfinite import NonFiniteLoss
@@ -156,7 +156,11 @@ class Method(LightningModule):
         if self.step_mode == "graph":
             self._graph_step(batch)
             return None
-        loss, logged = self.total(self.tokens(batch))
+        uneven = batch.get("shares")
+        with shares(uneven):
+            loss, logged = self.total(self.tokens(batch))
+        if uneven is not None:
+            loss = loss * weight(uneven)
         if not math.isfinite(loss.item()):
             raise NonFiniteLoss(
                 self.global_step, batch["rows"].tolist(), self._describe(batch["rows"].tolist())

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from embedlab.objectives.info_nce import info_nce
-from embedlab.training.gather import gather, gather_ids, rank
+from embedlab.training.gather import first_row, gather, gather_ids
 
 
 class ViewContrast(NamedTuple):
@@ -54,7 +54,7 @@ def contrast(
         vectors[0],
         candidates[0],
         tau,
-        offset=rank() * len(vectors[0]) if everywhere else 0,
+        offset=first_row(len(vectors[0])) if everywhere else 0,
         hard_negatives=candidates[1] if len(candidates) > 1 else None,
         hard_negative_weight=hard_negative_weight,
         anchor_ids=ids[0],

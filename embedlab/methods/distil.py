@@ -13,7 +13,7 @@ from embedlab.methods.base import Batch, Fields, Method, Outcome
 from embedlab.methods.config import MethodConfig
 from embedlab.objectives.distillation import distillation
 from embedlab.objectives.pair_nce import interleave
-from embedlab.training.gather import gather, gather_ids, rank
+from embedlab.training.gather import first_row, gather, gather_ids
 from embedlab.twin import check_addable
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Distil(Method):
             target = self.teacher(ids, mask)
         student = self.by_chunks(self.encoder, ids, mask)
         rows = interleave(target.to(student.dtype), student)
-        spread, spread_ids, offset = (gather, gather_ids, rank() * len(rows))
+        spread, spread_ids, offset = (gather, gather_ids, first_row(len(rows)))
         if not self.config.gather_negatives:
             spread = spread_ids = lambda x: x
             offset = 0

@@ -2,27 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+_shares: tuple[int, ...] | None = None
+
+
+@contextmanager
+def shares(rows: Sequence[int] | None) -> Iterator[None]:
+    """While in it, the ranks have these many rows of the batch each; None: all have equally many.
+
+    The last batch of an epoch may be uneven. Every rank knows the shares beforehand (they follow from the number of
+    rows), so that nothing has to be asked of the devices.
+    """
+    global _shares
+    before, _shares = _shares, None if rows is None else tuple(rows)
+    try:
+        yield
+    finally:
+        _shares = before
+
+
+def weight(rows: Sequence[int]) -> float:
+    """What a rank's mean over its rows counts, so that the average of the ranks is the mean over all rows."""
+    return rows[rank()] * len(rows) / sum(rows)
+
 
 class _Gather(torch.autograd.Function):
     """All-gather whose backward adds up what every rank's loss says of this rank's rows."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts)
+    def forward(ctx: Any, x: Tensor, sizes: list[int]) -> Tensor:
+        ctx.sizes = sizes
+        return _all(x, sizes)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0].contiguous()
         dist.all_reduce(grad)
-        return grad.chunk(dist.get_world_size())[dist.get_rank()].contiguous()
+        return grad.split(ctx.sizes)[dist.get_rank()].contiguous(), None
+
+
+def _all(x: Tensor, sizes: list[int]) -> Tensor:
+    longest = max(sizes)
+    if len(x) < longest:  # ranks exchange tensors of one shape
+        x = torch.cat([x, x.new_zeros(longest - len(x), *x.shape[1:])])
+    parts = [torch.empty_like(x) for _ in sizes]
+    dist.all_gather(parts, x.contiguous())
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def _sizes(n: int) -> list[int]:
+    """Rows of every rank, where this one has ``n`` (a multiple of its share: several views of each row)."""
+    if _shares is None:
+        return [n] * world_size()
+    return [share * n // _shares[rank()] for share in _shares]
 
 
 def world_size() -> int:
@@ -33,22 +72,36 @@ def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
 
 
+def first_row(n: int) -> int:
+    """Where this rank's ``n`` rows begin among those of all ranks."""
+    return sum(_sizes(n)[: rank()])
+
+
 def gather(x: Tensor) -> Tensor:
-    """``[B, D]`` of each rank to ``[W * B, D]``, rank 0 first; the same B on every rank.
+    """``[B, D]`` of each rank to all ranks' rows, rank 0 first: ``[W * B, D]``, or as `shares` says.
 
     Each rank scores its own rows against the result, and the data-parallel average of the gradients is then that
     of one process with the whole batch (a gather without gradient would give 1 / W of it).
     """
-    return _Gather.apply(x) if world_size() > 1 else x
+    return _Gather.apply(x, _sizes(len(x))) if world_size() > 1 else x
 
 
 def gather_ids(x: Tensor) -> Tensor:
     """The same for integers, which have no gradient."""
+    return _all(x, _sizes(len(x))) if world_size() > 1 else x
+
+
+def share_of_kept(kept: Tensor) -> Tensor | float:
+    """What this rank's mean over the rows that it keeps counts in the mean over those that all ranks keep.
+
+    Data-parallel gradients are averaged over ranks; `weight`, which the step puts on an uneven batch, is taken out.
+    """
     if world_size() == 1:
-        return x
-    parts = [torch.empty_like(x) for _ in range(world_size())]
-    dist.all_gather(parts, x.contiguous())
-    return torch.cat(parts)
+        return 1.0
+    total = kept.detach().clone()
+    dist.all_reduce(total)
+    share = kept * world_size() / total.clamp(min=1)
+    return share if _shares is None else share / weight(_shares)
 
 
 def agreed_coin(device: torch.device) -> Tensor:

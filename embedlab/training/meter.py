@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from embedlab.training.gather import world_size
+
 
 @dataclass
 class _Pending:
@@ -50,6 +52,9 @@ class Meter:
             self._sums, self._counts = {}, {}
         else:
             return
+        if world_size() > 1:  # a record is of the whole batch; the host does not wait for it
+            torch.distributed.all_reduce(means)
+            means /= world_size()
         if means.device.type != "cuda":
             self._pending.append(_Pending(step, names, means.clone(), None))
             return

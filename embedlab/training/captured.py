@@ -8,7 +8,6 @@ with the graph, and each replay moves its offset on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,6 +27,9 @@ if TYPE_CHECKING:
 _WARM_UPS = (
     2  # lazily compiled kernels, library handles and work spaces exist after the first; the second is quiet
 )
+
+
+_CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grads_with_norm_
 
 
 @dataclass
@@ -146,8 +148,11 @@ class CapturedStep:
         norm = logged.new_zeros(())
         if updates:
             clip = self.method.optimizer_config.clip
-            norm = nn.utils.clip_grad_norm_(self.parameters, math.inf if clip is None else clip, foreach=True)
+            norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
             bad = bad | ~torch.isfinite(norm)
+            # The fused update divides the gradients as it reads them: clipping costs no pass of its own.
+            scale = norm.new_ones(()) if clip is None else ((norm + _CLIP_EPS) / clip).clamp(min=1.0)
+            self.optimizer.grad_scale = scale  # type: ignore[attr-defined]
         first = bad & (self.found_inf == 0)
         self.bad_rows.copy_(torch.where(first, self.rows, self.bad_rows))
         self.found_inf.copy_(torch.maximum(self.found_inf, bad.to(self.found_inf.dtype)))

@@ -65,7 +65,8 @@ class Buckets:
         """Every row once, in batches of one bucket each, rows and batches in random order."""
         order = []
         for bucket, (ids, _, _) in enumerate(self._buckets):
-            shuffled = torch.randperm(len(ids), generator=generator)
+            # On the device at once, not chunk by chunk: each copy would make the host wait.
+            shuffled = torch.randperm(len(ids), generator=generator).to(self.device)
             order += [(bucket, chunk) for chunk in shuffled.split(batch_size)]
         for i in torch.randperm(len(order), generator=generator).tolist():
             yield self._batch(*order[i])
@@ -75,12 +76,11 @@ class Buckets:
         tokens = _EVALUATION_TOKENS.get(self.device.type, _FEW_TOKENS)
         for bucket in reversed(range(len(self._buckets))):
             ids = self._buckets[bucket][0]
-            for chunk in torch.arange(len(ids)).split(max(1, tokens // ids.shape[1])):
+            for chunk in torch.arange(len(ids), device=self.device).split(max(1, tokens // ids.shape[1])):
                 yield self._batch(bucket, chunk)
 
     def _batch(self, bucket: int, index: Tensor) -> Batch:
         ids, lengths, members = self._buckets[bucket]
-        index = index.to(self.device, non_blocking=True)
         rows = members[index]
         positions = torch.arange(ids.shape[1], device=self.device)
         batch = {

@@ -50,7 +50,7 @@ class Suites(Mapping[str, Runner]):
 
 
 _DIRECT = (
-    "sts", "transfer", "retrieval", "robustness", "geometry", "lee", "mteb", "cls_energy",
+    "sts", "transfer", "retrieval", "robustness", "geometry", "lee", "mteb", "cls_energy", "pawsx",
     "bitext", "languages", "sts_multilingual", "xretrieval", "emoji",
 )  # fmt: skip
 _FINE_TUNED = ("xnli", "qa", "glue")

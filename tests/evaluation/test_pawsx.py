@@ -1,0 +1,62 @@
+"""PAWS-X: scores of hand-made vectors, and files that are broken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from embedlab.errors import UserError
+from embedlab.evaluation import SUITES
+from embedlab.evaluation.pawsx import load
+from tests.evaluation.helpers import Lookup, write_tsv
+from tests.evaluation.real import needs_data
+
+TABLE = {"x": (1.0, 0.0), "near": (1.0, 0.1), "off": (1.0, 1.0), "far": (0.0, 1.0), "opposite": (-1.0, 0.0)}
+
+
+def write(folder: Path, rows: list[tuple[str, str]], language: str = "en") -> Path:
+    table = [(i, label, "x", second) for i, (label, second) in enumerate(rows)]
+    write_tsv(folder / f"pawsx_dev_{language}.tsv.gz", ["idx", "label", "sentence1", "sentence2"], table)
+    return folder
+
+
+def test_order_by_cosine_decides(tmp_path: Path) -> None:
+    write(tmp_path, [("1", "near"), ("0", "off"), ("1", "far"), ("0", "opposite")])
+    scores, block = SUITES["pawsx"](Lookup(TABLE), {"data_dir": str(tmp_path)})
+    # Ranked: paraphrase, other, paraphrase, other: precision 1 and 2/3 where a paraphrase stands.
+    assert scores["pawsx-en/average_precision"] == pytest.approx(100 * (1 + 2 / 3) / 2, abs=1e-3)
+    assert scores["pawsx-en/roc_auc"] == pytest.approx(75.0)
+    assert block["data"]["pawsx-en"]["paraphrases"] == 2
+
+
+def test_the_mean_over_languages(tmp_path: Path) -> None:
+    write(tmp_path, [("1", "near"), ("0", "far")])
+    write(tmp_path, [("0", "near"), ("1", "far")], "de")
+    scores, _ = SUITES["pawsx"](Lookup(TABLE), {"data_dir": str(tmp_path), "languages": ["en", "de"]})
+    assert scores["pawsx/roc_auc"] == pytest.approx(50.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([("1", "near"), ("2", "far")], r":3: a label must be 0 or 1"),
+        ([("1", "near"), ("1", "far")], "needs paraphrases and others"),
+    ],
+)
+def test_bad_files(tmp_path: Path, rows: list[tuple[str, str]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(write(tmp_path, rows))
+
+
+def test_bad_settings(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="choose dev or test"):
+        load(tmp_path, "train")
+    with pytest.raises(UserError, match="sw"):
+        load(tmp_path, languages=["sw"])
+
+
+def test_real_files_have_the_known_share_of_paraphrases() -> None:
+    pairs = load(needs_data("nli"))["en"]
+    assert len(pairs.labels) > 1900
+    assert 0.4 < pairs.labels.float().mean() < 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ def main(argv: list[str]) -> int:
     suites = _names(config["suite"])
     runners = {name: SUITES[name] for name in suites}
     out = _out(config["out"], suites)
+    paths = {suite: _path(out, str(config["ckpt"]), suite) for suite in suites}
+    for path in paths.values():
+        check_writable(path)
 
     from embedlab.cli.encoders import Configured, load_encoder
     from embedlab.evaluation.protocol import write_scores
@@ -45,10 +49,12 @@ def main(argv: list[str]) -> int:
 
     encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"]), config, sys.stderr.isatty())
     for suite, runner in runners.items():
-        settings = _settings(config, suite) | {"device": str(encoder.encoder.device)}
+        path = paths[suite]
+        kept = path.with_suffix(".unfinished")
+        settings = _settings(config, suite) | {"device": str(encoder.encoder.device), "kept": kept}
         scores, protocol = runner(encoder, settings)
-        path = _path(out, str(config["ckpt"]), suite)
         write_scores(path, scores, protocol)
+        kept.unlink(missing_ok=True)
         for table in suite_tables(suite, str(config["ckpt"]), scores, protocol):
             table.print()
         for warning in protocol["warnings"]:
@@ -112,6 +118,20 @@ def _out(out: Any, suites: Sequence[str]) -> Path | None:
     if path.suffix == ".json" and len(suites) > 1:
         raise UserError(f"one file for {len(suites)} suites", key="out", value=out, fix="out=FOLDER")
     return path
+
+
+def check_writable(path: Path) -> None:
+    """UserError, before hours of work, unless the file `path` can be written (its folders need not exist)."""
+    if path.is_dir():
+        raise UserError("is a folder", file=path, key="out", fix="name a file that ends in .json")
+    place = next(folder for folder in path.absolute().parents if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"cannot be written ({place}: {error.strerror})", file=path, key="out", fix="write elsewhere"
+        ) from error
 
 
 def _path(out: Path | None, ckpt: str, suite: str) -> Path:

@@ -9,9 +9,10 @@ L2 and its own early stop, and ends with the weights it would have had alone
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -89,37 +90,47 @@ class LabelledVectors:
 
 
 def fit_linear(data: LabelledVectors, jobs: Sequence[Job], config: ClassifierConfig) -> list[Fitted]:
-    """Fit every job; results in the order given. Independent of the number of threads.
+    """Fit every job; results in the order given, and the same for any number of threads.
 
-    On a CPU the groups run on `torch.get_num_threads()` threads, each group on one: its matrices are too
-    small to split.
+    Jobs of one size take the same steps: they are cut anew into groups of like size after each round, of the
+    jobs that are still in training, so that late stoppers do not train in nearly empty groups. On a CPU the
+    groups run on `torch.get_num_threads()` threads, each group on one: its matrices are too small to split.
     """
-    groups: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for i, job in enumerate(jobs):
-        groups[len(job.train), job.drawn, len(job.l2)].append(i)
+        alike[len(job.train), job.drawn, len(job.l2)].append(i)
     on_cpu = data.x.device.type == "cpu"
     row_bytes = config.batch_size * data.x.shape[1] * data.x.element_size()
     size = max(1, (_CPU_GROUP_BYTES if on_cpu else _CUDA_GROUP_BYTES) // row_bytes)
-    chunks = [members[i : i + size] for members in groups.values() for i in range(0, len(members), size)]
-
     start = _initial_weight(data, config.seed)
-    results: dict[int, Fitted] = {}
-
-    def run(chunk: list[int]) -> None:
-        if on_cpu:
-            torch.set_num_threads(1)
-        fitted = _fit_group(data, [jobs[i] for i in chunk], start, config)
-        results.update(zip(chunk, fitted, strict=True))
+    fits = [_Fit(data, [jobs[i] for i in members], start, config) for members in alike.values()]
 
     threads = torch.get_num_threads()
     try:
         # A pool even for one thread: set_num_threads is per thread, and the caller's must not change under
         # it.
-        with ThreadPoolExecutor(max_workers=threads if on_cpu else 1) as pool:
-            list(pool.map(run, chunks))
+        with ThreadPoolExecutor(
+            threads if on_cpu else 1, initializer=_one_thread if on_cpu else None
+        ) as pool:
+            for _ in range(0, config.max_epoch + 1, config.epoch_size):
+                running = [fit for fit in fits if fit.active]
+                if not running:
+                    break
+                groups = [group for fit in running for group in fit.groups(size)]
+                list(pool.map(_Group.train, groups))
+                for fit in running:
+                    fit.finish_round([group for group in groups if group.fit is fit])
     finally:
         torch.set_num_threads(threads)  # MKL's own setting is one for the process
+    results = {
+        i: fitted for members, fit in zip(alike.values(), fits, strict=True)
+        for i, fitted in zip(members, fit.results(), strict=True)
+    }  # fmt: skip
     return [results[i] for i in range(len(jobs))]
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
 
 
 def _initial_weight(data: LabelledVectors, seed: int) -> Tensor:
@@ -137,97 +148,134 @@ class _Adam:
     than all the arithmetic of a small group.
     """
 
-    def __init__(self, weight: Tensor) -> None:
-        self.mean = torch.zeros_like(weight)
-        self.square = torch.zeros_like(weight)
-        self.steps = 0
+    buffers = 2  # mean, mean square
 
-    def update(self, weight: Tensor, grad: Tensor) -> None:
-        self.steps += 1
-        self.mean.lerp_(grad, 1 - 0.9)
-        self.square.mul_(0.999).addcmul_(grad, grad, value=1 - 0.999)
-        scale = self.square.sqrt().div_(math.sqrt(1 - 0.999**self.steps)).add_(1e-8)
-        weight.addcdiv_(self.mean, scale, value=-1e-3 / (1 - 0.9**self.steps))
-
-    def keep(self, jobs: Tensor) -> None:
-        self.mean, self.square = self.mean[jobs], self.square[jobs]
+    @staticmethod
+    def update(weight: Tensor, grad: Tensor, state: Sequence[Tensor], step: int) -> None:
+        """One step in place; `step` counts from 1."""
+        mean, square = state
+        mean.lerp_(grad, 1 - 0.9)
+        square.mul_(0.999).addcmul_(grad, grad, value=1 - 0.999)
+        scale = square.sqrt().div_(math.sqrt(1 - 0.999**step)).add_(1e-8)
+        weight.addcdiv_(mean, scale, value=-1e-3 / (1 - 0.9**step))
 
 
 class _RMSprop:
     """torch.optim.RMSprop with its defaults, for one tensor."""
 
-    def __init__(self, weight: Tensor) -> None:
-        self.square = torch.zeros_like(weight)
+    buffers = 1  # mean square
 
-    def update(self, weight: Tensor, grad: Tensor) -> None:
-        self.square.mul_(0.99).addcmul_(grad, grad, value=1 - 0.99)
-        weight.addcdiv_(grad, self.square.sqrt().add_(1e-8), value=-1e-2)
-
-    def keep(self, jobs: Tensor) -> None:
-        self.square = self.square[jobs]
+    @staticmethod
+    def update(weight: Tensor, grad: Tensor, state: Sequence[Tensor], step: int) -> None:
+        """One step in place."""
+        (square,) = state
+        square.mul_(0.99).addcmul_(grad, grad, value=1 - 0.99)
+        weight.addcdiv_(grad, square.sqrt().add_(1e-8), value=-1e-2)
 
 
 _OPTIMIZERS: dict[str, type[_Adam] | type[_RMSprop]] = {"adam": _Adam, "rmsprop": _RMSprop}
 
 
-def _fit_group(
-    data: LabelledVectors, jobs: Sequence[Job], start: Tensor, config: ClassifierConfig
-) -> list[Fitted]:
-    """Train J jobs x R L2 values with the same number of training rows, in step with one another."""
-    x, device = data.x, data.x.device
-    j, r, c, d = len(jobs), len(jobs[0].l2), data.classes, data.x.shape[1]
-    n = len(jobs[0].train)
-    rows = torch.as_tensor(np.stack([job.train for job in jobs]), device=device)  # [J, n]
-    dev = [torch.as_tensor(job.dev, device=device) for job in jobs]
-    l2 = torch.tensor([job.l2 for job in jobs], dtype=x.dtype, device=device).repeat_interleave(c, dim=1)[
-        :, :, None
-    ]
+class _Fit:
+    """The classifiers of J jobs with the same number n of training rows, in step with one another."""
 
-    # Class-major, [J, R * C, D + 1]: both products below then stream along D, several times faster on a CPU
-    # than D-major.
-    weight = start.repeat(j, r, 1)
-    optimizer = _OPTIMIZERS[config.optimizer](weight)
-    shuffle = np.random.RandomState(
-        config.seed
-    )  # numpy's legacy stream: what np.random.seed(seed) starts upstream
-    if jobs[0].drawn:
-        shuffle.permutation(jobs[0].drawn)
+    def __init__(
+        self, data: LabelledVectors, jobs: Sequence[Job], start: Tensor, config: ClassifierConfig
+    ) -> None:
+        self.data, self.config = data, config
+        self.optimizer = _OPTIMIZERS[config.optimizer]
+        device, j, r, c = data.x.device, len(jobs), len(jobs[0].l2), data.classes
+        self.n = len(jobs[0].train)
+        self.rows = torch.as_tensor(np.stack([job.train for job in jobs]), device=device)  # [J, n]
+        self.dev = [torch.as_tensor(job.dev, device=device) for job in jobs]
+        # numpy's legacy stream: what np.random.seed(seed) starts upstream
+        self.shuffle = np.random.RandomState(config.seed)
+        if jobs[0].drawn:
+            self.shuffle.permutation(jobs[0].drawn)
+        # Of the jobs in training, class-major, [A, R * C, D + 1]: both products of a step then stream along D,
+        # several times faster on a CPU than D-major.
+        l2 = torch.tensor([job.l2 for job in jobs], dtype=data.x.dtype, device=device)
+        self.l2 = l2.repeat_interleave(c, dim=1)[:, :, None]
+        self.weight = start.repeat(j, r, 1)
+        self.state = [torch.zeros_like(self.weight) for _ in range(self.optimizer.buffers)]
+        self.active = list(range(j))  # the jobs with a classifier in training
+        self.steps = self.epoch = 0
+        self.orders: list[Tensor] = []  # this round's permutations of the n rows
 
-    best = weight.view(j, r, c, d).clone()
-    best_correct = torch.full((j, r), -1, dtype=torch.int64, device=device)
-    misses = torch.zeros((j, r), dtype=torch.int64, device=device)
-    stopped = torch.zeros((j, r), dtype=torch.bool, device=device)
-    epochs = torch.zeros((j, r), dtype=torch.int64, device=device)
-    active = torch.arange(
-        j, device=device
-    )  # jobs that still have a classifier in training; `weight` holds only these
+        self.best = self.weight.view(j, r, c, -1).clone()
+        self.best_correct = torch.full((j, r), -1, dtype=torch.int64, device=device)
+        self.misses = torch.zeros((j, r), dtype=torch.int64, device=device)
+        self.stopped = torch.zeros((j, r), dtype=torch.bool, device=device)
+        self.epochs = torch.zeros((j, r), dtype=torch.int64, device=device)
 
-    epoch = 0
-    while len(active) and epoch <= config.max_epoch:
-        for _ in range(config.epoch_size):
-            order = rows[:, torch.as_tensor(shuffle.permutation(n), device=device)]
-            _pass(data, weight, l2, order, config.batch_size, optimizer)
-        epoch += config.epoch_size
+    def groups(self, size: int) -> list[_Group]:
+        """The active jobs in groups of at most `size`, for one round."""
+        self.orders = [
+            torch.as_tensor(self.shuffle.permutation(self.n), device=self.rows.device)
+            for _ in range(self.config.epoch_size)
+        ]
+        count = -(-len(self.active) // size)
+        bounds = [len(self.active) * i // count for i in range(count + 1)]
+        return [_Group(self, slice(a, b)) for a, b in itertools.pairwise(bounds)]
 
-        current = weight.view(len(active), r, c, d)
-        correct = torch.stack([data.correct(current[k], dev[i]) for k, i in enumerate(active.tolist())])
-        training = ~stopped[active]
-        better = training & (correct > best_correct[active])
+    def finish_round(self, groups: Sequence[_Group]) -> None:
+        """Keep what is the best so far, and let go of the jobs whose classifiers have all stopped."""
+        self.epoch += self.config.epoch_size
+        self.steps += self.config.epoch_size * -(-self.n // self.config.batch_size)
+        correct = torch.cat([group.correct for group in groups])
+        active = torch.tensor(self.active, device=self.rows.device)
+        current = self.weight.view(len(active), *self.best.shape[1:])
+        training = ~self.stopped[active]
+        better = training & (correct > self.best_correct[active])
         missed = training & ~better
-        best_correct[active] = torch.where(better, correct, best_correct[active])
-        best[active] = torch.where(better[:, :, None, None], current, best[active])
-        epochs[active] = torch.where(training, epoch, epochs[active])
-        stopped[active] |= missed & (misses[active] >= config.tenacity)
-        misses[active] += missed
-
-        keep = ~stopped[active].all(dim=1)
+        self.best_correct[active] = torch.where(better, correct, self.best_correct[active])
+        self.best[active] = torch.where(better[:, :, None, None], current, self.best[active])
+        self.epochs[active] = torch.where(training, self.epoch, self.epochs[active])
+        self.stopped[active] |= missed & (self.misses[active] >= self.config.tenacity)
+        self.misses[active] += missed
+        keep = ~self.stopped[active].all(dim=1)
         if not bool(keep.all()):
-            active, rows, l2, weight = active[keep], rows[keep], l2[keep], weight[keep]
-            optimizer.keep(keep)
+            self.active = active[keep].tolist()
+            self.rows, self.l2, self.weight = self.rows[keep], self.l2[keep], self.weight[keep]
+            self.state = [buffer[keep] for buffer in self.state]
 
-    dev_rows = torch.tensor([len(job.dev) for job in jobs], dtype=torch.float64)
-    accuracy = best_correct.cpu().double() / dev_rows[:, None]
-    return [Fitted(best[i], accuracy[i].tolist(), epochs[i].tolist()) for i in range(j)]
+    def results(self) -> list[Fitted]:
+        """One for each job."""
+        dev_rows = torch.tensor([len(dev) for dev in self.dev], dtype=torch.float64)
+        accuracy = self.best_correct.cpu().double() / dev_rows[:, None]
+        return [
+            Fitted(self.best[i], accuracy[i].tolist(), self.epochs[i].tolist()) for i in range(len(self.dev))
+        ]
+
+
+class _Group:
+    """A slice of a fit's active jobs, small enough for the cache of a core; `correct` is there once trained."""
+
+    correct: Tensor  # [G, R]: right answers on each job's dev rows after the round
+
+    def __init__(self, fit: _Fit, part: slice) -> None:
+        self.fit, self.part = fit, part
+
+    def train(self) -> None:
+        """One round: `epoch_size` passes over the training rows, and the count on the dev rows."""
+        fit, part = self.fit, self.part
+        weight = fit.weight[part]  # views: the steps change the fit's own tensors
+        state = [buffer[part] for buffer in fit.state]
+        step = fit.steps
+        for order in fit.orders:
+            step = _pass(
+                fit.data,
+                weight,
+                fit.l2[part],
+                fit.rows[part][:, order],
+                fit.config.batch_size,
+                lambda grad, at: fit.optimizer.update(weight, grad, state, at),
+                step,
+            )
+        current = weight.view(len(weight), *fit.best.shape[1:])
+        self.correct = torch.stack(
+            [fit.data.correct(current[k], fit.dev[i]) for k, i in enumerate(fit.active[part])]
+        )
 
 
 def _pass(
@@ -236,21 +284,24 @@ def _pass(
     l2: Tensor,
     order: Tensor,
     batch_size: int,
-    optimizer: _Adam | _RMSprop,
-) -> None:
-    """One pass over the rows `order` [J, n] of each job, in batches; changes `weight` [J, R * C, D + 1] in
-    place.
+    update: Callable[[Tensor, int], None],
+    step: int,
+) -> int:
+    """One pass over the rows `order` [G, n] of each job, in batches: `update(gradient, step)` changes `weight`
+    [G, R * C, D + 1]. Returns the number of steps so far.
     """
-    j = len(order)
-    target = data.one_hot[order].permute(0, 2, 1)[:, None]  # [J, 1, C, n]
-    buffer = data.x.new_empty(j * batch_size, data.x.shape[1])
+    g = len(order)
+    target = data.one_hot[order].permute(0, 2, 1)[:, None]  # [G, 1, C, n]
+    buffer = data.x.new_empty(g * batch_size, data.x.shape[1])
     grad = torch.empty_like(weight)
     for rows, one_hot in zip(order.split(batch_size, dim=1), target.split(batch_size, dim=3), strict=True):
         b = rows.shape[1]
-        x = torch.index_select(data.x, 0, rows.reshape(-1), out=buffer[: j * b]).view(j, b, -1)
-        logits = torch.bmm(weight, x.transpose(1, 2))  # [J, R * C, B]
+        x = torch.index_select(data.x, 0, rows.reshape(-1), out=buffer[: g * b]).view(g, b, -1)
+        logits = torch.bmm(weight, x.transpose(1, 2))  # [G, R * C, B]
         # Gradient of the mean cross-entropy with respect to the logits, times B: softmax - one-hot.
-        error = logits.view(j, -1, data.classes, b).softmax(dim=2).sub_(one_hot)
+        error = logits.view(g, -1, data.classes, b).softmax(dim=2).sub_(one_hot)
         torch.mul(weight, l2, out=grad)
         grad.baddbmm_(error.view_as(logits), x, alpha=1 / b)
-        optimizer.update(weight, grad)
+        step += 1
+        update(grad, step)
+    return step

@@ -9,8 +9,7 @@ import numpy as np
 from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 
-from embedlab.evaluation.embed import embed
-from embedlab.evaluation.vectors import Encoder
+from embedlab.evaluation.vectors import Encoder, embed
 
 
 class MTEBEncoder(AbsEncoder):  # type: ignore[misc]  # mteb is untyped here

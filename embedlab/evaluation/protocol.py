@@ -130,9 +130,12 @@ def check(block: Mapping[str, Any]) -> None:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes `content` to `path` in one piece: a reader sees the old file or the new one. NaN becomes
-    null."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    null. UserError where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise UserError(f"cannot be written ({error.strerror})", file=path, fix="write elsewhere") from error
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(_plain(content), stream, indent=2, ensure_ascii=False, allow_nan=False)

@@ -17,9 +17,8 @@ from embedlab.errors import UserError
 from embedlab.evaluation import protocol
 from embedlab.evaluation.beir import Collection, is_collection, load_collection
 from embedlab.evaluation.devices import scoring_device
-from embedlab.evaluation.embed import embed
 from embedlab.evaluation.nearest import BACKENDS, Backend, TopK, unit
-from embedlab.evaluation.vectors import Encoder
+from embedlab.evaluation.vectors import Encoder, embed
 
 SIMILARITIES = ("cosine", "dot")
 _BLOCK = 16384  # documents encoded and searched at once

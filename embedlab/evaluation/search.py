@@ -23,9 +23,8 @@ import torch
 from numpy.typing import NDArray
 
 from embedlab.errors import UserError
-from embedlab.evaluation.embed import embed
 from embedlab.evaluation.nearest import TopK, unit
-from embedlab.evaluation.vectors import Encoder
+from embedlab.evaluation.vectors import Encoder, embed
 
 _FORMAT = 1
 _CHUNK = 8192  # texts encoded and written at once

@@ -22,9 +22,9 @@ from embedlab.errors import UserError
 from embedlab.evaluation import protocol
 from embedlab.evaluation.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
 from embedlab.evaluation.devices import scoring_device
-from embedlab.evaluation.embed import embed
+from embedlab.evaluation.kept import Kept
 from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer, source
-from embedlab.evaluation.vectors import Encoder
+from embedlab.evaluation.vectors import Encoder, SharedVectors, embed
 
 L2_GRID = (1e-5, 1e-4, 1e-3, 1e-2)
 SEED = 1111
@@ -61,7 +61,8 @@ class Outcome:
 def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
     """The suite `transfer`. Settings: data_dir (None: the hub), tasks (default `SEVEN`), mode (test, or fast
     for 5 folds with rmsprop; scores of different modes do not compare), device (where classifiers are
-    trained: cpu, cuda).
+    trained: cpu, cuda), kept (a file for finished tasks: a stopped run that is started again goes on after
+    them).
 
     Scores: "mr/accuracy", "mr/dev_accuracy", ..., "mrpc/f1", and over all seven "transfer7/accuracy".
     """
@@ -73,16 +74,21 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     data_dir, device = settings.get("data_dir"), scoring_device(settings.get("device"))
     # All at once: bad input shows before the first encoding.
     loaded = {task: load_transfer(task, data_dir) for task in tasks}
+    kept = Kept(settings.get("kept"), encoder, suite="transfer", mode=name, l2_grid=L2_GRID)
+    shared = SharedVectors(encoder, {task: _all_texts(splits) for task, splits in loaded.items()})
     scores: dict[str, float] = {}
     chosen: dict[str, list[float]] = {}
+    reused: list[str] = []
     for task, splits in loaded.items():
-        outcome = evaluate_task(encoder, task, splits, MODES[name], device)
-        scores[f"{task}/accuracy"] = outcome.accuracy
-        scores[f"{task}/dev_accuracy"] = outcome.dev_accuracy
-        chosen[task] = outcome.l2
-        if task == "mrpc":
-            assert outcome.predictions is not None
-            scores["mrpc/f1"] = _f1(outcome.predictions, splits["test"].labels)
+        data = {split: [rows.first, rows.second, rows.labels.tolist()] for split, rows in splits.items()}
+        result = kept.get(task, data)
+        if result is not None:
+            reused.append(task)
+        else:
+            result = _score_task(shared, task, splits, MODES[name], device)
+            kept.put(task, data, result)
+        scores |= result["scores"]
+        chosen[task] = result["l2"]
     if set(tasks) == set(SEVEN):
         for metric in ("accuracy", "dev_accuracy"):
             scores[f"transfer7/{metric}"] = float(np.mean([scores[f"{task}/{metric}"] for task in SEVEN]))
@@ -93,7 +99,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
         name="senteval_transfer" if name == "test" else "senteval_transfer_fast",
         aggregation="mean over folds (MR, CR, SUBJ, MPQA); mean of tasks",
         text="tok",
-        sentences=[text for splits in loaded.values() for split in splits.values() for text in _texts(split)],
+        sentences=[text for splits in loaded.values() for text in _all_texts(splits)],
         data={
             task: {
                 "source": source(task, data_dir),
@@ -102,6 +108,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
             for task, splits in loaded.items()
         },
         warnings=_row_warnings(loaded),
+        notes=[f"scored before an interruption: {', '.join(reused)}"] if reused else [],
         seed=SEED,
         mode=name,
         folds=mode.folds,
@@ -112,13 +119,33 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     return scores, block
 
 
+def _score_task(
+    shared: SharedVectors, task: str, splits: Mapping[str, Split], mode: Mode, device: str | torch.device
+) -> dict[str, Any]:
+    """The scores of one task under their names, and the chosen L2 values."""
+    outcome = task_outcome(shared.take(task), task, splits, mode, device)
+    scores = {f"{task}/accuracy": outcome.accuracy, f"{task}/dev_accuracy": outcome.dev_accuracy}
+    if task == "mrpc":
+        assert outcome.predictions is not None
+        scores["mrpc/f1"] = _f1(outcome.predictions, splits["test"].labels)
+    return {"scores": scores, "l2": outcome.l2}
+
+
 def evaluate_task(
     encoder: Encoder, task: str, splits: Mapping[str, Split], mode: Mode, device: str | torch.device = "cpu"
 ) -> Outcome:
     """Encode one task's texts and score it by its protocol. Raises UserError where a split is too small for
     it.
     """
-    vectors = embed(encoder, [text for split in splits.values() for text in _texts(split)])
+    return task_outcome(embed(encoder, _all_texts(splits)), task, splits, mode, device)
+
+
+def task_outcome(
+    vectors: Tensor, task: str, splits: Mapping[str, Split], mode: Mode, device: str | torch.device = "cpu"
+) -> Outcome:
+    """The protocol of one task on `vectors` of its texts, split after split, in each the first texts and then
+    the second ones. Raises UserError where a split is too small for it.
+    """
     data = LabelledVectors(
         _features(vectors, list(splits.values())).to(device),
         np.concatenate([split.labels for split in splits.values()]),
@@ -233,8 +260,8 @@ def _f1(predicted: np.ndarray, gold: np.ndarray) -> float:
     return round(100 * 2 * hits / total, 2) if total else 0.0
 
 
-def _texts(split: Split) -> list[str]:
-    return split.first + (split.second or [])
+def _all_texts(splits: Mapping[str, Split]) -> list[str]:
+    return [text for split in splits.values() for side in (split.first, split.second or []) for text in side]
 
 
 def _features(vectors: Tensor, splits: Sequence[Split]) -> Tensor:

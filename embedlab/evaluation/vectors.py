@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from embedlab.errors import UserError
 
 
 class Encoder(Protocol):
@@ -62,3 +64,45 @@ class Vectors:
     def take(self, texts: Sequence[str]) -> Tensor:
         """Rows of `texts`, [n, D]."""
         return self.matrix[torch.from_numpy(self.rows(texts))]
+
+
+def embed(encoder: Encoder, texts: Sequence[str]) -> Tensor:
+    """Vectors [n, D] of `texts`, float32 on the CPU, for scorers that cannot work with a NaN (classifiers,
+    nearest neighbours); a text that repeats is encoded once.
+
+    Raises UserError when a vector is not finite, with the text.
+    """
+    vectors = Vectors(encoder, texts)
+    finite = vectors.matrix.isfinite().all(dim=1)
+    if not bool(finite.all()):
+        text = vectors.sentences[int((~finite).nonzero()[0])]
+        raise UserError(
+            f"{vectors.non_finite} of {len(finite)} vectors are not finite, the first for {text[:60]!r}",
+            fix="check the checkpoint (a diverged run?) or encode in float32",
+        )
+    return vectors.take(texts)
+
+
+class SharedVectors:
+    """Vectors of several tasks that have texts in common (MR's sentences are phrases of SST-2): `take(task)`
+    encodes what no earlier `take` has, and keeps only what a task to come needs.
+    """
+
+    def __init__(self, encoder: Encoder, texts: Mapping[str, Sequence[str]]) -> None:
+        self._encoder = encoder
+        self._waiting = {task: list(some) for task, some in texts.items()}
+        self._kept: dict[str, Tensor] = {}
+
+    def take(self, task: str) -> Tensor:
+        """Vectors [n, D] of the texts of `task`, as `embed` gives them; once for each task."""
+        texts = self._waiting.pop(task)
+        distinct = list(dict.fromkeys(texts))
+        new = [text for text in distinct if text not in self._kept]
+        fresh = dict(zip(new, embed(self._encoder, new), strict=True)) if new else {}
+        matrix = torch.stack([fresh[text] if text in fresh else self._kept[text] for text in distinct])
+        wanted = {text for some in self._waiting.values() for text in some}
+        # Cloned: a row is a view that would keep all the others alive.
+        self._kept = {text: v for text, v in self._kept.items() if text in wanted}
+        self._kept |= {text: v.clone() for text, v in fresh.items() if text in wanted}
+        position = {text: i for i, text in enumerate(distinct)}
+        return matrix[torch.tensor([position[text] for text in texts])]

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from embedlab.evaluation import protocol as protocols
 from embedlab.evaluation.devices import scoring_device
-from embedlab.evaluation.embed import embed
 from embedlab.evaluation.nearest import TopK, unit
 from embedlab.evaluation.qa_data import TASKS, Grid, load_grid, there
 from embedlab.evaluation.settings import chosen, folder_of, limit_note, names, row_limit
-from embedlab.evaluation.vectors import Encoder
+from embedlab.evaluation.vectors import Encoder, embed
 
 _DEPTH = 10
 

@@ -16,13 +16,14 @@ import torch
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES, transfer
 from embedlab.evaluation.classifier import ClassifierConfig, LabelledVectors
-from embedlab.evaluation.embed import embed
 from embedlab.evaluation.protocol import check
 from embedlab.evaluation.transfer import Mode, evaluate_task, nested_kfold_outcome, run, stratified_folds
 from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer
+from embedlab.evaluation.vectors import embed
 from tests.evaluation.helpers import Constant, HashedWords, write_tsv
 from tests.evaluation.real import needs_data
 from tests.evaluation.senteval_reference import nested_folds
+from tests.evaluation.test_kept import Known
 
 GOOD = ["fine", "great", "lovely", "superb", "warm"]
 BAD = ["awful", "dull", "bad", "poor", "cold"]
@@ -107,6 +108,32 @@ def test_all_seven_tasks(folder: Path, quick: None) -> None:
     assert block["scoring_seed"] == 1111
     assert len(block["l2_chosen"]["mr"]) == 3
     assert len(block["warnings"]) == 11, "every split of the fixture is shorter than SentEval's"
+
+
+def test_a_stopped_run_goes_on_after_its_finished_tasks(
+    folder: Path, quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"data_dir": folder, "mode": "fast", "tasks": "cr,trec,mrpc", "device": "cpu"}
+    whole, _ = run(Known(), settings)
+    settings["kept"] = tmp_path / "transfer.unfinished"
+    real = transfer.task_outcome
+
+    def stop_at_mrpc(vectors: torch.Tensor, task: str, *rest: Any) -> transfer.Outcome:
+        if task == "mrpc":
+            raise KeyboardInterrupt
+        return real(vectors, task, *rest)
+
+    monkeypatch.setattr(transfer, "task_outcome", stop_at_mrpc)
+    with pytest.raises(KeyboardInterrupt):
+        run(Known(), settings)
+    monkeypatch.undo()
+    monkeypatch.setitem(transfer.MODES, "fast", Mode(3, ClassifierConfig("rmsprop", 16, 1, 1, 4)))
+    encoder = Known()
+    scores, block = run(encoder, settings)
+    assert scores == whole
+    assert block["notes"] == ["scored before an interruption: cr, trec"]
+    only = [text for split in load_transfer("mrpc", folder).values() for text in split.first + split.second]
+    assert encoder.calls == [list(dict.fromkeys(only))], "finished tasks are not encoded again"
 
 
 def test_a_collapsed_encoder_gets_the_majority(folder: Path, quick: None) -> None:

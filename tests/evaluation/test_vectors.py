@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import embedlab
-from embedlab.evaluation.vectors import Vectors, encode, unique
+from embedlab.evaluation.vectors import SharedVectors, Vectors, embed, encode, unique
 from tests.evaluation.helpers import HashedWords
 
 
@@ -58,3 +58,20 @@ def test_texts_of_the_same_tokens_are_encoded_once(
     np.testing.assert_allclose(together, one_by_one, atol=1e-6)
     assert np.array_equal(together[0], together[3])
     assert encoder.encode([]).shape == (0, encoder.dim)
+
+
+def test_shared_vectors_encode_a_text_once_over_tasks() -> None:
+    encoder = HashedWords(8)
+    texts = {"one": ["a", "b", "a"], "two": ["c", "b"], "three": ["b", "a", "c"]}
+    shared = SharedVectors(encoder, texts)
+    for task in texts:
+        assert torch.equal(shared.take(task), embed(HashedWords(8), texts[task]))
+    assert encoder.calls == [["a", "b"], ["c"]]
+
+
+def test_shared_vectors_keep_only_what_is_still_needed() -> None:
+    shared = SharedVectors(HashedWords(8), {"one": ["a", "b"], "two": ["b"], "three": ["c"]})
+    shared.take("one")
+    assert set(shared._kept) == {"b"}
+    shared.take("two")
+    assert not shared._kept

@@ -107,6 +107,8 @@ def _key(config: DataConfig, fields: Mapping[str, FieldSpec], source: Source) ->
         "packed": config.pack is not None,
         "fields": {name: [role, tokenization.fingerprint] for name, (role, tokenization) in fields.items()},
     }
+    if config.pair_limit is not None:
+        content["pair_seed"] = config.pair_seed
     text = json.dumps(content, sort_keys=True)
     return f"{config.name}-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
 
@@ -162,7 +164,7 @@ def _fill(
             "fingerprint": tokenization.fingerprint,
         }
     writer = TableWriter(folder, roles, described, grouped=bool(stream.groups))
-    tally = Tally(stream, list(fields), roles)
+    tally = Tally(stream, list(fields), roles, [role for role, _ in fields.values()])
     try:
         chunks = tokenised(_chunks(stream, len(roles)), Tokeniser(tuple(jobs)), config.processes, _ALONE)
         # Closed in any case: worker processes end with it, and an exception would keep it.

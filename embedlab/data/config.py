@@ -85,6 +85,7 @@ class DataConfig:
     pivot: str | None = None
     pair_limit: int | None = None
     pair_sample: str = "random"
+    pair_seed: int = 42
     max_length: int | None = 32
     batch_size: int = 64
     mega_batch: int = 1
@@ -107,6 +108,7 @@ class DataConfig:
             if getattr(self, key) is not None:
                 _at_least(1, key, getattr(self, key))
         _at_least(0, "min_chars", self.min_chars)
+        _at_least(0, "pair_seed", self.pair_seed)
         if self.pack is not None:
             _at_least(8, "pack", self.pack)
         self._check_source()

@@ -6,21 +6,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from embedlab.data.config import DataConfig
-from embedlab.data.layout import find_columns, has_columns
+from embedlab.data.layout import USUAL, find_columns, has_columns
 from embedlab.data.readers import Reader
 from embedlab.errors import UserError
 
 _PIVOTS = ("en", "eng")
+_ROLES = frozenset(USUAL["source"] + USUAL["target"])
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A language pair in one table: its name, such as ``en-de``, and the two columns."""
+    """A language pair in one table: its name, such as ``en-de``, the two columns, and the languages."""
 
     table: int
     name: str
     source: str
     target: str
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Of source and target: the columns' names, or where these name the roles, what the pair's name says."""
+        columns = self.source.rsplit(".", 1)[-1], self.target.rsplit(".", 1)[-1]
+        said = tuple(self.name.split("-"))
+        return said if len(said) == 2 and set(columns) & _ROLES else columns
 
 
 def find_pairs(readers: Sequence[Reader], config: DataConfig) -> list[Pair]:

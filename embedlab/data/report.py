@@ -25,9 +25,12 @@ _BAR = 24
 class Tally:
     """Counts for the report, while chunks go by."""
 
-    def __init__(self, stream: RowStream, fields: list[str], roles: tuple[str, ...]) -> None:
+    def __init__(
+        self, stream: RowStream, fields: list[str], roles: tuple[str, ...], field_roles: list[str]
+    ) -> None:
         self.stream = stream
         self.fields = fields
+        self.field_roles = field_roles
         self.roles = roles
         self.hashes: list[list[bytes]] = [[] for _ in roles]
         self.cut = [0] * len(fields)
@@ -74,6 +77,7 @@ class Tally:
                 for i, reader in enumerate(stream.source.readers)
             ],
             "groups": {name: self._group(place) for place, name in enumerate(stream.groups)},
+            "languages": self._languages(),
             "seconds": round(seconds, 2),
         }
 
@@ -91,6 +95,30 @@ class Tally:
                 field: round(self.tokens_of_group[i][place] / max(1, rows), 2)
                 for i, field in enumerate(self.fields)
             },
+        }
+
+
+    def _languages(self) -> dict[str, Any]:
+        """Texts and tokens of each language, whichever side it is on; most texts first."""
+        texts: Counter[str] = Counter()
+        tokens: Counter[str] = Counter()
+        pairs: Counter[str] = Counter()
+        for place, languages in enumerate(self.stream.languages):
+            for role, language in zip(("source", "target"), languages, strict=True):
+                if role not in self.roles:
+                    continue
+                texts[language] += self.rows_of_group[place]
+                pairs[language] += 1
+                field = self.field_roles.index(role)
+                tokens[language] += self.tokens_of_group[field][place]
+        return {
+            language: {
+                "texts": n,
+                "pairs": pairs[language],
+                "tokens": tokens[language],
+                "mean_tokens": round(tokens[language] / max(1, n), 2),
+            }
+            for language, n in texts.most_common()
         }
 
 
@@ -127,11 +155,12 @@ def length_summary(lengths: NDArray[np.int32], cut: int | None) -> dict[str, Any
 
 
 def report_tables(report: Mapping[str, Any]) -> list[Table]:
-    """The report as Rich tables: rows, lengths of each field, and language pairs where there are any."""
+    """The report as Rich tables: rows, lengths of each field, language pairs and languages where there are any."""
     return [
         _rows(report),
         _lengths(report["fields"]),
         *([_groups(report["groups"])] if report["groups"] else []),
+        *([_by_language(report["languages"])] if report.get("languages") else []),
     ]
 
 
@@ -186,6 +215,15 @@ def _lengths(fields: Mapping[str, Any]) -> Table:
         table.add_row(key, *(f"{fields[name][key]:6,}" for name in names))
     if all(fields[name]["truncated"] is not None for name in names):
         table.add_row("truncated", *(f"{fields[name]['truncated']:6.1%}" for name in names))
+    return table
+
+
+def _by_language(languages: Mapping[str, Any]) -> Table:
+    table = _table("Languages", ("language", "texts", "share", "in pairs", "tokens", "a text"))
+    total = max(1, sum(values["texts"] for values in languages.values()))
+    for language, values in languages.items():
+        numbers = (f"{values['texts']:,}", f"{values['texts'] / total:.1%}", f"{values['pairs']}")
+        table.add_row(language, *numbers, f"{values['tokens']:,}", f"{values['mean_tokens']:.1f}")
     return table
 
 

@@ -17,8 +17,6 @@ from embedlab.errors import UserError
 Row = tuple[int, int, tuple[str, ...], int]
 """Number of the table, number of the row in it, the texts, number of the group (the language pair, or 0)."""
 
-_SAMPLE_SEED = 42
-
 
 @dataclass
 class RowStream:
@@ -27,6 +25,7 @@ class RowStream:
     Attributes:
         source: the tables that are read.
         groups: names of the groups (language pairs) that rows can be in; empty where there are none.
+        languages: the languages of each group, that of the source and that of the target.
         dropped: reason -> rows left out, so far.
         dropped_by_group: the same by group and reason.
     """
@@ -35,6 +34,7 @@ class RowStream:
     roles: tuple[str, ...]
     source: Source
     groups: list[str] = field(default_factory=list)
+    languages: list[tuple[str, str]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     dropped_by_group: Counter[tuple[str, str]] = field(default_factory=Counter)
 
@@ -116,7 +116,7 @@ class RowStream:
             return
         kept: dict[int, list[Row]] = {}
         met: Counter[int] = Counter()
-        rng = random.Random(_SAMPLE_SEED)
+        rng = random.Random(self.config.pair_seed)
         for row in rows:  # reservoir sampling, "Algorithm R" (Vitter 1985)
             group = kept.setdefault(row[3], [])
             met[row[3]] += 1
@@ -164,13 +164,13 @@ def read_rows(
     """
     roles = tuple(roles) if roles is not None else config.roles
     source = source or open_source(config)
-    groups: list[str] = []
+    groups: dict[str, tuple[str, str]] = {}
     if config.name == "parallel":
-        groups = list(dict.fromkeys(pair.name for pair in find_pairs(source.readers, config)))
+        groups = {pair.name: pair.languages for pair in find_pairs(source.readers, config)}
     elif config.name == "wikipedia":
         for reader in source.readers:
             find_columns(reader, roles, config)
-    return RowStream(config, roles, source, groups)
+    return RowStream(config, roles, source, list(groups), list(groups.values()))
 
 
 def iter_texts(config: DataConfig, role: str | None = None) -> Iterator[str]:

@@ -45,7 +45,7 @@ class BEPA(Method):
         if not aligns:
             # Weights without a gradient stop DDP.
             encoder.pooling.requires_grad_(False)
-        self._averaged_at = 0
+        self._averaged_at = 0  # the update whose weights the average has last taken in
 
     @classmethod
     def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
@@ -126,15 +126,19 @@ class BEPA(Method):
         if self.target is not None:
             yield self.target
 
-    def on_fit_start(self) -> None:
-        super().on_fit_start()
-        self._averaged_at = self.trainer.global_step
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        # Outside a captured step: its warm-up must not move anything.
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        # Outside a captured step, whose warm-up must not move anything; and after the checkpoint of the update before.
         if self.target is not None and self.trainer.global_step != self._averaged_at:
             self._averaged_at = self.trainer.global_step
             average(self.target, self.encoder, self.config.ema)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["embedlab"]["averaged_at"] = self._averaged_at
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self._averaged_at = checkpoint["embedlab"]["averaged_at"]
 
     def schedule_steps(self) -> int:
         updates = super().schedule_steps()

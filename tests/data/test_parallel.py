@@ -125,3 +125,23 @@ def test_drops_are_counted_by_pair(tmp_path: Path) -> None:
     stream = read_rows(DataConfig(name="parallel", files=str(path)))
     assert len(list(stream)) == 4
     assert stream.dropped_by_group == {("en-de", "empty"): 1, ("en-fr", "empty"): 1}
+
+
+def test_the_seed_of_the_sample(four: Path) -> None:
+    settings = {"pair_limit": 10, "languages": ["en", "de"]}
+    assert pairs_of(four, **settings) == pairs_of(four, pair_seed=42, **settings)
+    assert pairs_of(four, **settings) != pairs_of(four, pair_seed=43, **settings)
+    with pytest.raises(UserError) as caught:
+        pairs_of(four, pair_seed=-1)
+    assert caught.value.key == "data.pair_seed"
+
+
+def test_the_languages_of_a_pair(tmp_path: Path) -> None:
+    def languages(text: str, name: str, **settings: Any) -> list[tuple[str, str]]:
+        (tmp_path / name).write_text(text)
+        return read_rows(DataConfig(name="parallel", files=str(tmp_path / name), **settings)).languages
+
+    assert languages("en\tzh-CN\nx\ty\n", "a.tsv") == [("en", "zh-CN")]
+    assert languages('{"translation": {"en": "x", "de": "y"}}\n', "a.jsonl") == [("en", "de")]
+    # Columns that name the roles say no language; a hub configuration such as en-de would.
+    assert languages("english\tnon_english\nx\ty\n", "b.tsv") == [("english", "non_english")]

@@ -67,7 +67,16 @@ def test_language_pairs_have_their_own_lines(tmp_path: Path) -> None:
         "en-de": {"rows": 1, "dropped": {"empty": 1}, "mean_tokens": {"source": 4.0, "target": 3.0}},
         "en-fr": {"rows": 2, "dropped": {}, "mean_tokens": {"source": 3.5, "target": 4.0}},
     }
-    assert "en-fr" in printed(table.report)
+    # tokens with the two special ones: en 4 + 3 + 4 (both pairs), de 3, fr 3 + 5
+    assert table.report["languages"] == {
+        "en": {"texts": 3, "pairs": 2, "tokens": 4 + 4 + 3, "mean_tokens": 3.67},
+        "fr": {"texts": 2, "pairs": 1, "tokens": 3 + 5, "mean_tokens": 4.0},
+        "de": {"texts": 1, "pairs": 1, "tokens": 3, "mean_tokens": 3.0},
+    }
+    text = printed(table.report)
+    assert "en-fr" in text
+    assert "Languages" in text
+    assert "33.3%" in text
 
 
 def test_repeats_are_those_of_whole_rows_in_their_roles() -> None:

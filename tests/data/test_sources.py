@@ -108,3 +108,18 @@ def test_emoji_names_in_fourteen_languages() -> None:
     german = {texts for _, _, texts, group in rows if stream.groups[group] == "en-de"}
     assert ("shopping bags", "einkaufstüten") in german
     assert not any(":" in text[0] + text[-1] or "_" in text for pair in german for text in pair)
+
+
+def test_an_eighth_of_the_emoji_is_held_out_with_all_its_variants() -> None:
+    pytest.importorskip("emoji")
+    from embedlab.data.packages import emoji_names, is_held_out
+
+    every = [names[0] for names in emoji_names()]
+    kept = [texts[0] for _, _, texts, _ in read_rows(DataConfig(name="parallel", package="emoji-train", pairs=["en-de"]))]
+    held = [name for name in every if is_held_out(name)]
+    assert sorted(kept + held) == sorted(every)
+    assert 0.08 < len(held) / len(every) < 0.16
+    assert is_held_out("man teacher") == is_held_out("woman teacher") == is_held_out("teacher")
+    phrases = {texts[0] for _, _, texts, _ in read_rows(DataConfig(package="emoji-phrases"))}
+    assert len(phrases) > 13 * len(kept) * 0.8
+    assert set(kept) <= phrases

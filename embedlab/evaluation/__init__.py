@@ -49,13 +49,13 @@ class Suites(Mapping[str, Runner]):
         return sum(1 for _ in self)
 
 
-_DIRECT = (
+DIRECT = (
     "sts", "transfer", "retrieval", "robustness", "geometry", "lee", "mteb", "cls_energy", "pawsx",
     "bitext", "languages", "sts_multilingual", "xretrieval", "emoji",
 )  # fmt: skip
-_FINE_TUNED = ("xnli", "qa", "glue")
+FINE_TUNED = ("xnli", "qa", "glue")
 
 SUITES = Suites(
-    {name: f"embedlab.evaluation.{name}:run" for name in _DIRECT}
-    | {name: f"embedlab.evaluation.finetune.{name}:run" for name in _FINE_TUNED}
+    {name: f"embedlab.evaluation.{name}:run" for name in DIRECT}
+    | {name: f"embedlab.evaluation.finetune.{name}:run" for name in FINE_TUNED}
 )

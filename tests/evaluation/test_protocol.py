@@ -135,7 +135,7 @@ def test_evaluation_knows_nothing_of_lightning_or_hydra() -> None:
         "import sys, embedlab.evaluation as e\n"
         "assert 'torch' not in sys.modules, 'suites are imported when asked for'\n"
         "import embedlab.evaluation.dev, embedlab.evaluation.lee, embedlab.evaluation.table\n"
-        "[e.SUITES[name] for name in e.SUITES]\n"
+        "[e.SUITES[name] for name in e.SUITES if name not in e.FINE_TUNED]\n"
         "bad = {'lightning', 'pytorch_lightning', 'hydra', 'omegaconf'} & set(sys.modules)\n"
         "assert not bad, bad"
     )

@@ -55,7 +55,9 @@ def emoji_names() -> Iterator[tuple[str, ...]]:
         yield tuple(names.get(code, "").strip(":").replace("_", " ") for code in EMOJI_LANGUAGES)
 
 
-_VARIANTS = frozenset("man men woman women person people boy girl facing right left".split())
+_VARIANTS = frozenset(
+    ["man", "men", "woman", "women", "person", "people", "boy", "girl", "facing", "right", "left"]
+)
 
 
 def is_held_out(name: str) -> bool:

@@ -97,7 +97,6 @@ class Tally:
             },
         }
 
-
     def _languages(self) -> dict[str, Any]:
         """Texts and tokens of each language, whichever side it is on; most texts first."""
         texts: Counter[str] = Counter()

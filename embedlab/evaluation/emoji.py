@@ -34,9 +34,13 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     vectors = Vectors(encoder, [name for each in names.values() for name in each])
     english = vectors.take(names["en"])
     found = {
-        language: bitext_accuracy(vectors.take(each), english) for language, each in names.items() if language != "en"
+        language: bitext_accuracy(vectors.take(each), english)
+        for language, each in names.items()
+        if language != "en"
     }
-    scores = {f"emoji/{m}": fmean(each[m] for each in found.values()) for m in ("forward", "backward", "mean")}
+    scores = {
+        f"emoji/{m}": fmean(each[m] for each in found.values()) for m in ("forward", "backward", "mean")
+    }
     related = [
         float((geometry.unit(vectors.take(names[language])) * geometry.unit(english)).sum(-1).mean())
         for language in found
@@ -45,7 +49,9 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     scores["emoji/unrelated"] = float(geometry.mean_cosine(vectors.matrix))
     scores["emoji/rankme"] = float(geometry.rankme(vectors.matrix))
     scores["emoji/pc1_share"] = float(geometry.pc1_share(vectors.matrix))
-    scores |= {f"emoji-{language}/{m}": value for language, each in found.items() for m, value in each.items()}
+    scores |= {
+        f"emoji-{language}/{m}": value for language, each in found.items() for m, value in each.items()
+    }
     block = protocols.describe(
         encoder,
         suite="emoji",

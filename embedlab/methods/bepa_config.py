@@ -105,7 +105,9 @@ class BEPAConfig(MethodConfig):
         if not isinstance(weights, tuple) or len(weights) != 3 or not all(w >= 0 for w in weights):
             raise UserError("three weights from 0 on", key="method.vicreg_weights", value=weights)
         if not self.sigreg_weight >= 0:
-            raise UserError("the weight must not be negative", key="method.sigreg_weight", value=self.sigreg_weight)
+            raise UserError(
+                "the weight must not be negative", key="method.sigreg_weight", value=self.sigreg_weight
+            )
         if self.sigreg_slices < 1:
             raise UserError("must be at least 1", key="method.sigreg_slices", value=self.sigreg_slices)
 

@@ -38,7 +38,9 @@ def pack(first: dict[str, Tensor], second: dict[str, Tensor], pad_id: int) -> Pa
     n = first["attention_mask"].sum(1, keepdim=True)
     end = n + second["attention_mask"].sum(1, keepdim=True)
     place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    here = torch.where(place < n, place, (place - n + first["input_ids"].shape[1]).clamp(max=ids.shape[1] - 1))
+    here = torch.where(
+        place < n, place, (place - n + first["input_ids"].shape[1]).clamp(max=ids.shape[1] - 1)
+    )
     side = (place >= n).long() + (place >= end).long()
     return Packed(torch.where(side == PADDING, pad_id, ids.gather(1, here)), side)
 

@@ -80,9 +80,7 @@ class MaskedPrediction(nn.Module):
 
     def mask(self, input_ids: Tensor, attention_mask: Tensor) -> Masked:
         maskable = attention_mask.bool() & ~torch.isin(input_ids, self.special_ids)
-        return mask_tokens(
-            input_ids, maskable, self.mask_id, self.vocab_size, self.probability, self.rule
-        )
+        return mask_tokens(input_ids, maskable, self.mask_id, self.vocab_size, self.probability, self.rule)
 
 
 class MaskedLM(Method):

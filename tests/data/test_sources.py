@@ -115,7 +115,10 @@ def test_an_eighth_of_the_emoji_is_held_out_with_all_its_variants() -> None:
     from embedlab.data.packages import emoji_names, is_held_out
 
     every = [names[0] for names in emoji_names()]
-    kept = [texts[0] for _, _, texts, _ in read_rows(DataConfig(name="parallel", package="emoji-train", pairs=["en-de"]))]
+    kept = [
+        texts[0]
+        for _, _, texts, _ in read_rows(DataConfig(name="parallel", package="emoji-train", pairs=["en-de"]))
+    ]
     held = [name for name in every if is_held_out(name)]
     assert sorted(kept + held) == sorted(every)
     assert 0.08 < len(held) / len(every) < 0.16

@@ -43,7 +43,9 @@ def method(
     return BEPA(encoder, BEPAConfig(**settings), OptimizerConfig()).eval()
 
 
-def batch(bepa: BEPA, source: list[str] = SOURCE, target: list[str] = TARGET, multiple: int = 8) -> dict[str, Any]:
+def batch(
+    bepa: BEPA, source: list[str] = SOURCE, target: list[str] = TARGET, multiple: int = 8
+) -> dict[str, Any]:
     """As the data module gives it: each side cut at LIMIT, and padded to a multiple of 8."""
     made: dict[str, Any] = {"rows": torch.arange(len(source))}
     words = Tokenization(bepa.encoder.tokenizer, None, LIMIT)
@@ -143,14 +145,19 @@ def test_t6_packed_rows(tiny: Tiny, kind: str) -> None:
     packed = pack(data["source"], data["target"], tokenizer.pad_token_id)
     for i in range(len(SOURCE)):
         row = packed.input_ids[i].tolist()
-        parts = [v["input_ids"][i][: v["attention_mask"][i].sum()].tolist() for v in (data["source"], data["target"])]
+        parts = [
+            v["input_ids"][i][: v["attention_mask"][i].sum()].tolist()
+            for v in (data["source"], data["target"])
+        ]
         n, m = map(len, parts)
         assert row == parts[0] + parts[1] + [tokenizer.pad_token_id] * (len(row) - n - m)
         assert row.count(tokenizer.cls_token_id) == row.count(tokenizer.sep_token_id) == 2
         assert row[n - 1] == row[n + m - 1] == tokenizer.sep_token_id
         assert row[0] == row[n] == tokenizer.cls_token_id
         assert packed.side[i].tolist() == [FIRST] * n + [SECOND] * m + [PADDING] * (len(row) - n - m)
-    assert packed.attention_mask.sum() == sum(int(v["attention_mask"].sum()) for v in (data["source"], data["target"]))
+    assert packed.attention_mask.sum() == sum(
+        int(v["attention_mask"].sum()) for v in (data["source"], data["target"])
+    )
 
 
 def test_t6_mono_rows_are_both_sides_on_top_of_each_other(tiny: Tiny) -> None:
@@ -158,8 +165,12 @@ def test_t6_mono_rows_are_both_sides_on_top_of_each_other(tiny: Tiny) -> None:
     data = batch(bepa, multiple=1)
     ids, mask = stack(data["source"], data["target"], bepa.encoder.tokenization.pad_id)
     assert ids.shape == mask.shape == (2 * len(SOURCE), LIMIT)
-    assert torch.equal(ids[: len(SOURCE), : data["source"]["input_ids"].shape[1]], data["source"]["input_ids"])
-    assert torch.equal(ids[len(SOURCE) :, : data["target"]["input_ids"].shape[1]], data["target"]["input_ids"])
+    assert torch.equal(
+        ids[: len(SOURCE), : data["source"]["input_ids"].shape[1]], data["source"]["input_ids"]
+    )
+    assert torch.equal(
+        ids[len(SOURCE) :, : data["target"]["input_ids"].shape[1]], data["target"]["input_ids"]
+    )
 
 
 # ---- T7 and T8
@@ -168,7 +179,9 @@ def test_t6_mono_rows_are_both_sides_on_top_of_each_other(tiny: Tiny) -> None:
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "roberta", "xlm-roberta"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_t7_a_side_out_of_sight_is_a_sentence_alone(tiny: Tiny, kind: str, attention: str, pooling: str) -> None:
+def test_t7_a_side_out_of_sight_is_a_sentence_alone(
+    tiny: Tiny, kind: str, attention: str, pooling: str
+) -> None:
     bepa = method(tiny, kind, pooling, attention)
     vectors = {}
     with torch.no_grad():
@@ -176,7 +189,9 @@ def test_t7_a_side_out_of_sight_is_a_sentence_alone(tiny: Tiny, kind: str, atten
             object.__setattr__(bepa.config, "align_input", form)
             for multiple in (1, 8, 32):
                 data = batch(bepa, multiple=multiple)
-                vectors[form, multiple] = torch.cat(bepa.vectors(bepa.encoder, data["source"], data["target"]))
+                vectors[form, multiple] = torch.cat(
+                    bepa.vectors(bepa.encoder, data["source"], data["target"])
+                )
         alone = torch.cat([
             bepa.encoder(*(v[k][None] for k in ("input_ids", "attention_mask")))
             for side in ("source", "target") for v in _rows(batch(bepa)[side])
@@ -264,7 +279,9 @@ def test_t11_accumulation_averages_small_contrasts(tiny: Tiny) -> None:
 @pytest.mark.parametrize("loss", ["infonce", "mse", "cosine", "vicreg", "sigreg"])
 @pytest.mark.parametrize("target", ["shared", "stopgrad", "ema"])
 @pytest.mark.parametrize("predictor", ["identity", "linear", "mlp"])
-def test_every_loss_with_every_target_and_predictor(tiny: Tiny, loss: str, target: str, predictor: str) -> None:
+def test_every_loss_with_every_target_and_predictor(
+    tiny: Tiny, loss: str, target: str, predictor: str
+) -> None:
     bepa = method(tiny, loss=loss, target=target, predictor=predictor)
     torch.manual_seed(0)
     outcome = bepa.losses(batch(bepa))
@@ -376,7 +393,9 @@ MODERN = BackboneInfo("encoder", 12, 256, 512, True, 0.1, "modernbert", True)
         ({"align_input": "packed_blockmask"}, MODERN, "parallel", "method.align_input"),
     ],
 )
-def test_what_has_no_meaning_is_refused(settings: dict[str, Any], info: BackboneInfo, data: str, key: str) -> None:
+def test_what_has_no_meaning_is_refused(
+    settings: dict[str, Any], info: BackboneInfo, data: str, key: str
+) -> None:
     config = method_config({"name": "bepa", **settings})
     with pytest.raises(UserError) as caught:
         config.check(info, pooling_config({"name": "cls"}), None, data, False)
@@ -392,7 +411,9 @@ def test_a_template_is_refused() -> None:
 
 def test_what_collapses_is_said() -> None:
     cls = pooling_config({"name": "cls"})
-    assert "one vector for every sentence" in " ".join(BEPAConfig(loss="mse").check(INFO, cls, None, "parallel", False))
+    assert "one vector for every sentence" in " ".join(
+        BEPAConfig(loss="mse").check(INFO, cls, None, "parallel", False)
+    )
     assert BEPAConfig(loss="mse", target="stopgrad").check(INFO, cls, None, "parallel", False) == []
     assert BEPAConfig(loss="mse", lam=0.0).check(INFO, cls, None, "parallel", False) == []
     warned = BEPAConfig(align_input="packed_masked").check(INFO, cls, None, "parallel", False)
@@ -411,8 +432,12 @@ def test_what_collapses_is_said() -> None:
         ({"align_input": "packed_masked", "lam": 0.0}, 512, "sdpa", None),
     ],
 )
-def test_packed_rows_fit_the_model(settings: dict[str, Any], length: int | None, attention: str, key: str | None) -> None:
-    run: Any = SimpleNamespace(data=SimpleNamespace(max_length=length), backbone=SimpleNamespace(attention=attention))
+def test_packed_rows_fit_the_model(
+    settings: dict[str, Any], length: int | None, attention: str, key: str | None
+) -> None:
+    run: Any = SimpleNamespace(
+        data=SimpleNamespace(max_length=length), backbone=SimpleNamespace(attention=attention)
+    )
     config = BEPAConfig(**settings)
     if key is None:
         assert config.check_run(INFO, run) == []
@@ -432,7 +457,9 @@ def composed(*line: str) -> dict[str, Any]:
 
 
 def test_the_table_has_its_controls() -> None:
-    arms = {arm: composed("experiment=bepa_table", f"arm={arm}") for arm in ("mlm_mono", "mlm_bi", "mono", "bi")}
+    arms = {
+        arm: composed("experiment=bepa_table", f"arm={arm}") for arm in ("mlm_mono", "mlm_bi", "mono", "bi")
+    }
     assert {a: (v["method"]["lam"], v["method"]["mlm_pack"]) for a, v in arms.items()} == {
         "mlm_mono": (0.0, "mono"), "mlm_bi": (0.0, "bi"), "mono": (1.0, "mono"), "bi": (1.0, "bi")}  # fmt: skip
     for values in arms.values():  # the same data and steps
@@ -444,11 +471,25 @@ def test_the_table_has_its_controls() -> None:
 def test_the_official_preset() -> None:
     values = composed("experiment=bepa_official")
     method, data, optimizer = values["method"], values["data"], values["optimizer"]
-    assert (method["mask_self"], method["mask_duplicates"], method["gather_negatives"]) == (False, False, False)
+    assert (method["mask_self"], method["mask_duplicates"], method["gather_negatives"]) == (
+        False,
+        False,
+        False,
+    )
     assert (method["tau"], method["lam"], method["horizon"]) == (0.07, 1.0, "micro")
-    assert (data["batch_size"], optimizer["accumulate"], data["pair_limit"], data["pair_sample"]) == (16, 4, 10000, "first")
+    assert (data["batch_size"], optimizer["accumulate"], data["pair_limit"], data["pair_sample"]) == (
+        16,
+        4,
+        10000,
+        "first",
+    )
     assert (data["min_chars"], data["max_chars"], data["overlong"]) == (10, 500, "drop")
-    assert (optimizer["lr"], optimizer["weight_decay"], optimizer["warmup_steps"], optimizer["clip"]) == (2e-5, 0.01, 500, 1.0)
+    assert (optimizer["lr"], optimizer["weight_decay"], optimizer["warmup_steps"], optimizer["clip"]) == (
+        2e-5,
+        0.01,
+        500,
+        1.0,
+    )
 
 
 def test_every_arm_of_the_ablations_is_a_method() -> None:

@@ -36,7 +36,9 @@ CASES = [
 
 
 def _method(folder: str, config: BEPAConfig) -> BEPA:
-    backbone, tokenizer = load_backbone(BackboneConfig(source="local", path=folder, dropout=0.0), head="masked_lm")
+    backbone, tokenizer = load_backbone(
+        BackboneConfig(source="local", path=folder, dropout=0.0), head="masked_lm"
+    )
     encoder = SentenceEncoder(backbone, build_pooling("cls", backbone.info), Tokenization(tokenizer))
     torch.manual_seed(0)
     method = BEPA(encoder, config, OptimizerConfig())
@@ -107,7 +109,11 @@ def test_two_ranks_give_the_gradient_of_one_big_batch(tiny: Callable[..., Path])
         assert gradients.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(
-                torch.tensor(gradients[name]), torch.tensor(value), atol=2e-5, rtol=1e-3, msg=f"{config.loss} {name}"
+                torch.tensor(gradients[name]),
+                torch.tensor(value),
+                atol=2e-5,
+                rtol=1e-3,
+                msg=f"{config.loss} {name}",
             )
 
 

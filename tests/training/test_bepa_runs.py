@@ -56,10 +56,9 @@ def test_many_pairs_in_one_stream(bepa_run, tmp_path):  # type: ignore[no-untype
     method, data = build(config, tmp_path)
     data.prepare_data()
     table, report = data.table, data.report
-    assert {k: v["rows"] for k, v in report["groups"].items()} == {"en-ex": 30, "en-ox": 30, "en-ax": 30}
-    assert {k: v["dropped"] for k, v in report["groups"].items()} == dict.fromkeys(
-        ("en-ex", "en-ox", "en-ax"), {"over pair_limit": 10}
-    )
+    assert set(report["groups"]) == {"en-ex", "en-ox", "en-ax"}
+    for values in report["groups"].values():
+        assert (values["rows"], values["dropped"]) == (30, {"over pair_limit": 10})
     assert {k: (v["texts"], v["pairs"]) for k, v in report["languages"].items()} == {
         "en": (90, 3), "ex": (30, 1), "ox": (30, 1), "ax": (30, 1)}  # fmt: skip
     assert sum(v["tokens"] for v in report["languages"].values()) == sum(
@@ -141,7 +140,9 @@ def test_what_cannot_be_meant_is_said_in_one_line(line, key, bepa_run, tmp_path)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mlm_pack", ["mono", "bi"])
-@pytest.mark.parametrize("extra", [("method.target=ema", "method.predictor=mlp"), ("method.align_input=packed_blockmask",)])
+@pytest.mark.parametrize(
+    "extra", [("method.target=ema", "method.predictor=mlp"), ("method.align_input=packed_blockmask",)]
+)
 def test_a_captured_step_is_the_eager_one(mlm_pack, extra, bepa_run, tmp_path):  # type: ignore[no-untyped-def]
     """Without dropout and with one way to mask, in fp32: the alignment loss of both; the masks are drawn anew."""
     found = {}
@@ -151,5 +152,7 @@ def test_a_captured_step_is_the_eager_one(mlm_pack, extra, bepa_run, tmp_path): 
                 "optimizer.lr=1e-5", *extra)  # fmt: skip
         train(bepa_run(*line), tmp_path / step)
         with (tmp_path / step / "metrics.csv").open() as file:
-            found[step] = [float(r["train/loss/align"]) for r in csv.DictReader(file) if r["train/loss/align"]]
+            found[step] = [
+                float(r["train/loss/align"]) for r in csv.DictReader(file) if r["train/loss/align"]
+            ]
     assert found["graph"] == pytest.approx(found["eager"], rel=2e-2)

@@ -1,0 +1,62 @@
+"""Start-up: `embedlab --help`, and `embedlab train` to its first step on the CPU, each in fresh processes.
+
+    python benchmarks/startup.py [--rounds 3] [--json OUT]
+
+The first step is that of ``method=simcse backbone=mini trainer=cpu`` with ``trainer.max_steps=1`` on a small file,
+its token cache empty; the seconds are those of the whole command. Needs the installed `embedlab` command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HELP = ["--help"]
+TRAIN = [
+    "train", "backbone=mini", "method=simcse", "pooling=mean", "trainer=cpu", "trainer.max_steps=1",
+    "data.batch_size=16", "evaluation.final=[]", "evaluation.before=false", "callbacks.progress=none",
+    "callbacks.checkpoint.at_end=false",
+]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    work = Path(tempfile.mkdtemp())
+    (work / "text.txt").write_text(
+        "\n".join(f"Sentence number {i} of a small file." for i in range(64)), encoding="utf-8"
+    )
+    seconds: dict[str, list[float]] = {"--help": [], "train": []}
+    for i in range(options.rounds):
+        environment = {**os.environ, "EMBEDLAB_CACHE": str(work / f"cache{i}")}
+        more = [f"data.files={work / 'text.txt'}", f"hydra.run.dir={work / str(i)}"]
+        for name, arguments in (("--help", HELP), ("train", TRAIN + more)):
+            began = time.perf_counter()
+            subprocess.run(
+                [sys.executable, "-m", "embedlab", *arguments],
+                check=True,
+                env=environment,
+                capture_output=True,
+            )
+            seconds[name].append(time.perf_counter() - began)
+    for name, spent in seconds.items():
+        print(
+            f"embedlab {name:8} {statistics.median(spent):6.2f} s (of {', '.join(f'{s:.2f}' for s in spent)})"
+        )
+    if options.json:
+        options.json.write_text(json.dumps({"seconds": seconds, "date": time.strftime("%Y-%m-%d")}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""A captured step against the eager one, on a device: losses, dropout, clipping, schedule, accumulation, resume."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+import embedlab
+from embedlab.training.callbacks.checkpoints import LAST, Interrupted
+from embedlab.training.run import train
+from tests.training.test_resume import StopAt
+
+pytestmark = pytest.mark.gpu
+GPU = ("method=simcse", "pooling=mean", "trainer=gpu", "data.pad_to_multiple=4", "trainer.max_steps=6")
+NO_DROPOUT = "backbone.dropout=1e-9"  # none is refused: the views of SimCSE would be equal
+FP32 = ("trainer.precision=32-true", NO_DROPOUT)
+
+
+def column(folder: Path, name: str) -> list[float]:
+    with (folder / "metrics.csv").open() as file:
+        return [float(r[name]) for r in csv.DictReader(file) if r.get(name)]
+
+
+def both(compose_run, tmp_path, *overrides):  # type: ignore[no-untyped-def]
+    for step in ("eager", "graph"):
+        train(compose_run(*GPU, f"step={step}", *overrides), tmp_path / step)
+    return tmp_path / "eager", tmp_path / "graph"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("optimizer.clip=0.05",),
+        ("optimizer.clip=null", "optimizer.schedule=cosine", "optimizer.warmup_steps=2"),
+        ("optimizer.accumulate=2", "trainer.max_epochs=4"),
+    ],
+    ids=["plain", "clipped", "cosine", "accumulated"],
+)
+def test_losses_norms_and_rates_are_those_of_eager(compose_run, tmp_path, more):  # type: ignore[no-untyped-def]
+    eager, graph = both(compose_run, tmp_path, *FP32, *more)
+    for name in ("train/loss", "train/grad_norm", "lr"):
+        assert column(graph, name) == pytest.approx(column(eager, name), rel=2e-3), name
+    a, b = (embedlab.load(str(f)).encode(["a cat", "two dogs ran"]) for f in (eager, graph))
+    assert b == pytest.approx(a, abs=2e-3)
+
+
+def test_half_precision_is_within_its_rounding(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    eager, graph = both(compose_run, tmp_path, "trainer.precision=bf16-mixed", NO_DROPOUT)
+    assert column(graph, "train/loss") == pytest.approx(column(eager, "train/loss"), rel=0.05, abs=0.02)
+
+
+def test_dropout_differs_between_replays(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    """One batch again and again, weights all but still: only dropout moves the loss."""
+    still = ("optimizer.lr=1e-12", "data.limit=8", "trainer.max_epochs=6", "data.shuffle=false", "step=graph")
+    for name, dropout in (("with", 0.1), ("without", 1e-9)):
+        config = compose_run(*GPU, *still, f"backbone.dropout={dropout}", "trainer.precision=32-true")
+        train(config, tmp_path / name)
+    losses = column(tmp_path / "with", "train/loss")
+    assert len(set(losses)) == len(losses) == 6
+    without = column(tmp_path / "without", "train/loss")
+    assert without == pytest.approx([without[0]] * 6, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_resumed_run_is_the_uninterrupted_one(compose_run, tmp_path, monkeypatch, precision):  # type: ignore[no-untyped-def]
+    """Dropout included: the capture leaves the generator as it was."""
+    settings = (*GPU, "step=graph", f"trainer.precision={precision}", "trainer.max_epochs=4")
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(compose_run(*settings), whole)
+    with monkeypatch.context() as patch:
+        StopAt(3, patch)
+        with pytest.raises(Interrupted):
+            train(compose_run(*settings), parts)
+    train(compose_run(*settings, "ckpt_path=last"), parts)
+    # Sums in another order (atomics of the embeddings' gradients) are all that may differ.
+    assert column(parts, "train/loss") == pytest.approx(column(whole, "train/loss"), rel=1e-3)
+    one, other = (torch.load(f / LAST, weights_only=True) for f in (whole, parts))
+    assert one["global_step"] == other["global_step"] == 6
+    for name, value in one["state_dict"].items():
+        torch.testing.assert_close(other["state_dict"][name], value, rtol=1e-2, atol=1e-4)

@@ -24,6 +24,7 @@ from embedlab.objectives.masked_lm import IGNORED
 from embedlab.pooling import build_pooling, pooling_config
 from embedlab.tokenization import Template, Tokenization
 from embedlab.training.optimizer import OptimizerConfig
+from tests.backbones.test_attention import NoHostReads
 from tests.support import SENTENCES
 
 Tiny = Callable[..., Path]
@@ -307,6 +308,25 @@ def test_every_input_with_every_packing(tiny: Tiny, align_input: str, mlm_pack: 
     grads = gradients(bepa, torch.stack(list(found.values())).sum())
     # What is left without a gradient would stop DDP.
     assert {n for n, p in bepa.named_parameters() if p.requires_grad} == grads.keys()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"loss": loss, "predictor": "mlp"} for loss in ("infonce", "mse", "cosine", "vicreg", "sigreg")),
+        {"align_input": "packed_masked", "mlm_pack": "bi", "target": "ema"},
+        {"align_input": "packed_blockmask", "within_lang_neg": False},
+        {"lam": 0.0, "mlm_pack": "bi"},
+    ],
+    ids=lambda s: "-".join(str(v) for v in s.values()),
+)
+def test_a_step_asks_the_device_for_no_value(tiny: Tiny, settings: dict[str, Any]) -> None:
+    """So that it can be captured in a CUDA graph."""
+    bepa = method(tiny, "xlm-roberta", **settings).train()
+    data = batch(bepa)
+    with NoHostReads():
+        total, _ = bepa.total(data)
+        total.backward()
 
 
 def test_a_target_without_gradient_halves_the_gradient_of_a_distance(tiny: Tiny) -> None:

@@ -23,6 +23,7 @@ from embedlab.training.grad_cache import R, cached
 from embedlab.training.meter import Meter
 from embedlab.training.nonfinite import NonFiniteLoss
 from embedlab.training.optimizer import OptimizerConfig, ReplayableAdamW, build_optimizer, parameter_groups
+from embedlab.training.sharding import shard, whole
 
 if TYPE_CHECKING:
     from embedlab.encoder import SentenceEncoder
@@ -72,6 +73,7 @@ class Method(LightningModule):
         self.automatic_optimization = step != "graph"
         self.meter = Meter()
         self._captured: CapturedStep | None = None
+        self._is_sharded = False
         self.save_hyperparameters({"method": asdict(config), "optimizer": asdict(optimizer)}, logger=False)
 
     @classmethod
@@ -113,6 +115,13 @@ class Method(LightningModule):
     def frozen(self) -> Iterator[nn.Module]:
         """Modules that stay in evaluation mode and out of the optimiser (teachers)."""
         return iter(())
+
+    def configure_model(self) -> None:
+        """Share out the weights, once, where the strategy does that."""
+        mesh = getattr(self, "_device_mesh", None)
+        if mesh is not None and not self._is_sharded:
+            self._is_sharded = True
+            shard(self, mesh["data_parallel"], str(self.trainer.precision))
 
     # ---- the step -----------------------------------------------------------------------------------------------
 
@@ -185,8 +194,13 @@ class Method(LightningModule):
 
     def configure_gradient_clipping(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         clip = self.optimizer_config.clip
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        inner = getattr(optimizer, "optimizer", optimizer)
+        if scaler is not None and getattr(inner, "_step_supports_amp_scaling", False):
+            # Lightning leaves that to the fused update, which comes after clipping.
+            scaler.unscale_(inner)
         norm = nn.utils.clip_grad_norm_(self.trained(), math.inf if clip is None else clip)
-        self.meter.add({"grad_norm": norm.detach()})
+        self.meter.add({"grad_norm": whole(norm.detach())})
 
     def trained(self) -> list[nn.Parameter]:
         return [p for p in self.parameters() if p.requires_grad]
@@ -259,7 +273,7 @@ class Method(LightningModule):
         if self._captured is not None:
             self._captured.check()
         for state in checkpoint.get("optimizer_states", []):
-            for group in state["param_groups"]:
+            for group in state.get("param_groups", []):  # a sharded run gathers them in the first process
                 group["lr"] = float(group["lr"])
                 group["capturable"] = False
         for state in checkpoint.get("lr_schedulers", []):

@@ -15,6 +15,7 @@ from embedlab.pooling import PoolingConfig, pooling_config
 from embedlab.tokenization import Template
 from embedlab.training.optimizer import OptimizerConfig
 from embedlab.training.settings import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
+from embedlab.training.sharding import check_sharded
 
 STEPS = ("auto", "eager", "compile", "graph")
 
@@ -83,20 +84,20 @@ class RunConfig:
         if self.step not in STEPS:
             raise UserError("unknown way to run a step", key="step", value=self.step, fix=", ".join(STEPS))
         self.adapter.check(self.backbone.source)
-        if self.adapter.r is not None and self.trainer.strategy.startswith("fsdp"):
-            raise UserError(
-                "frozen and 4-bit weights cannot be sharded with the trained ones",
-                key="trainer.strategy",
-                value=self.trainer.strategy,
-                fix="trainer=ddp: each card has the whole (4-bit) base",
-            )
+        check_sharded(self)
         info = self.info()
         warnings = self.pooling.check(info, self.template, self.method.name)
         packed = self.data.pack is not None
         warnings += self.method.check(info, self.pooling, self.template, self.data.name, packed)
         warnings += self.method.check_run(info, self)
         self.resolved_step()
-        self.trainer.resolved_precision()
+        if self.trainer.resolved_precision() == "bf16-true" and self.adapter.r is None:
+            raise UserError(
+                "trained weights in bf16 lose updates below 1/256 of a weight",
+                key="trainer.precision",
+                value="bf16-true",
+                fix="bf16-mixed, or adapter=lora (a bf16 base, adapters in fp32)",
+            )
         return warnings
 
     def info(self) -> BackboneInfo:

@@ -24,17 +24,20 @@ from embedlab.encoder import whole_folder
 from embedlab.methods import method_class
 from embedlab.methods.base import Method
 from embedlab.tokenization import Tokenization
-from embedlab.training.callbacks.checkpoints import LastCheckpoint, WholeFile, find_checkpoint, step_of
+from embedlab.training.callbacks.checkpoints import LAST, LastCheckpoint, WholeFile, find_checkpoint, step_of
 from embedlab.training.callbacks.interrupt import GracefulStop
 from embedlab.training.callbacks.progress import PlainProgress, Progress
 from embedlab.training.callbacks.randomness import Randomness
 from embedlab.training.callbacks.scoring import DevScoring
 from embedlab.training.callbacks.selection import LossSelection
 from embedlab.training.callbacks.train_log import TrainLog
+from embedlab.training.checkpoint import load_encoder
 from embedlab.training.config import RunConfig
 from embedlab.training.final import Finale, load_dev
+from embedlab.training.half import FrozenHalf
 from embedlab.training.metrics_file import MetricsFile
 from embedlab.training.ranks import global_rank
+from embedlab.training.sharding import Sharded, sharded
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +112,8 @@ class Run:
                 trainer.fit(self.method, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
             if not trainer.is_global_zero:
                 return {}
+            if sharded(self.method):
+                self.finale.encoder = load_encoder(self.folder / LAST)
             if selection is not None and selection.best is not None:
                 selection.best.write(self.method.encoder)
                 selection.best.load_into(self.method.encoder)
@@ -171,12 +176,13 @@ def build_trainer(
         )
     accumulate = config.optimizer.accumulate
     captured = config.resolved_step() == "graph"
+    frozen_half = settings.resolved_precision() == "bf16-true" and config.adapter.r is not None
     trainer = Trainer(
         accelerator=settings.accelerator,
         devices=list(settings.devices) if isinstance(settings.devices, tuple) else settings.devices,
         num_nodes=settings.num_nodes,
-        strategy=settings.strategy,
-        precision=cast("Any", settings.resolved_precision()),
+        strategy=_strategy(config) if "strategy" not in more else more.pop("strategy"),
+        precision=None if frozen_half else cast("Any", settings.resolved_precision()),
         max_epochs=settings.max_epochs,
         max_steps=0 if config.method.idle else settings.max_steps,
         accumulate_grad_batches=1 if captured else accumulate,
@@ -192,11 +198,18 @@ def build_trainer(
         use_distributed_sampler=False,
         callbacks=[*callbacks, *more.pop("callbacks", [])],
         logger=[*loggers, *more.pop("logger", [])],
-        plugins=[*_plugins(), *more.pop("plugins", [])],
+        plugins=[*_plugins(), *([FrozenHalf()] if frozen_half else []), *more.pop("plugins", [])],
         default_root_dir=folder,
         **more,
     )
     return trainer, selection
+
+
+def _strategy(config: RunConfig) -> Any:
+    settings = config.trainer
+    if settings.strategy.startswith("fsdp"):
+        return Sharded(settings.device_count() * settings.num_nodes)
+    return settings.strategy
 
 
 def _plugins() -> list[Any]:

@@ -69,6 +69,13 @@ class TrainerConfig:
     def resolved_precision(self) -> str:
         import torch
 
+        if self.precision == "16-mixed" and not self.on_cuda():
+            raise UserError(
+                "half precision with loss scaling needs a CUDA device",
+                key="trainer.precision",
+                value=self.precision,
+                fix="trainer.precision=bf16-mixed or 32-true",
+            )
         if self.precision != "auto":
             return self.precision
         return "bf16-mixed" if self.on_cuda() and torch.cuda.is_bf16_supported() else "32-true"

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from embedlab.training.gather import rank, world_size
+from embedlab.training.sharding import sharded
 
 if TYPE_CHECKING:
     from embedlab.encoder import SentenceEncoder
@@ -47,7 +48,7 @@ class DevScoring(Callback):
         self._scored_at = -1
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step == 0 and not self.history:
+        if trainer.ckpt_path is None and trainer.global_step == 0 and not self.history:
             self._score(trainer, pl_module)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -63,10 +64,13 @@ class DevScoring(Callback):
         encoder = method.encoder
         if self._rows is None:
             self._rows = encoder.tokenization.ids(self.dev.sentences)
-        share = list(range(rank(), len(self._rows), world_size()))
+        # Ranks with a share of the weights must run equally many forward passes: each encodes all.
+        one = sharded(method)
+        share = list(range(len(self._rows)) if one else range(rank(), len(self._rows), world_size()))
         with trainer.precision_plugin.forward_context():
             vectors = method.dev_vectors([self._rows[i] for i in share], self.batch_tokens)
-        scores = self.dev.score(gather_rows(vectors.float(), share, len(self._rows)))
+        found = vectors.float() if one else gather_rows(vectors.float(), share, len(self._rows))
+        scores = self.dev.score(found)
         self._scored_at = trainer.global_step
         self.history.append({"step": trainer.global_step, **scores})
         named = {f"dev/{k}": v for k, v in scores.items()}

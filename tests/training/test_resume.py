@@ -39,12 +39,12 @@ def losses(folder: Path) -> dict[int, str]:
 class StopAt:
     """Asks for a checkpoint and the end after a given update, as a signal would."""
 
-    def __init__(self, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
         original = LastCheckpoint.on_train_batch_end
 
         def at(keeper: LastCheckpoint, trainer, *args):  # type: ignore[no-untyped-def]
             if trainer.global_step == step:
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), number)
             original(keeper, trainer, *args)
 
         monkeypatch.setattr(LastCheckpoint, "on_train_batch_end", at)

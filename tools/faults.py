@@ -1,0 +1,251 @@
+"""Kills a run at random steps, resumes it, and compares it with one that nobody touched.
+
+    python tools/faults.py [--kills 20] [--seed 0] [--steps 120] [--folder DIR] [--json OUT] [--markdown OUT]
+
+Four ways in turn: SIGKILL to one of two ranks, SIGKILL to all processes of a run on two ranks, SIGKILL to a run of one
+process, and SIGTERM to it, as a scheduler does. Runs are `embedlab train` on the CPU (gloo) with a random two-layer
+BERT, a checkpoint every 5 steps, dropout on; each kind of run is killed again and again, resumed with
+``ckpt_path=auto`` in between, until its kills are used up, and then runs to its end. For each kill: the step that was
+logged last, the step that the next try goes on from, what was lost, and whether the losses that were logged up to the
+kill are those of the untouched run, digit for digit. At the end: whether weights and AdamW's moments
+are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+EVERY = 5
+WAYS = ("kill -9 of one rank", "kill -9 of all ranks", "kill -9 of the run", "SIGTERM to the run")
+RANKS = {WAYS[0]: 2, WAYS[1]: 2, WAYS[2]: 1, WAYS[3]: 1}
+
+
+@dataclass
+class Kill:
+    way: str
+    ranks: int
+    last_logged: int
+    resumed_from: int
+    lost: int
+    exit: int
+    losses_equal: bool
+
+
+def text(folder: Path, n: int = 400) -> Path:
+    draw, path = random.Random(0), folder / "text.txt"
+    words = "the a cat dog house river runs sees likes red old small happy fast of in with bird tree"
+    draw_words = words.split()
+    path.write_text(
+        "\n".join(" ".join(draw.choices(draw_words, k=draw.randint(4, 12))) for _ in range(n)) + "\n"
+    )
+    return path
+
+
+def backbone(folder: Path) -> Path:
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    from embedlab._paths import assets_dir
+
+    tokenizer = AutoTokenizer.from_pretrained(assets_dir() / "mini")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def command(work: Path, run: Path, ranks: int, steps: int) -> list[str]:
+    return [
+        sys.executable, "-m", "embedlab", "train", "backbone=local", f"backbone.path={work / 'backbone'}",
+        f"data.files={work / 'text.txt'}", f"data.cache_dir={work / 'cache'}", f"data.batch_size={8 // ranks}",
+        "data.report=false", "trainer=cpu", f"trainer.devices={ranks}",
+        f"trainer.strategy={'ddp' if ranks > 1 else 'auto'}", f"trainer.max_steps={steps}", "trainer.max_epochs=99",
+        "trainer.log_every_n_steps=1", "optimizer.lr=1e-3", "callbacks.progress=none", "evaluation.final=[]",
+        "evaluation.before=false", f"callbacks.checkpoint.every_steps={EVERY}",
+        "callbacks.checkpoint.every_minutes=null", "ckpt_path=auto", f"hydra.run.dir={run}",
+    ]  # fmt: skip
+
+
+def start(work: Path, run: Path, ranks: int, steps: int) -> subprocess.Popen[bytes]:
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    with (run.parent / f"{run.name}.log").open("ab") as log:
+        return subprocess.Popen(
+            command(work, run, ranks, steps), stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+
+
+def logged(run: Path) -> dict[int, str]:
+    """Losses by step, as their digits stand in metrics.csv."""
+    try:
+        with (run / "metrics.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    except OSError:
+        return {}
+    return {int(r["step"]): r["train/loss"] for r in rows if r.get("train/loss") and r["step"].isdigit()}
+
+
+def last_step(run: Path) -> int:
+    return max(logged(run), default=0)
+
+
+def checkpoint_step(run: Path) -> int:
+    from embedlab.training.callbacks.checkpoints import find_checkpoint, step_of
+
+    path = find_checkpoint("auto", run)
+    return 0 if path is None else step_of(path)
+
+
+def rank_ids(parent: int) -> list[int]:
+    """The processes that a run started for its ranks."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            parts = (entry / "stat").read_text().rpartition(")")[2].split()
+            name = (entry / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(parts[1]) == parent and b"embedlab.cli.worker" in name:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def strike(way: str, process: subprocess.Popen[bytes], draw: random.Random) -> None:
+    if way == WAYS[0]:
+        os.kill(draw.choice(rank_ids(process.pid)), signal.SIGKILL)
+    elif way == WAYS[3]:
+        os.kill(process.pid, signal.SIGTERM)
+    else:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for(process: subprocess.Popen[bytes], run: Path, step: int) -> None:
+    """Until this process logs a step (what the one before it logged may go further)."""
+    file = run / "metrics.csv"
+    before = file.stat().st_mtime_ns if file.exists() else 0
+    while process.poll() is None:
+        time.sleep(0.01)
+        if file.exists() and file.stat().st_mtime_ns > before and last_step(run) >= step:
+            return
+
+
+def killed(way: str, work: Path, times: int, steps: int, draw: random.Random) -> tuple[list[Kill], bool]:
+    """Kill one run so many times, let it end, and compare it; returns the kills, and whether the end is equal."""
+    ranks = RANKS[way]
+    reference, run = work / f"untouched-{ranks}", work / way.replace(" ", "-")
+    if not (reference / "scores.json").exists():
+        print(f"an untouched run on {ranks} rank{'s' * (ranks > 1)} …", file=sys.stderr)
+        assert start(work, reference, ranks, steps).wait() == 0, f"see {reference}.log"
+    expected, kills = logged(reference), []
+    at = sorted(draw.sample(range(2, steps - 2), times))
+    for step in at:
+        process = start(work, run, ranks, steps)
+        wait_for(process, run, step)
+        if process.poll() is not None:
+            raise SystemExit(f"the run ended by itself before step {step}: see {run}.log")
+        strike(way, process, draw)
+        status = process.wait()
+        losses = logged(run)
+        reached, whole = max(losses, default=0), checkpoint_step(run)
+        equal = all(expected[s] == loss for s, loss in losses.items())
+        kills.append(Kill(way, ranks, reached, whole, max(0, reached - whole), status, equal))
+        print(kills[-1], file=sys.stderr)
+    assert start(work, run, ranks, steps).wait() == 0, f"see {run}.log"
+    return kills, logged(run) == expected and same(run, reference)
+
+
+def same(run: Path, reference: Path) -> bool:
+    """Weights, AdamW's moments and its step counts, bit for bit."""
+    one, other = (torch.load(f / "last.ckpt", weights_only=True) for f in (run, reference))
+    a, b = one["state_dict"], other["state_dict"]
+    moments = [s["optimizer_states"][0]["state"] for s in (one, other)]
+    return (
+        a.keys() == b.keys()
+        and all(torch.equal(a[k], b[k]) for k in a)
+        and moments[0].keys() == moments[1].keys()
+        and all(torch.equal(moments[0][p][k], moments[1][p][k]) for p in moments[0] for k in moments[0][p])
+        and one["global_step"] == other["global_step"]
+    )
+
+
+def table(kills: list[Kill], ends: dict[str, bool]) -> str:
+    lines = [
+        "| # | way | ranks | last step logged | goes on from | lost | losses so far equal | exit |",
+        "|---" * 8 + "|",
+    ]
+    for i, k in enumerate(kills, 1):
+        lines.append(f"| {i} | {k.way} | {k.ranks} | {k.last_logged} | {k.resumed_from} | {k.lost} | "
+                     f"{'yes' if k.losses_equal else 'NO'} | {k.exit} |")  # fmt: skip
+    lost = [k.lost for k in kills]
+    lines += ["", f"{len(kills)} kills, a checkpoint every {EVERY} steps: {sum(lost) / len(lost):.1f} steps lost on "
+              f"average, {max(lost)} at most."]  # fmt: skip
+    lines += [
+        f"- {way}: all losses, final weights and AdamW's moments {'equal bit for bit' if ok else 'DIFFER'}"
+        for way, ok in ends.items()
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument(
+        "--ways", default=",".join(map(str, range(len(WAYS)))), help="numbers of the ways, from 0 on"
+    )
+    parser.add_argument("--folder", type=Path, help="keep the runs here")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args(argv)
+    ways = [WAYS[int(w)] for w in options.ways.split(",")]
+    draw, kills, ends = random.Random(options.seed), [], {}
+    with tempfile.TemporaryDirectory() as name:
+        work = (options.folder or Path(name)).resolve()
+        work.mkdir(parents=True, exist_ok=True)
+        text(work)
+        backbone(work / "backbone")
+        for i, way in enumerate(ways):
+            times = options.kills // len(ways) + (i < options.kills % len(ways))
+            if times:
+                found, ends[way] = killed(way, work, times, options.steps, draw)
+                kills += found
+    shown = table(kills, ends)
+    print(shown)
+    record: dict[str, Any] = {
+        "kills": [asdict(k) for k in kills],
+        "equal": ends,
+        "every": EVERY,
+        "seed": options.seed,
+    }
+    if options.json:
+        options.json.write_text(json.dumps(record, indent=1))
+    if options.markdown:
+        options.markdown.write_text(shown + "\n")
+    return 0 if all(ends.values()) and all(k.losses_equal for k in kills) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

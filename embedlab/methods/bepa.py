@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from embedlab.methods.bepa_config import BEPAConfig
 from embedlab.methods.bepa_views import FIRST, SECOND, Packed, hide, pack, shut_off, stack
 from embedlab.methods.config import MethodConfig
 from embedlab.methods.masked_lm import MaskedPrediction
+from embedlab.methods.moving_average import average, moving_average
 
 if TYPE_CHECKING:
     from embedlab.encoder import SentenceEncoder
@@ -38,7 +38,7 @@ class BEPA(Method):
     ) -> None:
         super().__init__(encoder, config, optimizer, step)
         rule = "exact" if config.mlm_pack == "mono" else "bernoulli"
-        self.prediction = MaskedPrediction(encoder.tokenizer, config.mlm_prob, rule)
+        self.prediction = MaskedPrediction(encoder.tokenizer, config.mlm_prob, rule, optimizer.chunk)
         aligns = config.lam > 0
         self.predictor = predictor(config.predictor if aligns else "identity", encoder.dim)
         self.target = moving_average(encoder) if aligns and config.target == "ema" else None
@@ -112,7 +112,8 @@ class BEPA(Method):
         return self._pool(encoder, hidden, packed, FIRST), self._pool(encoder, hidden, packed, SECOND)
 
     def _hidden(self, encoder: SentenceEncoder, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return encoder.backbone(*inputs, all_layers=encoder.pooling.needs_all_layers)
+        every = encoder.pooling.needs_all_layers
+        return self.by_chunks(lambda *rows: encoder.backbone(*rows, all_layers=every), *inputs)
 
     def _pool(
         self, encoder: SentenceEncoder, hidden: tuple[Tensor, ...], packed: Packed, side: int
@@ -152,24 +153,3 @@ def predictor(kind: str, width: int) -> nn.Module:
     if kind == "linear":
         return nn.Linear(width, width)
     return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-
-
-def moving_average(encoder: SentenceEncoder) -> SentenceEncoder:
-    """A frozen copy of backbone and pooling, without the language-modelling head."""
-    from embedlab.encoder import SentenceEncoder
-
-    head, encoder.backbone.head = encoder.backbone.head, None
-    try:
-        backbone = copy.deepcopy(encoder.backbone)
-    finally:
-        encoder.backbone.head = head
-    copied = SentenceEncoder(backbone, copy.deepcopy(encoder.pooling), encoder.tokenization)
-    return copied.requires_grad_(False).eval()
-
-
-@torch.no_grad()
-def average(target: SentenceEncoder, encoder: SentenceEncoder, keep: float) -> None:
-    """``target = keep * target + (1 - keep) * encoder``, weight by weight."""
-    present = dict(encoder.named_parameters())
-    names, weights = zip(*target.named_parameters(), strict=True)
-    torch._foreach_lerp_(list(weights), [present[n].detach() for n in names], 1 - keep)

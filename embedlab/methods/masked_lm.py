@@ -12,6 +12,7 @@ from embedlab.errors import UserError
 from embedlab.methods.base import Batch, Fields, Method, Outcome
 from embedlab.methods.config import MethodConfig
 from embedlab.objectives.masked_lm import IGNORED, Masked, mask_tokens, masked_lm
+from embedlab.training.grad_cache import cached
 
 if TYPE_CHECKING:
     from embedlab.backbones import Backbone, BackboneInfo
@@ -54,21 +55,24 @@ class MaskedPrediction(nn.Module):
     Args:
         tokenizer: its special tokens are never selected (the unknown token is a word).
         probability, rule: of `mask_tokens`.
+        chunk: rows encoded at once (`embedlab.training.grad_cache`); None: all.
     """
 
     special_ids: Tensor
 
-    def __init__(self, tokenizer: Any, probability: float, rule: str) -> None:
+    def __init__(self, tokenizer: Any, probability: float, rule: str, chunk: int | None = None) -> None:
         super().__init__()
         self.mask_id, self.vocab_size = int(tokenizer.mask_token_id), len(tokenizer)
-        self.probability, self.rule = probability, rule
+        self.probability, self.rule, self.chunk = probability, rule, chunk
         special = torch.tensor(sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}))
         self.register_buffer("special_ids", special, persistent=False)
 
     def forward(self, backbone: Backbone, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Mean cross-entropy in nats, and the share of the selected tokens that were guessed, of rows ``[B, L]``."""
         masked = self.mask(input_ids, attention_mask)
-        hidden = backbone(masked.input_ids, attention_mask)[-1]
+        hidden = cached(
+            lambda ids, mask: backbone(ids, mask)[-1], masked.input_ids, attention_mask, chunk=self.chunk
+        )
         assert backbone.head is not None
         logits = backbone.head(hidden.flatten(0, 1)[masked.positions])
         loss = masked_lm(logits, masked.labels)
@@ -98,7 +102,9 @@ class MaskedLM(Method):
         step: str = "eager",
     ) -> None:
         super().__init__(encoder, config, optimizer, step)
-        self.prediction = MaskedPrediction(encoder.tokenizer, config.probability, config.rule)
+        self.prediction = MaskedPrediction(
+            encoder.tokenizer, config.probability, config.rule, optimizer.chunk
+        )
 
     @classmethod
     def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:

@@ -16,9 +16,10 @@ from embedlab.encoder import SentenceEncoder
 from embedlab.errors import UserError
 from embedlab.evaluation.geometry import rankme
 from embedlab.methods import method_config
-from embedlab.methods.bepa import BEPA, average
+from embedlab.methods.bepa import BEPA
 from embedlab.methods.bepa_config import BEPAConfig
 from embedlab.methods.bepa_views import FIRST, PADDING, SECOND, hide, pack, stack
+from embedlab.methods.moving_average import average
 from embedlab.objectives.bilingual_nce import bilingual_nce
 from embedlab.objectives.masked_lm import IGNORED
 from embedlab.pooling import build_pooling, pooling_config
@@ -34,14 +35,19 @@ LIMIT = 10
 
 
 def method(
-    tiny: Tiny, kind: str = "bert", pooling: str = "cls", attention: str = "sdpa", **settings: Any
+    tiny: Tiny,
+    kind: str = "bert",
+    pooling: str = "cls",
+    attention: str = "sdpa",
+    chunk: int | None = None,
+    **settings: Any,
 ) -> BEPA:
     """Without dropout, in evaluation mode."""
     source = BackboneConfig(source="local", path=str(tiny(kind)), attention=attention)
     backbone, tokenizer = load_backbone(source, head="masked_lm")
     torch.manual_seed(1)
     encoder = SentenceEncoder(backbone, build_pooling(pooling, backbone.info), Tokenization(tokenizer))
-    return BEPA(encoder, BEPAConfig(**settings), OptimizerConfig()).eval()
+    return BEPA(encoder, BEPAConfig(**settings), OptimizerConfig(chunk=chunk)).eval()
 
 
 def batch(
@@ -327,6 +333,25 @@ def test_a_step_asks_the_device_for_no_value(tiny: Tiny, settings: dict[str, Any
     with NoHostReads():
         total, _ = bepa.total(data)
         total.backward()
+
+
+@pytest.mark.parametrize("align_input", ["separate_clean", "packed_masked", "packed_blockmask"])
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_chunks_have_the_gradient_of_the_whole(tiny: Tiny, align_input: str, chunk: int) -> None:
+    whole, parts = (method(tiny, chunk=c, align_input=align_input, mlm_pack="bi") for c in (None, chunk))
+    sizes = []
+    inner = parts.encoder.backbone.forward
+    parts.encoder.backbone.forward = lambda *rows, **k: (sizes.append(len(rows[0])), inner(*rows, **k))[1]  # type: ignore[method-assign]
+    found = [losses(bepa) for bepa in (whole, parts)]
+    torch.testing.assert_close(found[0], found[1])
+    assert max(sizes) == chunk
+    a, b = (
+        gradients(bepa, each["masked_lm"] + each["align"])
+        for bepa, each in zip((whole, parts), found, strict=True)
+    )
+    assert a.keys() == b.keys()
+    for name, grad in a.items():
+        torch.testing.assert_close(grad, b[name], rtol=1e-4, atol=1e-6)
 
 
 def test_a_target_without_gradient_halves_the_gradient_of_a_distance(tiny: Tiny) -> None:

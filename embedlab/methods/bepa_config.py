@@ -139,4 +139,11 @@ class BEPAConfig(MethodConfig):
                 value=run.backbone.attention,
                 fix="backbone.attention=sdpa",
             )
+        if self.lam > 0 and self.target == "ema" and run.trainer.strategy.startswith("fsdp"):
+            raise UserError(
+                "the moving average is of whole weights, and this strategy shares them out",
+                key="trainer.strategy",
+                value=run.trainer.strategy,
+                fix="trainer=ddp, or method.target=stopgrad",
+            )
         return []

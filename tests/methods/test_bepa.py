@@ -101,6 +101,13 @@ def test_t5_lambda_0_is_masked_language_modelling_alone(tiny: Tiny, mlm_pack: st
         torch.testing.assert_close(grad, alone[name])
 
 
+def test_the_control_leaves_no_weight_without_a_gradient(tiny: Tiny) -> None:
+    control = method(tiny, pooling="cls_mlp", predictor="mlp", target="ema", lam=0.0)
+    kept = gradients(control, losses(control)["masked_lm"])
+    assert {n for n, p in control.named_parameters() if p.requires_grad} == kept.keys()
+    assert control.target is None
+
+
 def test_the_weight_is_lambda(tiny: Tiny) -> None:
     one, three = losses(method(tiny)), losses(method(tiny, lam=3.0))
     torch.testing.assert_close(3 * one["align"], three["align"])
@@ -468,6 +475,8 @@ def test_what_collapses_is_said() -> None:
 @pytest.mark.parametrize(
     ("settings", "length", "attention", "key"),
     [
+        ({"target": "ema"}, 64, "sdpa", "trainer.strategy"),
+        ({"target": "ema", "lam": 0.0}, 64, "sdpa", None),
         ({"mlm_pack": "bi"}, 257, "sdpa", "data.max_length"),
         ({"mlm_pack": "bi"}, None, "sdpa", "data.max_length"),
         ({"align_input": "packed_masked"}, 257, "sdpa", "data.max_length"),
@@ -477,11 +486,13 @@ def test_what_collapses_is_said() -> None:
         ({"align_input": "packed_masked", "lam": 0.0}, 512, "sdpa", None),
     ],
 )
-def test_packed_rows_fit_the_model(
+def test_what_only_the_run_shows(
     settings: dict[str, Any], length: int | None, attention: str, key: str | None
 ) -> None:
     run: Any = SimpleNamespace(
-        data=SimpleNamespace(max_length=length), backbone=SimpleNamespace(attention=attention)
+        data=SimpleNamespace(max_length=length),
+        backbone=SimpleNamespace(attention=attention),
+        trainer=SimpleNamespace(strategy="fsdp"),
     )
     config = BEPAConfig(**settings)
     if key is None:

@@ -97,8 +97,9 @@ def _file(file: Path) -> SentenceEncoder:
 
 def _plain(source: str, name: str) -> SentenceEncoder:
     """A Hugging Face model without a pooling of its own."""
+    encoder = _build(source, name, "mean", None)
     log.warning("%s says nothing of its pooling: taking the mean over its tokens.", name)
-    return _build(source, name, "mean", None)
+    return encoder
 
 
 def _build(source: str, name: str, pooling: str, max_length: int | None) -> SentenceEncoder:

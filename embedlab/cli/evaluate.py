@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
+from embedlab.cli.outputs import check_writable
 from embedlab.errors import UserError
 
 # Kinds of data in a folder that holds several: a suite takes its own, where there is one.
@@ -41,6 +41,8 @@ def main(argv: list[str]) -> int:
     out = _out(config["out"], suites)
     paths = {suite: _path(out, str(config["ckpt"]), suite) for suite in suites}
     for path in paths.values():
+        if path.is_dir():
+            raise UserError("is a folder", file=path, key="out", fix="name a file that ends in .json")
         check_writable(path)
 
     from embedlab.cli.encoders import Configured, load_encoder
@@ -48,6 +50,11 @@ def main(argv: list[str]) -> int:
     from embedlab.evaluation.table import suite_tables
 
     encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"]), config, sys.stderr.isatty())
+    other = None
+    if config["compare"] is not None:  # loaded now: a wrong name must not show after hours
+        other = Configured.of(
+            load_encoder(config["compare"], config["max_length"]), config, sys.stderr.isatty()
+        )
     for suite, runner in runners.items():
         path = paths[suite]
         kept = path.with_suffix(".unfinished")
@@ -60,19 +67,17 @@ def main(argv: list[str]) -> int:
         for warning in protocol["warnings"]:
             print(f"embedlab: warning: {warning}", file=sys.stderr)
         print(f"Scores: {path}")
-    if config["compare"] is not None:
-        _compare(encoder, config, out)
+    if other is not None:
+        _compare(encoder, other, config, out)
     return 0
 
 
-def _compare(encoder: Any, config: Mapping[str, Any], out: Path | None) -> None:
-    """The encoder against the one that ``compare`` names, on the same STS pairs."""
-    from embedlab.cli.encoders import Configured, load_encoder
+def _compare(encoder: Any, other: Any, config: Mapping[str, Any], out: Path | None) -> None:
+    """The encoder against the `other` that ``compare`` names, on the same STS pairs."""
     from embedlab.evaluation import compare
     from embedlab.evaluation.protocol import write_scores
     from embedlab.evaluation.table import Table
 
-    other = Configured.of(load_encoder(config["compare"], config["max_length"]), config, sys.stderr.isatty())
     changes, protocol = compare.run(other, encoder, _settings(config, "sts"))
     path = _path(out if out is None or out.suffix != ".json" else out.parent, str(config["ckpt"]), "compare")
     write_scores(path, changes, protocol)
@@ -118,20 +123,6 @@ def _out(out: Any, suites: Sequence[str]) -> Path | None:
     if path.suffix == ".json" and len(suites) > 1:
         raise UserError(f"one file for {len(suites)} suites", key="out", value=out, fix="out=FOLDER")
     return path
-
-
-def check_writable(path: Path) -> None:
-    """UserError, before hours of work, unless the file `path` can be written (its folders need not exist)."""
-    if path.is_dir():
-        raise UserError("is a folder", file=path, key="out", fix="name a file that ends in .json")
-    place = next(folder for folder in path.absolute().parents if folder.exists())
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"cannot be written ({place}: {error.strerror})", file=path, key="out", fix="write elsewhere"
-        ) from error
 
 
 def _path(out: Path | None, ckpt: str, suite: str) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
+from embedlab.cli.outputs import check_writable
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def main(argv: list[str]) -> int:
         if not any((out / name).is_file() for name in _EXPORTED):
             raise UserError("holds other things than an encoder", file=out, key="out", fix="another folder")
 
+    check_writable(out)
     from embedlab.cli.encoders import load_encoder
     from embedlab.export.card import model_card
 

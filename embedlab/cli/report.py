@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from embedlab.cli.outputs import check_writable
 from embedlab.errors import UserError
 
 
@@ -45,11 +46,14 @@ def main(argv: Sequence[str]) -> int:
     from embedlab.analysis.runs import find_runs, group_runs
 
     runs, unfinished = find_runs([Path(f) for f in options.folders])
+    out = options.out or Path(options.folders[0])
+    if out.exists() and not out.is_dir():
+        raise UserError("is no folder", file=out, key="out", fix="name a folder")
+    check_writable(out)
     groups = group_runs(runs)
     baseline = find_baseline(groups, options.baseline)
     report = make_report(groups, unfinished, baseline, options.metric, title=options.title)
     print(report.markdown())
-    out = options.out or Path(options.folders[0])
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.md").write_text(report.markdown(), encoding="utf-8")
     (out / "report.html").write_text(report.html(), encoding="utf-8")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from embedlab.cli.compose import compose
 from embedlab.cli.encode import text_column
+from embedlab.cli.outputs import check_writable
 from embedlab.data.readers import FileReader, open_reader
 from embedlab.errors import UserError
 
@@ -38,6 +39,7 @@ def _index(argv: list[str]) -> int:
         raise UserError("no such file", file=source, fix="give a .txt, .csv, .tsv, .jsonl or .parquet file")
     reader = open_reader(source)
     column = text_column(reader, config["column"])
+    check_writable(Path(str(config["index"])), key="index")
 
     from embedlab.cli.encoders import Configured, load_encoder
     from embedlab.evaluation.search import build_index

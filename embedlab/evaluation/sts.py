@@ -159,8 +159,7 @@ def _from_file(task: str, split: str, text: Text, source: _Source, path: Path) -
                 value=table[source.gold][i],
                 fix="write a number, or leave the cell empty to drop the pair",
             )
-    if not kept:
-        raise UserError("has no rated pair", file=path, fix="fetch the file again")
+    _check_ratings(gold, path)
     subsets = table.get(source.subset) if source.subset else None
     return STSPairs(
         task=task,
@@ -174,6 +173,15 @@ def _from_file(task: str, split: str, text: Text, source: _Source, path: Path) -
         expected=source.pairs,
         notes=notes,
     )
+
+
+def _check_ratings(gold: NDArray[np.float64], source: str | Path) -> None:
+    """UserError where no correlation with `gold` exists."""
+    if len(gold) == 0:
+        raise UserError("has no rated pair", file=source, fix="fetch the file again")
+    if len(gold) == 1 or (gold == gold[0]).all():
+        what = "has one rated pair" if len(gold) == 1 else f"rates all {len(gold)} pairs the same"
+        raise UserError(f"{what}: there is no correlation with it", file=source, fix="give the whole file")
 
 
 def _from_hub(task: str, split: str, text: Text, source: _Source) -> STSPairs:
@@ -201,13 +209,15 @@ def _from_hub(task: str, split: str, text: Text, source: _Source) -> STSPairs:
             value=None,
             fix="give data_dir=FOLDER with the STS files (sts12_test.tsv.gz ... sick_test.tsv.gz)",
         ) from error
+    gold = np.asarray(rows["score"], dtype=np.float64)
+    _check_ratings(gold, f"hub:{source.hub}")
     return STSPairs(
         task=task,
         split=split,
         text=text,
         first=[str(s) for s in rows["sentence1"]],
         second=[str(s) for s in rows["sentence2"]],
-        gold=np.asarray(rows["score"], dtype=np.float64),
+        gold=gold,
         subsets=None,
         source=f"hub:{source.hub}",
         expected=source.pairs,
@@ -323,6 +333,8 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     warnings = [warning for pairs in main if (warning := row_count_warning(pairs))]
     if vectors.non_finite:
         warnings.append(f"{vectors.non_finite} sentence vectors are not finite: their cosines count as 0")
+    if len(vectors.matrix) > 1 and bool((vectors.matrix == vectors.matrix[0]).all()):
+        warnings.append("all sentence vectors are equal (a collapsed encoder): no correlation, counted as 0")
     block = protocols.describe(
         encoder,
         suite="sts",

@@ -147,7 +147,7 @@ def task_outcome(
     the second ones. Raises UserError where a split is too small for it.
     """
     data = LabelledVectors(
-        _features(vectors, list(splits.values())).to(device),
+        classifier_inputs(vectors, list(splits.values())).to(device),
         np.concatenate([split.labels for split in splits.values()]),
         len(TASKS[task].classes),
     )
@@ -264,7 +264,7 @@ def _all_texts(splits: Mapping[str, Split]) -> list[str]:
     return [text for split in splits.values() for side in (split.first, split.second or []) for text in side]
 
 
-def _features(vectors: Tensor, splits: Sequence[Split]) -> Tensor:
+def classifier_inputs(vectors: Tensor, splits: Sequence[Split]) -> Tensor:
     """Classifier inputs of all splits, one below the other: u [n, D], or [|u - v|, u * v] [n, 2 D] for
     pairs.
     """

@@ -113,7 +113,9 @@ def test_a_source_without_tokens_scores_raw_only(tmp_path: Path) -> None:
 
 
 def test_collapsed_and_non_finite_encoders_score_zero(folder: Path) -> None:
-    assert evaluate_sts(Constant(), folder, tasks=["stsb"])["stsb/spearman"] == 0
+    scores, protocol = SUITES["sts"](Constant(), {"data_dir": str(folder), "tasks": ["stsb"]})
+    assert scores["stsb/spearman"] == 0
+    assert any("all sentence vectors are equal" in warning for warning in protocol["warnings"])
 
     class Broken(HashedWords):
         def encode(self, sentences):  # type: ignore[no-untyped-def]
@@ -155,6 +157,14 @@ def test_quotes_and_odd_line_separators_stay_in_the_text(tmp_path: Path) -> None
         (
             lambda f: f.write_bytes(gzip.compress(b"score\tsentence1\tsentence2\n\ta\tb\n")),
             "has no rated pair",
+        ),
+        (
+            lambda f: f.write_bytes(gzip.compress(b"score\tsentence1\tsentence2\n1\ta\tb\n\tc\td\n")),
+            "has one rated pair",
+        ),
+        (
+            lambda f: f.write_bytes(gzip.compress(b"score\tsentence1\tsentence2\n1\ta\tb\n1.0\tc\td\n")),
+            "rates all 2 pairs the same",
         ),
     ],
 )

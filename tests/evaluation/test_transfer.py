@@ -83,7 +83,7 @@ def test_pairs_become_difference_and_product() -> None:
     split = Split(["a", "b"], ["b", "c"], np.array([0, 1]))
     vectors = torch.tensor([table[t] for t in split.first + (split.second or [])])
     expected = torch.tensor([[2.0, 3.0, 3.0, -2.0], [3.0, 1.5, 0.0, -0.5]])
-    torch.testing.assert_close(transfer._features(vectors, [split]), expected)
+    torch.testing.assert_close(transfer.classifier_inputs(vectors, [split]), expected)
 
 
 def test_rows_are_sorted_as_senteval_does(tmp_path: Path) -> None:

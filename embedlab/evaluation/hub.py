@@ -8,16 +8,22 @@ from embedlab.errors import UserError
 
 
 def hub_rows(
-    name: str, config: str | None, split: str, columns: list[str], files: str
+    name: str, config: str | None, split: str, columns: list[str], files: str, converted: bool = False
 ) -> dict[str, list[Any]]:
-    """The named columns of one split as lists. `files`: the local files to name in the error's fix.
+    """The named columns of one split as lists.
+
+    files: the local files to name in the error's fix. converted: read the hub's own Parquet copy (a branch
+    with a folder for each configuration), for data sets that are scripts, which `datasets` 4 no longer runs.
 
     Raises UserError when the hub cannot be reached or the data set has no such column.
     """
     try:
         from datasets import load_dataset
 
-        rows = load_dataset(name, config, split=split)
+        if converted:
+            rows = load_dataset(name, data_dir=config, revision="refs/convert/parquet", split=split)
+        else:
+            rows = load_dataset(name, config, split=split)
     except Exception as error:  # the hub client raises a dozen unrelated types when it is offline
         reason = str(error).strip().splitlines()
         raise UserError(

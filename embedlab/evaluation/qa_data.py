@@ -170,7 +170,9 @@ def _mlqa_hub(wanted: Sequence[str] | None) -> Grid:
     grid = {}
     for of, asked in product(names, names):
         columns = ["context", "question", "answers"]
-        rows = hub_rows("facebook/mlqa", f"mlqa.{of}.{asked}", "test", columns, "mlqa_dev_*.tsv.gz")
+        rows = hub_rows(
+            "facebook/mlqa", f"mlqa.{of}.{asked}", "test", columns, "mlqa_dev_*.tsv.gz", converted=True
+        )
         grid[of, asked] = _from_rows(
             of, asked, rows["context"], rows["question"], rows["answers"], "hub:facebook/mlqa"
         )

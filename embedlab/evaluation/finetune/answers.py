@@ -80,7 +80,7 @@ def scores(predictions: Sequence[str], answers: Sequence[Sequence[str]], languag
         return mlqa_words(answer, language)
 
     forms: dict[str, Normalise] = {"": mlqa, "_squad": squad_words}
-    found = {}
+    found: dict[str, float] = {}
     for name, words in forms.items():
         total = {"em": 0.0, "f1": 0.0}
         for predicted, right in zip(predictions, answers, strict=True):

@@ -24,6 +24,7 @@ COMMANDS = {
     "export": "write an encoder in another format",
     "report": "gather the scores of finished runs in one table",
     "search": "index a file of sentences, and find those nearest to a text",
+    "tune": "search over configurations, with pruning (Optuna)",
     "fit": "train from one file with LightningCLI (--config FILE)",
     "validate": "score the dev set of a LightningCLI run",
     "test": "score the test sets of a LightningCLI run",

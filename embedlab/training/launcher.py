@@ -171,7 +171,8 @@ def _start(trial: Trial, device: int | None) -> _Running:
         config["ckpt_path"] = "last"
     path = trial.folder / "resolved.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    environment = dict(os.environ)
+    # Trials are grouped by their sweep on W&B, unless the configuration or the environment says otherwise.
+    environment = {"WANDB_RUN_GROUP": trial.folder.parent.name, **os.environ}
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(device)
     command = [sys.executable, "-m", RUNNER, str(path), str(trial.folder)]

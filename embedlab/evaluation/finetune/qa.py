@@ -23,6 +23,7 @@ from embedlab.evaluation.finetune.windows import (
     Passages,
     best_spans,
     bounds,
+    question_tokens,
     read_answers,
     training_spans,
     windows,
@@ -183,4 +184,8 @@ class Reader:
     def plain(self) -> dict[str, Any]:
         """For the protocol block."""
         precision = "bf16-mixed" if self.half else "float32"
-        return {"row_tokens": self.rows.max_length, "precision": precision}
+        return {
+            "row_tokens": self.rows.max_length,
+            "question_tokens": question_tokens(self.rows),
+            "precision": precision,
+        }

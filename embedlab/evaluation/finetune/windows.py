@@ -54,12 +54,17 @@ class Passages:
         return (inside[0], inside[-1]) if inside else None
 
 
+def question_tokens(rows: Rows) -> int:
+    """Tokens of a question at most: a third of a short row."""
+    return min(_QUESTION, (rows.max_length - rows.overhead) // 3)
+
+
 def windows(
     rows: Rows, questions: Sequence[str], passages: Passages, gold: Sequence[int], stride: int
 ) -> list[Window]:
     """Each question with all windows of its passage, which overlap by `stride` tokens (less in short rows)."""
     asked = [e.ids for e in rows.encode(questions)]
-    longest = min(_QUESTION, (rows.max_length - rows.overhead) // 3)
+    longest = question_tokens(rows)
     found = []
     for number, (question, passage) in enumerate(zip(asked, gold, strict=True)):
         head = [*rows.first, *question[:longest], *rows.separator]

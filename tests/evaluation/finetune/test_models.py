@@ -117,3 +117,19 @@ def test_biases_do_not_decay() -> None:
     assert decays == {0.5: [(2, 3)], 0.0: [(2,)]}
     assert made["lr_scheduler"]["interval"] == "step"
     assert made["optimizer"].param_groups[0]["lr"] == 0.0, "warm-up starts at 0"
+
+
+def test_gradients_are_clipped() -> None:
+    class Steep(Counter):
+        norms: list[float]
+
+        def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            if self.weight.grad is not None:  # of the step before: it is cleared later
+                self.norms.append(float(self.weight.grad.norm()))
+            return 1000 * super().loss(batch)
+
+    model = Steep()
+    model.norms = []
+    data = Buckets([[1]] * 8, {"label": torch.ones(8, dtype=torch.int64)}, 0, "cpu")
+    train(model, data, FineTuneConfig(steps=3, batch_size=2, clip=0.5), name="x", half=False)
+    assert model.norms == pytest.approx([0.5, 0.5], rel=1e-3)

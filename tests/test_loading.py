@@ -41,6 +41,15 @@ def test_a_run_gives_its_export_else_its_best(tiny: Tiny, saved: Path, tmp_path:
     assert embedlab.load(run).pooling.name == "cls"
 
 
+def test_what_cannot_be_loaded_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with caplog.at_level(logging.WARNING), pytest.raises(UserError, match="neither in the cache nor reachable"):
+        embedlab.load("no-such-owner/no-such-model")
+    assert caplog.text == "", "of its pooling nothing is said"
+
+
 def test_a_plain_folder_is_pooled_by_the_mean_and_says_so(
     tiny: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:

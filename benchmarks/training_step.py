@@ -161,7 +161,7 @@ def this_project(
                 sync()
                 clock["ended"] = time.perf_counter()
 
-    trainer, _ = build_trainer(config, out, None, Finale(config, out, method.encoder, data, None))
+    trainer, _ = build_trainer(config, out, [], Finale(config, out, method.encoder, data, None))
     trainer.callbacks.append(Clock())
     trainer.fit(method, datamodule=data)
     seconds = (clock["ended"] - clock["began"]) / (steps - warm)

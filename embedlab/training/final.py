@@ -83,6 +83,8 @@ class Finale:
         dev: DevSet | None,
     ) -> None:
         self.config, self.folder, self.encoder, self.data, self.dev = config, folder, encoder, data, dev
+        self.device: torch.device | None = None
+        """Where to score; None: where the encoder is. Lightning has the model on the CPU before and after a fit."""
         self._data_dir = sts_folder(config.evaluation)
 
     def suites(self) -> list[str]:
@@ -118,7 +120,7 @@ class Finale:
             "select": self.config.evaluation.selection,
             "seconds": round(seconds, 1),
             "sentences": self.data.n_rows,
-            "device": device_name(self.encoder.device),
+            "device": device_name(self.device or self.encoder.device),
             "seed": self.config.seed,
             "step": self.config.resolved_step(),
             "precision": str(trainer.precision),
@@ -138,17 +140,19 @@ class Finale:
         """The encoder as it is now: scores by name, and each suite's protocol."""
         scores: dict[str, float] = {}
         protocols: dict[str, Any] = {}
-        if self.dev is not None:
-            vectors = self.encoder.encode(self.dev.sentences, output="tensor", device=self._device())
-            scores |= {f"dev/{k}": v for k, v in self.dev.score(vectors).items()}
         settings = {"data_dir": self._data_dir, "sts_text": self.config.evaluation.sts_text}
-        for name in self.suites():
-            found, protocols[name] = SUITES[name](self.encoder, settings)
-            scores |= found
+        home = self.encoder.device
+        self.encoder.to(self.device or home)
+        try:
+            if self.dev is not None:
+                vectors = self.encoder.encode(self.dev.sentences, output="tensor")
+                scores |= {f"dev/{k}": v for k, v in self.dev.score(vectors).items()}
+            for name in self.suites():
+                found, protocols[name] = SUITES[name](self.encoder, settings)
+                scores |= found
+        finally:
+            self.encoder.to(home)
         return scores, protocols
-
-    def _device(self) -> torch.device:
-        return self.encoder.device
 
     def _print(self, scores: dict[str, float], training: dict[str, Any]) -> None:
         path = self.folder / BEFORE

@@ -97,10 +97,11 @@ class Run:
         if fits or purpose == "predict":
             self.data.prepare_data()
         self.finale = Finale(config, self.folder, self.method.encoder, self.data, dev)
-        if self.checkpoint is None and rank_zero and fits:
-            self.finale.before()
         loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
         self.trainer, self.selection = build_trainer(config, self.folder, loggers, self.finale, extra)
+        self.finale.device = self.trainer.strategy.root_device
+        if self.checkpoint is None and rank_zero and fits:
+            self.finale.before()
 
     def fit(self) -> dict[str, float]:
         """Train, select, export and score; what it raises and returns is said at `train`."""
@@ -274,13 +275,16 @@ def _wandb(config: RunConfig, folder: Path) -> Logger:
     """Offline where there is no key; the run's id is kept, so that a resumed run goes on in the same record."""
     import wandb
 
+    settings = {k: v for k, v in (config.logger.wandb or {}).items() if v is not None}
+    if global_rank() != 0:  # only the first process records
+        return WandbLogger(save_dir=folder, offline=True, **settings)
     kept = folder / "wandb_id"
     run_id = kept.read_text().strip() if kept.is_file() else wandb.util.generate_id()
     kept.write_text(run_id)
-    settings = {k: v for k, v in (config.logger.wandb or {}).items() if v is not None}
     offline = "WANDB_MODE" not in os.environ and not (os.environ.get("WANDB_API_KEY") or _has_netrc())
     if offline:
         log.info("No W&B key: recording offline in %s; upload with `wandb sync`.", folder / "wandb")
+    # `wandb sync --append` or the service itself joins the parts of a resumed run, which have one id.
     logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
     logger.experiment.config.update(config.plain, allow_val_change=True)
     return logger
@@ -292,8 +296,9 @@ def _has_netrc() -> bool:
 
 
 def _finish(loggers: list[Logger]) -> None:
+    """Whatever happened: a W&B run that is left open goes on recording the next one of this process."""
     for logger in loggers:
-        if isinstance(logger, WandbLogger):
+        if isinstance(logger, WandbLogger) and global_rank() == 0:
             logger.experiment.finish()
 
 

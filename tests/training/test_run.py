@@ -134,3 +134,21 @@ def test_losses_of_five_steps(compose_run, tmp_path):  # type: ignore[no-untyped
     with (tmp_path / "metrics.csv").open() as file:
         values = [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
     assert values == pytest.approx(GOLDEN, abs=2e-3)
+
+
+@pytest.mark.gpu
+def test_scores_before_and_after_are_made_on_the_device(compose_run, sts_dir, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    """Lightning has the model on the CPU before and after a fit, where scoring takes minutes instead of seconds."""
+    from embedlab.encoder import SentenceEncoder
+
+    original, seen = SentenceEncoder.encode, []
+    monkeypatch.setattr(
+        SentenceEncoder, "encode", lambda self, *a, **k: (seen.append(self.device.type), original(self, *a, **k))[1]
+    )
+    config = compose_run(
+        "trainer=gpu", "trainer.max_steps=2", f"evaluation.sts_dir={sts_dir}", "evaluation.before=true",
+        "evaluation.final=[sts]",
+    )  # fmt: skip
+    train(config, tmp_path)
+    assert set(seen) == {"cuda"}
+    assert json.loads((tmp_path / "scores.json").read_text())["training"]["device"].startswith("NVIDIA")

@@ -1,6 +1,6 @@
 """What one pass saves: CSE-SFP against two-pass training, on the same sentences, backbone, batch and loss.
 
-    python benchmarks/csesfp_cost.py [--batch N ...] [--steps K] [--out FILE] [key=value ...]
+    python benchmarks/csesfp_cost.py [--batch N,N,...] [--steps K] [--out FILE] [key=value ...]
 
 ``key=value`` changes ``experiment=csesfp_cost``: ``backbone=...``, ``adapter=...``, ``trainer=cpu``, ``step=...``,
 ``data.files=...``. Arms (specification, section 2.4):
@@ -120,6 +120,7 @@ class Bench:
         self.dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
         self.step_mode = config.resolved_step()
         self.captures = False
+        self.pool: Any = None
         self.copy: ComputeCopy | None = None
         """The weights in the compute type, which a captured training step has."""
 
@@ -227,8 +228,11 @@ class Bench:
             for _ in range(3):
                 body()
         torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # One pool for all arms: each replay is over before the next begins, and five pools do not fit a card.
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self.pool):
             body()
 
         def step() -> None:
@@ -371,7 +375,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--batch", type=int, nargs="+", default=[256], help="sentences a step (default: 256)")
+    parser.add_argument(
+        "--batch", default="256", help="sentences a step, one or several with commas (default: 256)"
+    )
     parser.add_argument("--steps", type=int, default=50, help="timed steps of each arm (default: 50)")
     parser.add_argument("--texts", type=int, default=8, help="batches of different sentences (default: 8)")
     parser.add_argument("--fit", action="store_true", help="also look for the largest batch that fits (CUDA)")
@@ -383,7 +389,8 @@ def main(argv: list[str]) -> int:
     config = RunConfig.from_dict(values)
     config.check()
     bench = Bench(config, named[-1] if named else "eol_sum")
-    wanted = max(options.batch) * (64 if options.fit else options.texts)
+    sizes = [int(size) for size in options.batch.split(",")]
+    wanted = max(sizes) * (64 if options.fit else options.texts)
     texts = [t for t in itertools.islice(iter_texts(config.data), wanted * 2) if t.strip()][:wanted]
     device = torch.cuda.get_device_name() if bench.cuda else f"CPU {platform.machine()}"
     results: dict[str, Any] = {
@@ -393,7 +400,7 @@ def main(argv: list[str]) -> int:
         "config": values,
     }
     results["torch"] = torch.__version__
-    for size in options.batch:
+    for size in sizes:
         costs = measure(bench, texts[: size * options.texts], size, options.steps)
         title = f"{config.backbone.label}, {config.adapter.name}, N={size}, step={bench.step_mode}, {device}"
         shown, rows = table(costs, title)
@@ -402,7 +409,7 @@ def main(argv: list[str]) -> int:
     if options.fit and bench.cuda:
         for arm in bench.arms:
             if arm.passes is not None:
-                size, speed = largest_batch(bench, arm, texts, min(options.batch))
+                size, speed = largest_batch(bench, arm, texts, min(sizes))
                 results[f"largest_{arm.name}"] = {"batch": size, "sentences_per_second": speed}
                 print(f"{arm.name}: largest batch {size}, {speed:,.0f} sentences/s")
     if options.out:

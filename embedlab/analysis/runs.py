@@ -14,6 +14,7 @@ from embedlab.errors import UserError
 SCORES = "scores.json"
 # Keys of a configuration that do not make another recipe.
 _NOT_A_RECIPE = ("seed", "ckpt_path", "logger", "callbacks", "stages_dir")
+_NOR_THESE = ("evaluation.before", "evaluation.final", "data.report", "data.processes", "data.cache_dir")
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     Two runs of one recipe and one seed are one result: the later folder counts.
     """
     flat = [_flatten({k: v for k, v in run.config.items() if k not in _NOT_A_RECIPE}) for run in runs]
-    keys = sorted({key for config in flat for key in config})
+    keys = sorted({key for config in flat for key in config if key not in _NOR_THESE})
     absent = object()
     varied = [k for k in keys if len({_hashable(c.get(k, absent)) for c in flat}) > 1]
     groups: dict[tuple[Any, ...], dict[int, tuple[dict[str, Any], Run]]] = {}
@@ -124,12 +125,11 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     result = []
     changes = {run.folder: _overrides(run.folder) for run in runs}
     shared = set.intersection(*map(set, changes.values())) if changes else set()
+    every = [next(iter(members.values()))[0] for members in groups.values()]
     for members in groups.values():
         settings, first = next(iter(members.values()))
         shown = {k: v for k, v in settings.items() if v is not None}
-        label = ", ".join(o for o in changes[first.folder] if o not in shared) or ", ".join(
-            f"{k}={v}" for k, v in shown.items()
-        )
+        label = ", ".join(o for o in changes[first.folder] if o not in shared) or _label(shown, every)
         label = label or str(first.config.get("method", {}).get("name", "run"))
         result.append(Group(label, shown, tuple(run for _, run in members.values())))
     labels = [g.label for g in result]
@@ -137,6 +137,27 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         g if labels.count(g.label) == 1 else replace(g, label=f"{g.label} ({g.runs[0].folder})")
         for g in result
     ]
+
+
+def _label(settings: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
+    """What tells a recipe from the others, in the words of a command line.
+
+    Where parts of different names differ (``pooling=mean`` and ``pooling=s2sent``), the name says the rest; further
+    keys of the part are shown if other recipes have the same name and another value.
+    """
+    words = []
+    for key, value in settings.items():
+        part, _, rest = key.partition(".")
+        named = f"{part}.name"
+        if rest == "name":
+            words.append(f"{part}={value}")
+        elif named in settings:
+            peers = [s for s in every if s.get(named) == settings[named]]
+            if len({_hashable(s.get(key)) for s in peers}) > 1:
+                words.append(f"{key}={value}")
+        else:
+            words.append(f"{key}={value}")
+    return ", ".join(words)
 
 
 def _overrides(folder: Path) -> list[str]:

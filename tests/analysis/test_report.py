@@ -20,7 +20,7 @@ def write_run(
     folder: Path, seed: int, score: float, overrides: list[str] | None = None, **pooling: object
 ) -> None:
     folder.mkdir(parents=True)
-    config = {"seed": seed, "method": {"name": "simcse"}, "pooling": {"name": "s2sent", **pooling}}
+    config = {"seed": seed, "method": {"name": "simcse"}, "pooling": {"name": "s2sent"} | pooling}
     scores = {"sts7/spearman": score, "stsb/spearman": score + 1}
     training = {"seed": seed, "device": "cpu", "steps": 3}
     (folder / "scores.json").write_text(
@@ -49,6 +49,33 @@ def test_labels_come_from_the_sweep_where_it_says_them(tmp_path: Path) -> None:
     write_run(tmp_path / "0", 0, 70.0, ["pooling=mean", "seed=0"])
     write_run(tmp_path / "1", 0, 71.0, ["pooling=cls", "seed=0"], n=3)
     assert {g.label for g in group_runs(find_runs([tmp_path])[0])} == {"pooling=mean", "pooling=cls"}
+
+
+def test_a_part_is_called_by_its_name_and_by_what_its_namesakes_lack(tmp_path: Path) -> None:
+    """All defaults of a pooling would bury what differs."""
+    recipes: list[dict[str, object]] = [
+        {"name": "mean"},
+        {"name": "s2sent", "n": 3, "m": 4, "squeeze": "dct"},
+        {"name": "s2sent", "n": 3, "m": 4, "squeeze": "gap"},
+    ]
+    for i, pooling in enumerate(recipes):
+        write_run(tmp_path / str(i), 0, 70.0, **pooling)
+    assert {g.label for g in group_runs(find_runs([tmp_path])[0])} == {
+        "pooling=mean",
+        "pooling=s2sent, pooling.squeeze=dct",
+        "pooling=s2sent, pooling.squeeze=gap",
+    }
+
+
+def test_what_is_scored_makes_no_other_recipe(tmp_path: Path) -> None:
+    for seed, before in ((0, True), (1, False)):
+        write_run(tmp_path / str(seed), seed, 70.0)
+        path = tmp_path / str(seed) / "scores.json"
+        content = json.loads(path.read_text())
+        content["config"]["evaluation"] = {"before": before}
+        path.write_text(json.dumps(content))
+    (group,) = group_runs(find_runs([tmp_path])[0])
+    assert len(group.runs) == 2
 
 
 def test_paired_difference_is_the_paired_t_interval() -> None:

@@ -190,6 +190,10 @@ class SentenceDataModule(LightningDataModule):
                     else "the data that it was made with",
                 )
         self._resumed = {"epoch": state_dict["epoch"], "batch": state_dict["batch"]}
+        if self._loader is not None and self._loader.done == 0:
+            # Sharded weights are restored after the optimiser is made, which has asked for the loader.
+            self._loader.load_state_dict(self._resumed)
+            self._resumed = None
         if self.trainer is not None and state_dict["batch"] == 0 and state_dict["epoch"] > 0:
             checkpoint = self.trainer._checkpoint_connector._loaded_checkpoint
             if "loops" in checkpoint:

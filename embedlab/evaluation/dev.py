@@ -57,6 +57,11 @@ class DevSet:
             raise ValueError(f"{missing} of the {n} sentences of the dev set have no vector")
         return whole
 
+    def pair_cosines(self, vectors: Tensor) -> Tensor:
+        """Cosine of each rated pair [n_pairs], on the vectors' device, in float64."""
+        first, second = (index.to(vectors.device) for index in (self._first, self._second))
+        return pair_cosine(vectors[first], vectors[second])
+
     def score(self, vectors: Tensor, geometry: bool = True) -> dict[str, float]:
         """Scores of `vectors` [n_unique, D], row i for `sentences[i]`, on any device and in any float type.
 

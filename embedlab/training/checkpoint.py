@@ -42,14 +42,15 @@ def load_encoder(path: Path) -> SentenceEncoder:
         raise UserError(f"cannot be read: {text[0][:200] if text else error!r}", file=path) from None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for file, text in record["files"].items():
+        for file in (*record["files"], *record["weights"]):
             target = folder / file
             if not target.resolve().is_relative_to(folder.resolve()):
                 raise UserError(
                     "a file name in the checkpoint leads out of its folder", file=path, value=file
                 )
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+        for file, text in record["files"].items():
+            (folder / file).write_text(text, encoding="utf-8")
         for file, prefix in record["weights"].items():
             start = f"encoder.{prefix}"
             tensors = {k.removeprefix(start): v.clone() for k, v in state.items() if k.startswith(start)}

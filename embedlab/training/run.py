@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import sys
 import time
 import warnings
@@ -273,18 +274,15 @@ def _loggers(config: RunConfig, folder: Path, checkpoint: Path | None) -> list[L
 
 def _wandb(config: RunConfig, folder: Path) -> Logger:
     """Offline where there is no key; the run's id is kept, so that a resumed run goes on in the same record."""
-    import wandb
-
     settings = {k: v for k, v in (config.logger.wandb or {}).items() if v is not None}
     if global_rank() != 0:  # only the first process records
         return WandbLogger(save_dir=folder, offline=True, **settings)
     kept = folder / "wandb_id"
-    run_id = kept.read_text().strip() if kept.is_file() else wandb.util.generate_id()
+    run_id = kept.read_text().strip() if kept.is_file() else secrets.token_hex(4)
     kept.write_text(run_id)
     offline = "WANDB_MODE" not in os.environ and not (os.environ.get("WANDB_API_KEY") or _has_netrc())
     if offline:
         log.info("No W&B key: recording offline in %s; upload with `wandb sync`.", folder / "wandb")
-    # `wandb sync --append` or the service itself joins the parts of a resumed run, which have one id.
     logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
     logger.experiment.config.update(config.plain, allow_val_change=True)
     return logger

@@ -14,6 +14,7 @@ def main(argv: list[str]) -> int:
     config, folder = Path(argv[0]).read_text(), Path(argv[1])
     (folder / "runs").open("a").write("x")
     (folder / "device").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))
+    (folder / "group").write_text(json.dumps(os.environ.get("WANDB_RUN_GROUP")))
     if "do: fail" in config:
         print("it broke")
         return 1

@@ -17,7 +17,13 @@ from embedlab.errors import UserError
 from embedlab.training.config import RunConfig
 from tests.training.test_ddp import losses, settings
 
-MORE = ("pooling=last", "data.drop_last=true", "evaluation.select=last", "data.batch_size=4")
+MORE = (
+    "pooling=last",
+    "data.drop_last=true",
+    "evaluation.select=last",
+    "optimizer.schedule=constant",
+    "data.batch_size=4",
+)
 
 
 def run(values: dict[str, Any], folder: Path, devices: int, **change: Any) -> None:
@@ -38,7 +44,7 @@ def test_two_shards_train_as_one_process_and_resume(
     tiny: Callable[..., Path], sts_dir: Path, tmp_path: Path
 ) -> None:
     folder, dev = tiny("llama"), f"evaluation.sts_dir={sts_dir}"
-    run(settings(folder, tmp_path, 1, *MORE[:3], "data.batch_size=8", dev), tmp_path / "one", 1)
+    run(settings(folder, tmp_path, 1, *MORE[:4], "data.batch_size=8", dev), tmp_path / "one", 1)
     run(fsdp(folder, tmp_path, dev), tmp_path / "two", 2, trainer={"max_steps": 2})
     half = torch.load(tmp_path / "two" / "last.ckpt", weights_only=True)
     assert half["global_step"] == 2
@@ -49,8 +55,8 @@ def test_two_shards_train_as_one_process_and_resume(
         assert two["state_dict"][name].shape == value.shape
     a, b = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert len(a["train/loss"]) == 4
-    assert b["train/grad_norm"][:2] == pytest.approx(a["train/grad_norm"][:2], rel=1e-3)
-    assert b["train/loss"][:2] == pytest.approx(a["train/loss"][:2], rel=1e-3)
+    assert b["train/grad_norm"] == pytest.approx(a["train/grad_norm"], rel=1e-3)
+    assert b["train/loss"] == pytest.approx(a["train/loss"], rel=1e-3)
     text = ["a cat sees the dog", "the old river"]
     exported = embedlab.load(tmp_path / "two" / "export").encode(text)
     np.testing.assert_allclose(

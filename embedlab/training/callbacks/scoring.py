@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 
 from embedlab.training.gather import rank, world_size
@@ -78,6 +79,7 @@ class DevScoring(Callback):
             trainer.callback_metrics[name] = torch.tensor(value)
         for logger in trainer.loggers:
             logger.log_metrics(named, step=trainer.global_step)
+        log_histograms(trainer, self.dev, found)
         warn_of_collapse(scores)
         if self.best is not None:
             self.best.offer(scores["spearman"], trainer.global_step, encoder)
@@ -172,6 +174,28 @@ def gather_rows(vectors: Tensor, rows: list[int], total: int) -> Tensor:
     whole = vectors.new_empty(total, vectors.shape[1])
     whole[at[at >= 0]] = values[at >= 0]
     return whole
+
+
+def log_histograms(trainer: Trainer, dev: DevSet, vectors: Tensor) -> None:
+    """Of the pairs' cosines, the vectors' norms and their singular values, for the loggers that show histograms."""
+    loggers = [x for x in trainer.loggers if isinstance(x, TensorBoardLogger | WandbLogger)]
+    if not loggers or not trainer.is_global_zero:
+        return
+    centred = vectors.float() - vectors.float().mean(0)
+    shown = {
+        "dev/pair_cosines": dev.pair_cosines(vectors),
+        "dev/norms": vectors.float().norm(dim=-1),
+        "dev/singular_values": torch.linalg.svdvals(centred),
+    }
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            for name, values in shown.items():
+                logger.experiment.add_histogram(name, values.float().cpu(), trainer.global_step)
+        else:
+            import wandb
+
+            content = {n: wandb.Histogram(v.float().cpu().numpy()) for n, v in shown.items()}
+            logger.experiment.log({**content, "trainer/global_step": trainer.global_step})
 
 
 def warn_of_collapse(scores: dict[str, float]) -> bool:

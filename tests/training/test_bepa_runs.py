@@ -125,7 +125,7 @@ def test_translations_find_each_other_afterwards(bepa_run, tmp_path, pairs):  # 
 @pytest.mark.parametrize(
     ("line", "key"),
     [
-        (("data=wikipedia", "data.pair_limit=null"), "data"),
+        (("backbone=mini", "pooling=mask", "template=promptbert_bert"), "template"),
         (("data.languages=[en,zz]",), "data.languages"),
         (("method.mlm_pack=bi", "data.max_length=64"), "data.max_length"),
     ],

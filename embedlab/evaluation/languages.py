@@ -177,7 +177,8 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
 def _spectra(table: ParallelTable, stack: Tensor) -> tuple[dict[str, float], dict[str, list[float]]]:
     sets = {"spectrum": stack.flatten(0, 1)}
     sets |= {f"spectrum-{name}": rows for name, rows in zip(table.languages, stack, strict=True)}
-    scores, values = {}, {}
+    scores: dict[str, float] = {}
+    values: dict[str, list[float]] = {}
     for name, rows in sets.items():
         scores |= {f"{name}/{metric}": value for metric, value in spectrum(rows).items()}
         centred = geometry.singular_values(geometry.unit(rows), center=True)[:_KEPT]
@@ -194,7 +195,7 @@ def _cosine_scores(table: ParallelTable, pivot: str, related: Tensor, unrelated:
     for i, name in enumerate(table.languages):
         if i != at:
             sets[f"cosine-{pivot}-{name}"] = (float(related[at, i]), float(unrelated[at, i]))
-    scores = {}
+    scores: dict[str, float] = {}
     for name, (close, far) in sets.items():
         scores |= {f"{name}/related": close, f"{name}/unrelated": far, f"{name}/gap": close - far}
     return scores

@@ -56,7 +56,7 @@ def load(
 
 def _files(folder: Path, split: str, languages: list[str] | None) -> dict[str, STSPairs]:
     inner = folder / "sts_multilingual" if (folder / "sts_multilingual").is_dir() else folder
-    paths = {}
+    paths: dict[str, Path] = {}
     for place in (inner, folder / "sts", inner.parent / "sts"):
         for end in (".tsv.gz", ".tsv"):
             if (place / f"stsb_{split}{end}").is_file():

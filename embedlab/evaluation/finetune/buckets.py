@@ -44,7 +44,7 @@ class Buckets:
         for length in np.unique(lengths):
             members = np.flatnonzero(lengths == length)
             ids = np.full((len(members), int(length)), pad_id, dtype=np.int32)
-            for place, i in enumerate(members):
+            for place, i in enumerate(members.tolist()):
                 ids[place, : sizes[i]] = rows[i]
             parts = (torch.from_numpy(ids), torch.from_numpy(sizes[members]), torch.from_numpy(members))
             self._buckets.append(tuple(part.to(self.device) for part in parts))  # type: ignore[arg-type]

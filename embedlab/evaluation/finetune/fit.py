@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments import LightningEnvironment
 from torch import Tensor, nn
 
 from embedlab.errors import UserError

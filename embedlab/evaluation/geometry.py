@@ -73,19 +73,24 @@ def singular_values(x: Tensor, center: bool = False) -> Tensor:
     """Singular values of `x` [n, D] as given (not normalised), largest first, [min(n, D)]; `center` subtracts
     the mean row first.
 
-    From the smaller Gram matrix, so a value below about 1e-8 of the largest is rounding.
+    From the smaller Gram matrix, so a value below about 1e-8 of the largest is rounding. All NaN where `x` holds
+    a NaN or an infinity.
     """
     x = precise(x)
     if center:
         x = x - x.mean(dim=0, keepdim=True)
     gram = x.T @ x if x.shape[0] >= x.shape[1] else x @ x.T
-    return torch.linalg.eigvalsh(gram).clamp_min(0).sqrt().flip(0)
+    # eigvalsh would raise; a choice on the device asks the host for nothing.
+    finite = gram.isfinite().all()
+    values = torch.linalg.eigvalsh(torch.where(finite, gram, 0)).clamp_min(0).sqrt().flip(0)
+    return torch.where(finite, values, math.nan)
 
 
 def _entropy_rank(values: Tensor, noise: Tensor) -> Tensor:
+    finite = values.isfinite().all()
     values = torch.where(values > noise, values, torch.zeros_like(values))
     share = values / values.sum().clamp_min(torch.finfo(values.dtype).tiny)
-    return torch.special.entr(share).sum().exp()
+    return torch.where(finite, torch.special.entr(share).sum().exp(), math.nan)
 
 
 def effective_rank(x: Tensor) -> Tensor:
@@ -172,6 +177,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     text: Text = settings.get("sts_text") or "raw"
     splits = [load_sts("stsb", settings.get("data_dir"), text, split) for split in ("train", "dev", "test")]
     vectors = Vectors(encoder, all_sentences(splits))
+    vectors.require_finite()
     rated = [row for p in splits for row in zip(p.first, p.second, p.gold, strict=True)]
     close = [(x, y) for x, y, rating in rated if rating > POSITIVE_RATING]
     first, second = [x for x, _ in close], [y for _, y in close]

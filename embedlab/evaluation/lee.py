@@ -20,7 +20,7 @@ from scipy.stats import rankdata
 from embedlab.errors import UserError
 from embedlab.evaluation import protocol as protocols
 from embedlab.evaluation.geometry import summary, unit
-from embedlab.evaluation.vectors import Encoder, encode
+from embedlab.evaluation.vectors import Encoder, embed
 
 RESAMPLES = 1000
 SEED = 0
@@ -151,7 +151,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     resamples."""
     lee = load_lee()
     resamples = int(settings.get("resamples") or RESAMPLES)
-    vectors = encode(encoder, lee.documents)
+    vectors = embed(encoder, lee.documents)
     scores = score(vectors, lee, resamples)
     shape = summary(vectors)
     block = protocols.describe(

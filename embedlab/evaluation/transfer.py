@@ -174,7 +174,7 @@ def nested_kfold_outcome(data: LabelledVectors, rows: np.ndarray, mode: Mode) ->
     ]
     fits = fit_linear(data, jobs, mode.classifier)
     chosen = [_choose(fits[i : i + mode.folds]) for i in range(0, len(fits), mode.folds)]
-    last = [_final_job(rest, l2, mode) for (rest, _), (l2, _) in zip(outer, chosen, strict=True)]
+    last = [final_job(rest, l2, mode) for (rest, _), (l2, _) in zip(outer, chosen, strict=True)]
     finals = fit_linear(data, last, mode.classifier)
     folds = [_percent(data, fit, held_out) for fit, (_, held_out) in zip(finals, outer, strict=True)]
     dev = [score for _, score in chosen]
@@ -187,7 +187,7 @@ def kfold_outcome(data: LabelledVectors, train: np.ndarray, test: np.ndarray, mo
     """Stratified k-fold over `train` chooses the L2; then train against test."""
     jobs = [Job(rest, dev, L2_GRID) for rest, dev in stratified_folds(data, train, mode.folds)]
     l2, dev_accuracy = _choose(fit_linear(data, jobs, mode.classifier))
-    (final,) = fit_linear(data, [_final_job(train, l2, mode)], mode.classifier)
+    (final,) = fit_linear(data, [final_job(train, l2, mode)], mode.classifier)
     return _on_test(data, final, test, l2, dev_accuracy)
 
 
@@ -233,7 +233,7 @@ def _choose(fits: Sequence[Fitted]) -> tuple[float, float]:
     return L2_GRID[best], means[best]
 
 
-def _final_job(rows: np.ndarray, l2: float, mode: Mode) -> Job:
+def final_job(rows: np.ndarray, l2: float, mode: Mode) -> Job:
     """Fit on 95 % of `rows`, stop on the other 5 %, drawn by the classifier's own seeded stream."""
     dev = int(0.05 * len(rows))
     if dev == 0:

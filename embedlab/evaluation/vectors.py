@@ -57,6 +57,16 @@ class Vectors:
         """How many vectors hold a NaN or an infinity."""
         return int((~self.matrix.isfinite()).any(dim=1).sum())
 
+    def require_finite(self) -> None:
+        """UserError when a vector is not finite, with the first such text."""
+        finite = self.matrix.isfinite().all(dim=1)
+        if not bool(finite.all()):
+            text = self.sentences[int((~finite).nonzero()[0])]
+            raise UserError(
+                f"{self.non_finite} of {len(finite)} vectors are not finite, the first for {text[:60]!r}",
+                fix="check the checkpoint (a diverged run?) or encode in float32",
+            )
+
     def rows(self, texts: Sequence[str]) -> NDArray[np.int64]:
         """Row number of each text, [n]."""
         return np.fromiter((self._position[text] for text in texts), dtype=np.int64, count=len(texts))
@@ -73,13 +83,7 @@ def embed(encoder: Encoder, texts: Sequence[str]) -> Tensor:
     Raises UserError when a vector is not finite, with the text.
     """
     vectors = Vectors(encoder, texts)
-    finite = vectors.matrix.isfinite().all(dim=1)
-    if not bool(finite.all()):
-        text = vectors.sentences[int((~finite).nonzero()[0])]
-        raise UserError(
-            f"{vectors.non_finite} of {len(finite)} vectors are not finite, the first for {text[:60]!r}",
-            fix="check the checkpoint (a diverged run?) or encode in float32",
-        )
+    vectors.require_finite()
     return vectors.take(texts)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from embedlab.errors import UserError
 from embedlab.evaluation import SUITES, geometry
 from tests.evaluation.helpers import HashedWords, write_sts_folder
 
@@ -141,3 +143,21 @@ def test_suite_takes_the_whole_stsb(tmp_path: Path) -> None:
     assert 0 < scores["geometry/alignment"] < 1
     assert scores["geometry/alignment_ratio"] < 1 < scores["geometry/uniformity_ratio"]
     assert any("reconstruction" in note for note in protocol["notes"])
+
+
+def test_a_nan_gives_nan_and_no_crash() -> None:
+    x = random(20, 6)
+    x[3, 2] = math.nan
+    assert all(math.isnan(value) for value in geometry.summary(x, x, x).values())
+    assert geometry.singular_values(x).isnan().all()
+
+
+def test_suite_refuses_vectors_that_are_not_finite(tmp_path: Path) -> None:
+    class Broken(HashedWords):
+        def encode(self, sentences: Sequence[str]) -> np.ndarray:
+            return np.full((len(sentences), 4), np.inf, dtype=np.float32)
+
+    write_sts_folder(tmp_path, pairs=10)
+    for suite, settings in (("geometry", {"data_dir": str(tmp_path)}), ("lee", {})):
+        with pytest.raises(UserError, match="vectors are not finite, the first for"):
+            SUITES[suite](Broken(), settings)

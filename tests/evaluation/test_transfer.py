@@ -17,11 +17,9 @@ from embedlab.errors import UserError
 from embedlab.evaluation import SUITES, transfer
 from embedlab.evaluation.classifier import ClassifierConfig, LabelledVectors
 from embedlab.evaluation.protocol import check
-from embedlab.evaluation.transfer import Mode, evaluate_task, nested_kfold_outcome, run, stratified_folds
+from embedlab.evaluation.transfer import Mode, evaluate_task, nested_kfold_outcome, run
 from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer
-from embedlab.evaluation.vectors import embed
 from tests.evaluation.helpers import Constant, HashedWords, write_tsv
-from tests.evaluation.real import needs_data
 from tests.evaluation.senteval_reference import nested_folds
 from tests.evaluation.test_kept import Known
 
@@ -229,33 +227,3 @@ def test_a_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(UserError, match=r"cannot load .*SentEval-MR from the hub .no route.") as caught:
         load_transfer("mr")
     assert "data_dir=FOLDER" in str(caught.value)
-
-
-@pytest.mark.slow
-def test_accuracy_is_that_of_logistic_regression_on_the_same_folds() -> None:
-    """MPQA, random-projection bag of words: within 0.5 points of scikit-learn's converged solution, whose L2
-    values are the same penalties (C = 1 / (rows x weight decay)); measured 69.98 against 69.94.
-
-    SentEval's constant learning rate and early stop do cost more where features are large and the stopping
-    set is small: on CR (3,771 rows) 0.5 to 0.9 points, on SUBJ 0.8, with the same kind of encoder.
-    """
-    data = needs_data("transfer")
-    from sklearn.linear_model import LogisticRegression
-
-    splits = load_transfer("mpqa", data)
-    x = embed(HashedWords(128), splits["all"].first)
-    y = splits["all"].labels
-    vectors = LabelledVectors(x, y, 2)
-    found = nested_kfold_outcome(vectors, np.arange(len(y)), transfer.MODES["test"])
-
-    def fit(rows: np.ndarray, held: np.ndarray, l2: float) -> float:
-        model = LogisticRegression(C=1 / (l2 * len(rows)), max_iter=300)
-        return float(model.fit(x[rows], y[rows]).score(x[held], y[held]))
-
-    tests = []
-    for rest, held in stratified_folds(vectors, np.arange(len(y)), 10):
-        inner = stratified_folds(vectors, rest, 10)[:3]  # enough to choose an L2, and a third of the time
-        means = [np.mean([fit(a, b, l2) for a, b in inner]) for l2 in transfer.L2_GRID]
-        tests.append(fit(rest, held, transfer.L2_GRID[int(np.argmax(means))]))
-    assert found.accuracy == pytest.approx(100 * np.mean(tests), abs=0.5)
-    assert found.accuracy > 100 * max(np.bincount(y)) / len(y) + 0.5, "better than the majority"

@@ -58,6 +58,14 @@ def run_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
+def in_sweep() -> bool:
+    """Whether the job that is running is one of ``-m``, which a launcher of Hydra's kind calls."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
+
+
 def _job(task: Task, raised: list[Exception], argv: list[str]) -> Callable[[Any], Any]:
     """What Hydra calls.
 

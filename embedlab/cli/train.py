@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from embedlab.cli.hydra_main import run, run_dir
+from embedlab.cli.hydra_main import in_sweep, run, run_dir
 from embedlab.cli.processes import start_ranks, wants_processes
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,13 @@ def main(argv: Sequence[str]) -> int:
 
         return print_run_file([a for a in argv if a != AS_FILE])
     status: list[int] = []
-    run(lambda values: status.append(train_one(values, run_dir())), "train", argv)
+
+    def task(values: dict[str, Any]) -> None:
+        status.append(train_one(values, run_dir()))
+        if status[-1] and in_sweep():  # in another process, perhaps, whose launcher sees exceptions only
+            raise RuntimeError(f"the trial in {run_dir()} ended with status {status[-1]}")
+
+    run(task, "train", argv)
     return max(status, default=0)
 
 

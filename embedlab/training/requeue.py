@@ -27,9 +27,10 @@ def requeue(number: int) -> bool:
     if number == signal.SIGINT or global_rank() != 0:
         return False
     if "SUBMITIT_EXECUTOR" in os.environ:
-        handler = signal.getsignal(number)
-        if callable(handler):  # submitit's, which the run had put aside: it submits the job again and exits
-            os.kill(os.getpid(), number)
+        # Its handler, which the run had put aside, submits the job again and exits. It lets SIGTERM pass.
+        own = signal.Signals[f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"]
+        if callable(signal.getsignal(own)):
+            os.kill(os.getpid(), own)
             return True
         return False
     job = os.environ.get("SLURM_JOB_ID")

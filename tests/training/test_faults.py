@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -139,17 +140,32 @@ def test_a_scheduler_that_says_no_is_reported(scheduler, monkeypatch, caplog):  
     assert "Job 77 is not queued again: Job is held" in caplog.text
 
 
-def test_submitits_own_handler_gets_its_signal(monkeypatch):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
+def test_submitits_own_handler_gets_its_signal(number, monkeypatch):  # type: ignore[no-untyped-def]
     """submitit submits the job again by its handler, which training puts aside and then puts back."""
     got = []
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     before = signal.signal(signal.SIGUSR2, lambda number, frame: got.append(number))
     try:
-        assert requeue(signal.SIGUSR2)
+        assert requeue(number)
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert got == [signal.SIGUSR2]
+
+
+def test_a_scheduler_may_send_several_signals_and_ctrl_c_ends_at_once() -> None:
+    from types import SimpleNamespace
+
+    from embedlab.training.callbacks.interrupt import GracefulStop
+
+    keeper: Any = SimpleNamespace(stop_requested=None)
+    stop = GracefulStop(keeper)
+    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGTERM):
+        stop._handle(number, None)
+    assert keeper.stop_requested == signal.SIGUSR2
+    with pytest.raises(KeyboardInterrupt):
+        stop._handle(signal.SIGINT, None)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class GracefulStop(Callback):
-    """The first signal asks for a checkpoint after the present step and ends the run; a second one ends it at once."""
+    """The first signal asks for a checkpoint after the present step and ends the run; Ctrl-C then ends it at once."""
 
     def __init__(self, checkpoint: LastCheckpoint) -> None:
         self.checkpoint = checkpoint
@@ -30,10 +30,12 @@ class GracefulStop(Callback):
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.checkpoint.stop_requested is not None:
+            if number != signal.SIGINT:  # a scheduler sends several
+                return
             self._restore()
             raise KeyboardInterrupt
         log.warning(
-            "%s: writing a checkpoint after this step; again to stop at once.", signal.Signals(number).name
+            "%s: writing a checkpoint after this step; Ctrl-C to stop at once.", signal.Signals(number).name
         )
         self.checkpoint.stop_requested = number
 

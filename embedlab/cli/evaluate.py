@@ -27,6 +27,10 @@ _SUBFOLDERS = {
     "qa": "retrieval",
     "xnli": "nli",
 }
+# Suites of fixed sets: a part of one is another test, so that `limit` is not for them.
+_WHOLE = frozenset(
+    ("sts", "transfer", "retrieval", "robustness", "geometry", "lee", "mteb", "cls_energy", "emoji")
+)
 _OWN_KEYS = ("ckpt", "suite", "out", "compare", "batch_size", "max_length")
 _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
 
@@ -38,6 +42,11 @@ def main(argv: list[str]) -> int:
 
     suites = _names(config["suite"])
     runners = {name: SUITES[name] for name in suites}
+    for suite in suites:
+        if config["limit"] is not None and suite in _WHOLE:
+            raise UserError(
+                f"suite {suite} is scored whole", key="limit", value=config["limit"], fix="leave limit out"
+            )
     out = _out(config["out"], suites)
     paths = {suite: _path(out, str(config["ckpt"]), suite) for suite in suites}
     for path in paths.values():

@@ -65,7 +65,7 @@ def test_several_suites_from_the_parent_folder(ckpt: Path, sts: Path, tmp_path: 
     assert "10 bootstrap" in block["aggregation"]
 
 
-def test_tasks_text_and_limit_can_be_chosen(ckpt: Path, sts: Path, tmp_path: Path) -> None:
+def test_tasks_text_and_length_can_be_chosen(ckpt: Path, sts: Path, tmp_path: Path) -> None:
     out = tmp_path / "s.json"
     arguments = [
         "suite=sts",
@@ -116,6 +116,7 @@ def test_a_second_run_gives_the_same_scores(ckpt: Path, sts: Path, tmp_path: Pat
         (["suite=sts", "device=cuda:9"], "device=cuda:9"),
         (["suite=sts", "max_length=0"], "max_length"),
         (["suite=sts", "ckpt=/nowhere"], "/nowhere"),
+        (["suite=sts", "limit=3"], "limit=3"),
         (["resampels=3"], "resampels"),
     ],
 )

@@ -150,7 +150,7 @@ class JTCSE(Method):
         p, q = u, v
         if self.poolers is not None:
             with torch.autocast(u.device.type, enabled=False):
-                p, q = self.poolers[0](u.float()), self.poolers[1](v.float())
+                p, q = self.poolers[0](u), self.poolers[1](v)
         options: dict[str, Any] = {
             "scale": self.config.tmc_scale,
             "floor": self.config.floor,

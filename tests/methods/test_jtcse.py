@@ -206,6 +206,14 @@ def test_scale_clamp_and_source_of_the_modulus(tiny: Tiny) -> None:
     assert abs(other - reference) > 1e-4
 
 
+def test_double_precision_reaches_the_poolers(tiny: Tiny) -> None:
+    """trainer.precision=64-true: vectors and poolers are fp64 alike."""
+    single, double = losses(method(tiny)), losses(method(tiny).double())  # type: ignore[arg-type]
+    for name, value in single.items():
+        assert double[name].dtype == torch.float64
+        torch.testing.assert_close(double[name].float(), value, rtol=1e-4, atol=1e-4)
+
+
 def test_a_repeated_sentence_is_no_negative_unless_as_released(tiny: Tiny) -> None:
     twice = batch(repeat=True)
     masked = losses(method(tiny), twice)

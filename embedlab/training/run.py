@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import torch
 import yaml
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from embedlab.backbones import train_tokenizer
 from embedlab.data import SentenceDataModule, iter_texts
@@ -263,7 +263,7 @@ def _loggers(config: RunConfig, folder: Path, checkpoint: Path | None) -> list[L
         loggers.append(MetricsFile(folder / "metrics.csv", step))
     if config.logger.tensorboard:
         # Readers drop what a resumed run makes again.
-        purge = {} if step is None else {"purge_step": step + 1}
+        purge: dict[str, Any] = {} if step is None else {"purge_step": step + 1}
         loggers.append(
             TensorBoardLogger(folder, name="", version="tensorboard", default_hp_metric=False, **purge)
         )

@@ -145,6 +145,7 @@ def _study(config: TuneConfig, folder: Path) -> optuna.Study:
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
+    from optuna.study import StudyDirection
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruners: dict[str, optuna.pruners.BasePruner] = {
@@ -157,7 +158,7 @@ def _study(config: TuneConfig, folder: Path) -> optuna.Study:
         storage=JournalStorage(JournalFileBackend(str(folder / JOURNAL))),
         study_name="embedlab",
         load_if_exists=True,
-        direction=config.direction,
+        direction=StudyDirection[config.direction.upper()],
         sampler=optuna.samplers.TPESampler(seed=config.seed),
         pruner=pruners[config.pruner],
     )
@@ -241,10 +242,10 @@ def final(folder: Path, config: TuneConfig, values: list[tuple[int, float]]) -> 
     if found:
         return best(found)
     try:
-        value = json.loads((folder / "scores.json").read_text())["scores"].get(config.metric)
+        score = json.loads((folder / "scores.json").read_text())["scores"].get(config.metric)
     except (OSError, ValueError, KeyError):
         return None
-    return None if value is None else float(value)
+    return None if score is None else float(score)
 
 
 def _write(study: optuna.Study, folder: Path) -> None:

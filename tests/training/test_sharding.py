@@ -39,6 +39,7 @@ def fsdp(folder: Path, tmp: Path, *more: str) -> dict[str, Any]:
     return settings(folder, tmp, 2, *MORE, "trainer.strategy=fsdp", *more)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_two_shards_train_as_one_process_and_resume(
     tiny: Callable[..., Path], sts_dir: Path, tmp_path: Path

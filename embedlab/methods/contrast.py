@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from embedlab.objectives.info_nce import info_nce
+from embedlab.objectives.info_nce import Contrast, info_nce
+from embedlab.objectives.pair_nce import interleave, pair_nce
 from embedlab.training.gather import first_row, gather, gather_ids
 
 
@@ -61,6 +62,35 @@ def contrast(
         candidate_ids=known[0],
         hard_negative_ids=known[1] if len(known) > 1 else None,
     )
+    return _with_stats(c)
+
+
+def contrast_pairs(
+    vectors: Sequence[Tensor], tau: float, ids: Sequence[Tensor | None], everywhere: bool = True
+) -> ViewContrast:
+    """Each view against its partner and all views of the other sentences (NT-Xent).
+
+    Args:
+        vectors: ``[B, D]`` each: first and second views.
+        tau: temperature.
+        ids: ``[B]`` of each view, equal for equal texts; None: a text that comes again is a negative.
+        everywhere: negatives from all ranks.
+    """
+    rows = interleave(*vectors)
+    own = None if ids[0] is None or ids[1] is None else interleave(ids[0], ids[1])
+    return _with_stats(
+        pair_nce(
+            rows,
+            gather(rows) if everywhere else rows,
+            tau,
+            offset=first_row(len(rows)) if everywhere else 0,
+            anchor_ids=own,
+            candidate_ids=gather_ids(own) if everywhere and own is not None else own,
+        )
+    )
+
+
+def _with_stats(c: Contrast) -> ViewContrast:
     stats = {
         "positive_cosine": c.positive_cosine,
         "negative_cosine": c.negative_cosine,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from embedlab.errors import UserError
 from embedlab.methods.base import Batch, Fields, Method, Outcome
 from embedlab.methods.config import MethodConfig
-from embedlab.methods.contrast import contrast
+from embedlab.methods.contrast import contrast, contrast_pairs
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -40,6 +40,9 @@ class SimCSEConfig(MethodConfig):
     """A candidate with the anchor's or its positive's text is no negative; False as released."""
     gather_negatives: bool = True
     """Negatives from all devices; False keeps each device to its own batch."""
+    layout: Literal["rows", "pairs"] = "rows"
+    """``rows``: a sentence's first view against all second ones. ``pairs``: every view against all others (NT-Xent),
+    as in JTCSE's first stage."""
 
     def check(
         self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
@@ -48,6 +51,15 @@ class SimCSEConfig(MethodConfig):
             raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
         if self.mlp not in ("train", "none"):
             raise UserError("unknown head", key="method.mlp", value=self.mlp, fix="train or none")
+        if self.layout not in ("rows", "pairs"):
+            raise UserError("unknown layout", key="method.layout", value=self.layout, fix="rows or pairs")
+        if self.layout == "pairs" and data == "nli":
+            raise UserError(
+                "pairs have no place for hard negatives",
+                key="method.layout",
+                value=self.layout,
+                fix="method.layout=rows, or data=parallel",
+            )
         if in_views:
             raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
         if data == "wikipedia" and info.dropout == 0.0 and info.adapter_dropout == 0.0:
@@ -94,7 +106,10 @@ class SimCSE(Method):
         z = [self.head(v) for v in encode_views(self.encoder, [batch[v] for v in views])]
         config = self.config
         ids = [batch[v].get("hash") if config.mask_duplicates else None for v in views]
-        found = contrast(z, config.tau, ids, config.gather_negatives, config.hard_negative_weight)
+        if config.layout == "pairs":
+            found = contrast_pairs(z, config.tau, ids, config.gather_negatives)
+        else:
+            found = contrast(z, config.tau, ids, config.gather_negatives, config.hard_negative_weight)
         return Outcome({"info_nce": found.loss}, found.stats)
 
 

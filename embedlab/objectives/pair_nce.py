@@ -39,7 +39,7 @@ def pair_nce(
         tau: temperature.
         offset: first row of this rank in ``candidates``; even.
         anchor_ids, candidate_ids: ``[R]`` and ``[M]``, equal for equal texts. A candidate with the anchor's
-            text that is not its partner is no negative and leaves the denominator (the paper keeps it).
+            or its partner's text is no negative and leaves the denominator (the paper keeps it).
 
     Returns:
         The loss, the mean positive and negative cosine, and the share of rows whose partner is nearest.
@@ -52,7 +52,8 @@ def pair_nce(
     positive = columns == partner[:, None]
     excluded = columns == own[:, None]
     if anchor_ids is not None and candidate_ids is not None:
-        excluded = excluded | ((candidate_ids == anchor_ids[:, None]) & ~positive)
+        same = (candidate_ids == anchor_ids[:, None]) | (candidate_ids == candidate_ids[partner][:, None])
+        excluded = excluded | (same & ~positive)
     logits = (cosines / tau).masked_fill(excluded, float("-inf"))
     loss = cross_entropy(logits, partner)
     with torch.no_grad():

@@ -68,10 +68,12 @@ def compare_sts(
     points, samples = [], []
     for number, pairs in enumerate(tasks):
         gold = np.asarray(pairs.gold, dtype=np.float64)
-        cosines = [pair_cosine(v.take(pairs.first), v.take(pairs.second)).double().numpy() for v in vectors]
-        before, after = (float(spearman_rows(c[None], gold[None])[0]) for c in cosines)
+        one, other = (
+            pair_cosine(v.take(pairs.first), v.take(pairs.second)).double().numpy() for v in vectors
+        )
+        before, after = (float(spearman_rows(c[None], gold[None])[0]) for c in (one, other))
         points.append(after - before)
-        samples.append(bootstrap(gold, *cosines, resamples=resamples, seed=seed + number))
+        samples.append(bootstrap(gold, one, other, resamples=resamples, seed=seed + number))
         scores |= _summary(pairs.task, points[-1], samples[-1])
     if len(tasks) > 1:
         name = "sts7" if {p.task for p in tasks} == set(SEVEN) else "sts"

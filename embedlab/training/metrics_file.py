@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 
 
 class MetricsFile(Logger):

@@ -209,9 +209,9 @@ def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
     if one.pruned:
         study.tell(one.trial, state=states.PRUNED)
         status["status"] = "pruned"
-    elif code == 0 and (value := final(folder, config, values)) is not None:
-        study.tell(one.trial, value)
-        log.info("%s: %s = %.4f", folder.name, config.metric, value)
+    elif code == 0 and (best := final(folder, config, values)) is not None:
+        study.tell(one.trial, best)
+        log.info("%s: %s = %.4f", folder.name, config.metric, best)
     elif code != 0 and one.tries < config.retries:
         one.tries += 1
         one.run = launcher._start(one.run.trial, one.run.device)

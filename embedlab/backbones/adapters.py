@@ -268,19 +268,27 @@ def _inject(model: PreTrainedModel, targets: list[str], config: AdapterConfig) -
 def _keep_trained_state(backbone: nn.Module) -> None:
     """Leave the frozen base out of the backbone's state dictionary, and do not miss it when one is loaded."""
 
+    def named(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        return module.named_parameters(remove_duplicate=False)  # a head's weights may be the embeddings'
+
     def drop(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        trained = {f"{prefix}{n}" for n, p in module.named_parameters() if p.requires_grad}
+        trained = {f"{prefix}{n}" for n, p in named(module) if _is_own(n, p)}
         for key in [k for k in state if k.startswith(prefix) and k not in trained]:
             del state[key]
 
     def forgive(module: nn.Module, incompatible: Any) -> None:
-        frozen = {n for n, p in module.named_parameters() if not p.requires_grad}
+        frozen = {n for n, p in named(module) if not _is_own(n, p)}
         frozen |= {n for n, _ in module.named_buffers()}
         missing: list[str] = incompatible.missing_keys
         missing[:] = [k for k in missing if not any(tail in frozen for tail in _tails(k))]
 
     backbone.register_state_dict_post_hook(drop)
     backbone.register_load_state_dict_post_hook(forgive)
+
+
+def _is_own(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parameter is no part of the base: a moving average's adapters are not trained, and not there either."""
+    return parameter.requires_grad or ".lora_" in name
 
 
 def _tails(key: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from embedlab.backbones import BackboneConfig, BackboneInfo, load_backbone
+from embedlab.backbones.adapters import AdapterConfig, adapt
 from embedlab.encoder import SentenceEncoder
 from embedlab.errors import UserError
 from embedlab.evaluation.geometry import rankme
@@ -388,6 +389,33 @@ def test_the_moving_average(tiny: Tiny) -> None:
         module.eval()
     assert bepa.encoder.training
     assert not target.training
+
+
+def test_the_moving_average_of_adapters_is_in_a_checkpoint(tiny: Tiny) -> None:
+    def adapted(seed: int) -> BEPA:
+        source = BackboneConfig(source="local", path=str(tiny("xlm-roberta")))
+        backbone, tokenizer = load_backbone(source, head="masked_lm")
+        adapt(backbone, AdapterConfig(name="lora", r=2), source)
+        encoder = SentenceEncoder(backbone, build_pooling("cls", backbone.info), Tokenization(tokenizer))
+        bepa = BEPA(encoder, BEPAConfig(target="ema"), OptimizerConfig())
+        with torch.no_grad():
+            for name, p in bepa.named_parameters():
+                if ".lora_" in name:
+                    p.normal_(generator=torch.Generator().manual_seed(seed + name.startswith("target")))
+        return bepa
+
+    bepa, resumed = adapted(0), adapted(10)
+    resumed.load_state_dict(bepa.state_dict())
+    assert bepa.target is not None
+    assert resumed.target is not None
+    saved = dict(bepa.target.named_parameters())
+    for name, p in resumed.target.named_parameters():
+        assert torch.equal(p, saved[name]), name
+    assert any(".lora_" in name for name in saved)
+    assert not any("base_layer" in name for name in bepa.state_dict()), "the base is where it was"
+    gone = {k: v for k, v in bepa.state_dict().items() if not k.startswith("target.")}
+    with pytest.raises(RuntimeError, match="lora_A"):
+        adapted(10).load_state_dict(gone)
 
 
 def test_a_repeated_text_is_no_negative_unless_asked(tiny: Tiny) -> None:

@@ -110,20 +110,20 @@ def test_resume_is_exact(compose_run: Compose, tmp_path: Path, adapter: str) -> 
 def test_a_bad_checkpoint_does_not_take_the_place_of_a_good_one(
     compose_run: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lightning.pytorch import Trainer
+    from lightning.pytorch.strategies import Strategy
 
-    write = Trainer.save_checkpoint
+    write = Strategy.save_checkpoint
     written: list[str] = []
 
-    def spoilt(self: Trainer, path: Path, *args: object, **kwargs: object) -> None:
-        write(self, path, *args, **kwargs)  # type: ignore[arg-type]
+    def spoilt(self: Strategy, state: dict[str, object], path: Path) -> None:
+        write(self, state, path)
         if written:
             content = torch.load(path, weights_only=True)
             content["state_dict"] = dict(list(content["state_dict"].items())[1:])
             torch.save(content, path)
         written.append(str(path))
 
-    monkeypatch.setattr(Trainer, "save_checkpoint", spoilt)
+    monkeypatch.setattr(Strategy, "save_checkpoint", spoilt)
     config = _config(compose_run, "lora", "callbacks.checkpoint.every_steps=2")
     with pytest.raises(RuntimeError, match="does not hold the trained weights"):
         train(config, tmp_path)

@@ -65,7 +65,17 @@ def load(path: str | os.PathLike[str]) -> SentenceEncoder:
         raise UserError(
             "no such file or folder", key="ckpt", value=name, fix="mini, a run folder, or a model folder"
         )
-    return _plain("hub", name)
+    try:
+        return _plain("hub", name)
+    except UserError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        raise UserError(
+            f"no such file or folder, and as a hub id: {error.message}",
+            key="ckpt",
+            value=name,
+            fix="mini, a run folder, or a model folder; for a hub id check its name and the network",
+        ) from error
 
 
 def _shipped(name: str) -> SentenceEncoder:

@@ -45,7 +45,10 @@ def test_what_cannot_be_loaded_is_said_in_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with caplog.at_level(logging.WARNING), pytest.raises(UserError, match="neither in the cache nor reachable"):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(UserError, match="neither in the cache nor reachable"),
+    ):
         embedlab.load("no-such-owner/no-such-model")
     assert caplog.text == "", "of its pooling nothing is said"
 
@@ -126,6 +129,9 @@ def test_what_is_no_encoder(tmp_path: Path, path: str, part: str) -> None:
         embedlab.load(path.replace("EMPTY", str(tmp_path / "EMPTY")))
     assert "\n" not in str(caught.value)
     assert caught.value.fix
+    if caught.value.file is None:
+        assert caught.value.key == "ckpt", "the key that the commands have"
+        assert caught.value.value == path
 
 
 def test_a_folder_named_like_the_shipped_encoder_wins(

@@ -52,6 +52,7 @@ class EmbedlabCLI(LightningCLI):
         # One line and status 2 for what cannot be parsed, where argparse prints its usage.
         names = self.subcommands()
         quiet: dict[str, Any] = {"exit_on_error": False, **{name: {"exit_on_error": False} for name in names}}
+        quiet["prog"] = "embedlab"  # also as `python -m embedlab`
         before, sys.argv = sys.argv, sys.argv[:1]  # which Lightning takes for a second set of arguments
         try:
             super().__init__(

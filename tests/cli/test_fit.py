@@ -124,6 +124,14 @@ def test_what_is_wrong_is_one_line(arguments, part, run_file, capsys):  # type: 
     assert part in line[-1]
 
 
+def test_help_names_the_command(capsys, monkeypatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/embedlab/__main__.py", "fit", "--help"])
+    with pytest.raises(SystemExit) as left:
+        command.main(["fit", "--help"])
+    assert not left.value.code
+    assert capsys.readouterr().out.startswith("usage: embedlab ")
+
+
 def test_a_missing_file_is_one_line(capsys, tmp_path):  # type: ignore[no-untyped-def]
     assert fit("--config", str(tmp_path / "none.yaml")) == 2
     assert "none.yaml" in capsys.readouterr().err.strip().splitlines()[-1]

@@ -221,10 +221,10 @@ def swept_numbers(groups: Sequence[Group]) -> list[str]:
     return [
         k
         for k in keys
-        if len({g.varied.get(k) for g in groups if k in g.varied}) > 1
-        and all(
+        if all(
             isinstance(g.varied.get(k), (int, float)) and not isinstance(g.varied[k], bool) for g in groups
         )
+        and len({g.varied[k] for g in groups}) > 1
     ]
 
 

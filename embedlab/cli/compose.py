@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
+
 from embedlab import _paths
 from embedlab.cli.config_errors import explain, unreadable
 from embedlab.errors import UserError
@@ -63,7 +65,27 @@ def compose(config_name: str, argv: Sequence[str], positional: Sequence[str] = (
         raise SystemExit(0)
     if missing := [key for key in positional if OmegaConf.is_missing(config, key)]:
         raise UserError(f"{missing[0]} is missing", fix=f"{parser.prog} {names} key=value …")
-    return plain(config)
+    values = plain(config)
+    _check_scalars(config_name, values)
+    return values
+
+
+def _check_scalars(config_name: str, values: dict[str, Any]) -> None:
+    """A switch is true or false and a number a number, as the key's default is."""
+    defaults = yaml.safe_load((_paths.conf_dir() / f"{config_name}.yaml").read_text(encoding="utf-8"))
+    if "defaults" in defaults:  # of groups, whose records check themselves
+        return
+    for key, default in defaults.items():
+        value = values.get(key)
+        if isinstance(default, bool) and not isinstance(value, bool):
+            message, fix = "not true or false", f"{key}={str(default).lower()}"
+        elif type(default) is int and type(value) is not int:
+            message, fix = "must be a positive whole number", f"{key}={default}"
+        elif isinstance(default, dict) and not isinstance(value, dict):
+            message, fix = "a group of keys is meant here, not a value", f"{key}.KEY=VALUE"
+        else:
+            continue
+        raise UserError(message, key=key, value="null" if value is None else value, fix=fix)
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -103,7 +125,7 @@ def known_keys(config_name: str, overrides: Sequence[str] = ()) -> list[str]:
     for attempt in (list(overrides), []):
         try:
             return list(_walk(OmegaConf.to_container(_hydra_compose(config_name, attempt))))
-        except (HydraException, OmegaConfBaseException):
+        except (HydraException, OmegaConfBaseException, ValueError):
             continue
     return []
 
@@ -123,8 +145,11 @@ def _compose(config_name: str, overrides: list[str]) -> Any:
 
     try:
         return _hydra_compose(config_name, overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise explained(error, config_name, overrides) or error from error
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        found = explained(error, config_name, overrides)
+        if found is None:
+            raise
+        raise found from error
 
 
 def _hydra_compose(config_name: str, overrides: list[str]) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 
 from embedlab.errors import UserError
 
+_NO_CHOICE = "Config group override must be a string or a list"  # Hydra's words for `method=null`
+
 
 def explain(
     error: BaseException, keys: Iterable[str] = (), overrides: Sequence[str] = ()
@@ -29,6 +31,12 @@ def explain(
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             mark = error.problem_mark
             return UserError(f"this is not YAML: {error.problem}", file=mark.name, row=mark.line + 1)
+    if str(error).startswith(_NO_CHOICE) and isinstance(error, ValueError):
+        odd = [o for o in overrides if re.fullmatch(r"\+{0,2}[\w/@]+=(null|true|false|[-+.\w]*\d)", o, re.I)]
+        key, _, value = (odd[0] if odd else "").partition("=")
+        key = key.lstrip("+") or None
+        fix = f"{key or 'GROUP'}=NAME, one of those that --help lists"
+        return UserError("a group is chosen by a name", key=key, value=value or None, fix=fix)
     if "hydra" in sys.modules:
         from hydra import errors
 

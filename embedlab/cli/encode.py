@@ -45,6 +45,8 @@ def _checked(config: dict[str, Any]) -> tuple[FileReader, str, Path]:
             "must be a positive whole number", key="chunk", value=config["chunk"], fix="chunk=8192"
         )
     vector_file(out)
+    if out.is_dir():
+        raise UserError("is a folder", file=out, key="output", fix="name a file")
     if config["empty"] == "skip" and out.suffix.lower() == ".npy":
         raise UserError(
             "rows of a .npy file have no numbers, so skipping would shift them",

@@ -107,7 +107,7 @@ def _as_list(argument: str) -> str:
 
 
 def _names(suite: Any) -> list[str]:
-    names = [suite] if isinstance(suite, str) else list(suite or [])
+    names = list(suite) if isinstance(suite, list) else [] if suite is None else [suite]
     if not names:
         raise UserError("no suite is named", key="suite", value=suite, fix="suite=sts")
     return list(dict.fromkeys(map(str, names)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
@@ -30,6 +31,21 @@ EXTRA_OF_MODULE = {
     "gguf": "gguf",
     "submitit": "cluster",
     "optuna": "search",
+}
+
+
+# What a file system refuses, and what the user can do about it.
+REFUSALS = {
+    errno.EACCES: "a place where you may read and write",
+    errno.EPERM: "a place where you may read and write",
+    errno.EROFS: "a place where you may read and write",
+    errno.ENOTDIR: "a path that does not lead through a file",
+    errno.EEXIST: "another path; this one is taken",
+    errno.EISDIR: "the path of a file; this is a folder",
+    errno.ENOTEMPTY: "another path; this folder is not empty",
+    errno.ENAMETOOLONG: "a shorter path",
+    errno.ENOSPC: "free space on this disk, or a path on another",
+    errno.EDQUOT: "free space on this disk, or a path on another",
 }
 
 
@@ -71,7 +87,18 @@ def as_user_error(error: BaseException) -> UserError | None:
         seen = seen.__cause__
     if isinstance(error, ModuleNotFoundError):
         return _missing_extra(error)
+    if isinstance(error, OSError):
+        return _refused_path(error)
     return explain(error)
+
+
+def _refused_path(error: OSError) -> UserError | None:
+    """What the file system says of a path that the user gave: no program can mend that."""
+    fix = REFUSALS.get(error.errno or 0)
+    path = error.filename if error.filename2 is None else error.filename2  # of a renaming, the new name
+    if fix is None or not isinstance(path, str | os.PathLike | bytes):
+        return None
+    return UserError(os.strerror(error.errno or 0).lower(), file=os.fsdecode(path), fix=fix)
 
 
 def _missing_extra(error: ModuleNotFoundError) -> UserError | None:

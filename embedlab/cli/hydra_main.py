@@ -36,16 +36,30 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
 
     arguments = [readable(a) for a in argv]
     raised: list[Exception] = []
-    job = _job(task, raised, sys.argv)
+    started: list[bool] = []
+    job = _job(task, raised, started, sys.argv)
     try:
         # Hydra would otherwise print every exception itself and exit 1.
         with _arguments([sys.argv[0], *arguments]), _environment("HYDRA_FULL_ERROR", "1"):
             hydra.main(str(_paths.conf_dir()), config_name, version_base="1.3")(job)()
     except InstantiationException:
         raise
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         overrides = [a for a in arguments if not a.startswith("-") and ("=" in a or a.startswith("~"))]
-        raise explained(error, config_name, overrides) or error from error
+        found = explained(error, config_name, overrides)
+        if found is None:
+            raise
+        raise found from error
+    except OSError as error:
+        if started or error.filename is None:
+            raise
+        sweep = {"-m", "--multirun"} & set(arguments)
+        raise UserError(
+            f"the folder cannot be made: {error.strerror or error}",
+            key="hydra.sweep.dir" if sweep else "hydra.run.dir",
+            value=error.filename,
+            fix="a folder that can be written",
+        ) from error
     if raised:
         raise raised[0]
     return 0
@@ -66,17 +80,18 @@ def in_sweep() -> bool:
     return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
 
 
-def _job(task: Task, raised: list[Exception], argv: list[str]) -> Callable[[Any], Any]:
+def _job(task: Task, raised: list[Exception], started: list[bool], argv: list[str]) -> Callable[[Any], Any]:
     """What Hydra calls.
 
     A single run's exception goes to ``raised``, as Hydra would announce it in a line of its own; under ``-m``
-    it is Hydra's launcher that must hear of it.
+    it is Hydra's launcher that must hear of it. ``started`` is no longer empty once a task has begun.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
     @functools.wraps(task)
     def job(config: Any) -> Any:
+        started.append(True)
         sys.argv = argv  # as it was, for whoever starts this command again (Lightning does for DDP)
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             return task(plain(config))

@@ -145,6 +145,13 @@ def main(subcommand: str, argv: Sequence[str]) -> int:
     """
     try:
         return EmbedlabCLI(subcommand, argv).status
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UserError(
+            f"not UTF-8 (byte 0x{byte:02x} at place {error.start + 1} of the file)",
+            key="config",
+            fix="a YAML file",
+        ) from None
     except argparse.ArgumentError as error:
         text = " ".join(str(error).split())
         raise UserError(text[:400], fix=f"embedlab {subcommand} --help") from None

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from embedlab.errors import UserError
+from embedlab.typed import build, section
 
 ROLES: dict[str, tuple[str, ...]] = {
     "wikipedia": ("sentence",),
@@ -118,6 +119,8 @@ class DataConfig:
                 _refuse(key, f"data={self.name} has no languages", "data=parallel, or leave the key out")
 
     def _check_source(self) -> None:
+        if self.files is not None and not self.files:
+            _refuse("files", "names no file", "data.files=PATH, or data.files=null for the hub or a package")
         if not (self.files or self.hub or self.package):
             raise UserError(
                 f"data={self.name} has no source",
@@ -140,6 +143,8 @@ class DataConfig:
                 )
 
     def _check_columns(self) -> None:
+        if self.columns is not None and not isinstance(self.columns, Mapping):
+            _refuse("columns", "not a name for each text", f"data.columns.{self.roles[0]}={self.columns}")
         known = ROLES[self.name] + (NLI_COLUMNS if self.name == "nli" else ())
         for role, column in self.chosen.items():
             if role not in known:
@@ -173,12 +178,12 @@ def data_config(settings: Mapping[str, Any]) -> DataConfig:
         UserError: an unknown key (with the nearest known one), or a value that cannot be meant.
     """
     known = [f.name for f in fields(DataConfig)]
-    for key in settings:
+    for key in section(settings, "data"):
         if key not in known:
             near = get_close_matches(key, known, n=1)
             fix = f"data.{near[0]}" if near else f"one of {', '.join(known)}"
             raise UserError("unknown key", key=f"data.{key}", value=settings[key], fix=fix)
-    return DataConfig(**settings)
+    return build(DataConfig, settings, "data")
 
 
 def _one_of(key: str, value: object, known: Any) -> None:

@@ -15,6 +15,7 @@ from scipy.stats import rankdata
 
 from embedlab.evaluation import protocol as protocols
 from embedlab.evaluation.correlation import pair_cosine
+from embedlab.evaluation.settings import whole
 from embedlab.evaluation.sts import SEVEN, STSPairs, all_sentences, load_sts
 from embedlab.evaluation.vectors import Encoder, Vectors
 
@@ -99,7 +100,7 @@ def run(
         load_sts(task, settings.get("data_dir"), settings.get("sts_text") or "raw")
         for task in settings.get("tasks") or SEVEN
     ]
-    resamples = int(settings.get("resamples") or RESAMPLES)
+    resamples = whole(settings, "resamples", RESAMPLES)
     block = protocols.describe(
         second,
         suite="compare",

@@ -20,7 +20,7 @@ from embedlab.evaluation import protocol as protocols
 from embedlab.evaluation.devices import scoring_device
 from embedlab.evaluation.nearest import TopK, unit
 from embedlab.evaluation.parallel_texts import NTREX, ParallelTable, parallel_table
-from embedlab.evaluation.settings import folder_of, limit_note, names, row_limit
+from embedlab.evaluation.settings import folder_of, limit_note, names, row_limit, whole
 from embedlab.evaluation.vectors import Encoder, Vectors
 
 SEED = 0
@@ -134,7 +134,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     pivot = str(settings.get("pivot") or table.languages[0])
     if pivot not in table.languages:
         raise UserError("is not there", key="pivot", value=pivot, fix=f"one of {', '.join(table.languages)}")
-    neighbours = int(settings.get("neighbours") or 10)
+    neighbours = whole(settings, "neighbours", 10)
     vectors = Vectors(encoder, [text for texts in table.texts.values() for text in texts])
     bad = vectors.non_finite
     if bad:

@@ -20,6 +20,7 @@ from scipy.stats import rankdata
 from embedlab.errors import UserError
 from embedlab.evaluation import protocol as protocols
 from embedlab.evaluation.geometry import summary, unit
+from embedlab.evaluation.settings import whole
 from embedlab.evaluation.vectors import Encoder, embed
 
 RESAMPLES = 1000
@@ -150,7 +151,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     """The suite `lee`: correlations with their intervals, and the geometry of the 50 documents. Settings:
     resamples."""
     lee = load_lee()
-    resamples = int(settings.get("resamples") or RESAMPLES)
+    resamples = whole(settings, "resamples", RESAMPLES)
     vectors = embed(encoder, lee.documents)
     scores = score(vectors, lee, resamples)
     shape = summary(vectors)

@@ -18,6 +18,7 @@ from embedlab.evaluation import protocol
 from embedlab.evaluation.beir import Collection, is_collection, load_collection
 from embedlab.evaluation.devices import scoring_device
 from embedlab.evaluation.nearest import BACKENDS, Backend, TopK, unit
+from embedlab.evaluation.settings import whole
 from embedlab.evaluation.vectors import Encoder, embed
 
 SIMILARITIES = ("cosine", "dot")
@@ -43,7 +44,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
         raise UserError("no such similarity", key="similarity", value=similarity, fix="choose cosine or dot")
     if index not in BACKENDS:
         raise UserError("no such index", key="index", value=index, fix="choose torch or faiss")
-    depth = settings.get("depth") or 1000
+    depth = whole(settings, "depth", 1000)
     prompts = {side: settings.get(f"{side}_prompt") or "" for side in ("query", "corpus")}
     skip_same_id = bool(settings.get("skip_same_id"))
     folders = _folders(settings.get("data_dir"), settings.get("tasks"))

@@ -14,6 +14,7 @@ from embedlab.errors import UserError
 from embedlab.evaluation import protocol
 from embedlab.evaluation.correlation import pair_cosine, spearman
 from embedlab.evaluation.noise import NOISES, perturb
+from embedlab.evaluation.settings import whole
 from embedlab.evaluation.sts import SEVEN, STSPairs, Text, all_sentences, load_sts, score_tasks
 from embedlab.evaluation.vectors import Encoder, Vectors
 
@@ -40,7 +41,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     """
     tasks = _task_names(settings.get("tasks"))
     rates = _rates(settings.get("noises"), settings.get("noise_rate"))
-    seed = settings.get("noise_seed") or 0
+    seed = whole(settings, "noise_seed", 0, least=0)
     text = cast(Text, settings.get("sts_text") or "raw")
     clean = [load_sts(task, settings.get("data_dir"), text) for task in tasks]
     vectors = Vectors(encoder, all_sentences(clean))

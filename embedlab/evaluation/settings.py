@@ -22,6 +22,18 @@ def row_limit(settings: Mapping[str, Any], default: int | None = None) -> int | 
     return limit
 
 
+def whole(settings: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
+    """A key that is a whole number from `least` up; None: `default`. Raises UserError for any other."""
+    value = settings.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UserError(
+            f"must be a whole number from {least} up", key=key, value=value, fix=f"{key}={default}"
+        )
+    return value
+
+
 def names(settings: Mapping[str, Any], key: str) -> list[str] | None:
     """A key that names one or several things: a list, "a,b", or None where it is not given."""
     value = settings.get(key)

@@ -37,5 +37,7 @@ def method_class(name: str) -> type[Method]:
 def method_config(values: dict[str, Any]) -> MethodConfig:
     """The typed configuration of a method from plain values."""
     from embedlab.methods.config import from_dict
+    from embedlab.typed import section
 
+    section(values, "method")
     return from_dict(method_class(values.get("name", "")).config_class, values, "method")

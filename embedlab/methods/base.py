@@ -292,7 +292,10 @@ class Method(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Optimiser state is kept by position, so refuse a model whose parameters are in another order."""
-        saved = checkpoint.get("embedlab", {}).get("parameters")
+        self.check_parameters(checkpoint.get("embedlab", {}).get("parameters"))
+
+    def check_parameters(self, saved: list[str] | None) -> None:
+        """Raise UserError if these names of a checkpoint, in their order, are not those of what is trained here."""
         here = [n for n, _ in self._named()]
         if saved is not None and saved != here:
             odd = next(

@@ -63,6 +63,10 @@ class BEPAConfig(MethodConfig):
     """What the learning-rate schedule counts to its end: updates, or, as released, batches while it moves on by
     updates, so that with accumulation it stops far from its end."""
 
+    @property
+    def needs_others(self) -> bool:
+        return self.loss == "infonce" and self.lam > 0
+
     def check(
         self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
     ) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from embedlab.errors import UserError
+from embedlab.typed import build, section
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -17,12 +18,17 @@ C = TypeVar("C")
 
 
 def from_dict(cls: type[C], values: dict[str, Any], group: str) -> C:
-    """Build a configuration dataclass from plain values; unknown keys are a ``UserError`` that names them."""
+    """Build a configuration dataclass from plain values.
+
+    Raises:
+        UserError: an unknown key, or a value of another type than its field's, by key.
+    """
+    section(values, group)
     known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(values) - known)
     if unknown:
         raise UserError(f"unknown key; {group} has {', '.join(sorted(known))}", key=f"{group}.{unknown[0]}")
-    return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    return build(cls, {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}, group)
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,11 @@ class MethodConfig:
     def idle(self) -> bool:
         """Whether there is nothing to train: the encoder is exported and scored as it is."""
         return False
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether the loss compares a sentence with others of its batch, so that one alone teaches nothing."""
+        return hasattr(self, "tau")
 
     def check(
         self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool

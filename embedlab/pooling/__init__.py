@@ -34,6 +34,7 @@ from embedlab.pooling.marked import (
 from embedlab.pooling.mask import Mask, MaskConfig
 from embedlab.pooling.mean import Mean, MeanConfig
 from embedlab.pooling.s2sent import S2Sent, S2SentConfig
+from embedlab.typed import build, section
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -64,7 +65,7 @@ def pooling_config(values: Mapping[str, Any] | str) -> PoolingConfig:
     Raises:
         UserError: an unknown pooling or key, with the nearest known one.
     """
-    values = {"name": values} if isinstance(values, str) else dict(values)
+    values = {"name": values} if isinstance(values, str) else dict(section(values, "pooling"))
     name = values.get("name")
     if name not in POOLINGS:
         near = get_close_matches(str(name), POOLINGS, n=1)
@@ -80,7 +81,9 @@ def pooling_config(values: Mapping[str, Any] | str) -> PoolingConfig:
                 value=value,
                 fix=f"one of {', '.join(known)}",
             )
-    config: PoolingConfig = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    config: PoolingConfig = build(
+        cls, {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}, "pooling"
+    )
     return config
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 from embedlab.backbones import BackboneConfig, BackboneInfo, probe
@@ -16,6 +17,7 @@ from embedlab.tokenization import Template
 from embedlab.training.optimizer import OptimizerConfig
 from embedlab.training.settings import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
 from embedlab.training.sharding import check_sharded
+from embedlab.typed import section
 
 STEPS = ("auto", "eager", "compile", "graph")
 
@@ -47,9 +49,15 @@ class RunConfig:
         Raises:
             UserError: a missing section, an unknown key or a value out of range.
         """
+        # A key that no section resembles is a variable of an experiment's file, such as `arm`.
+        sections = [f.name for f in fields(cls) if f.name != "plain"]
+        for key in values:
+            near = get_close_matches(key, sections, n=1, cutoff=0.8)
+            if near and key not in (*sections, "stages"):
+                raise UserError("unknown key", key=key, value=values[key], fix=f"did you mean {near[0]}?")
         try:
             template = values.get("template")
-            template = template if template and template.get("text") else None
+            template = template if template and section(template, "template").get("text") else None
             return cls(
                 backbone=from_dict(BackboneConfig, values["backbone"], "backbone"),
                 adapter=from_dict(AdapterConfig, values.get("adapter", {}), "adapter"),
@@ -79,8 +87,17 @@ class RunConfig:
         Raises:
             UserError: combinations that have no meaning, naming the key, the value and the fix.
         """
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise UserError("the seed is a number from 0 on", key="seed", value=self.seed)
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 2**32:
+            raise UserError(
+                "the seed is a number from 0 on",
+                key="seed",
+                value="null" if self.seed is None else self.seed,
+                fix="a whole number from 0 to 4294967295",
+            )
+        if self.ckpt_path is not None and not isinstance(self.ckpt_path, str):
+            raise UserError(
+                "not a path", key="ckpt_path", value=self.ckpt_path, fix="FILE.ckpt, last or auto"
+            )
         if self.step not in STEPS:
             raise UserError("unknown way to run a step", key="step", value=self.step, fix=", ".join(STEPS))
         self.adapter.check(self.backbone.source)
@@ -90,6 +107,7 @@ class RunConfig:
         packed = self.data.pack is not None
         warnings += self.method.check(info, self.pooling, self.template, self.data.name, packed)
         warnings += self.method.check_run(info, self)
+        self._check_batch()
         self.resolved_step()
         if self.trainer.resolved_precision() == "bf16-true" and self.adapter.r is None:
             raise UserError(
@@ -99,6 +117,16 @@ class RunConfig:
                 fix="bf16-mixed, or adapter=lora (a bf16 base, adapters in fp32)",
             )
         return warnings
+
+    def _check_batch(self) -> None:
+        in_batch = self.data.batch_size * self.trainer.device_count() * self.trainer.num_nodes
+        if in_batch == 1 and self.method.needs_others and "negative" not in self.data.roles:
+            raise UserError(
+                f"method={self.method.name} compares a sentence with the others of its batch, and there are none",
+                key="data.batch_size",
+                value=self.data.batch_size,
+                fix="data.batch_size=64",
+            )
 
     def info(self) -> BackboneInfo:
         info = probe(self.backbone)

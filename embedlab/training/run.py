@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 import yaml
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
@@ -22,10 +23,18 @@ from embedlab.backbones import train_tokenizer
 from embedlab.data import SentenceDataModule, iter_texts
 from embedlab.data.lock import locked
 from embedlab.encoder import whole_folder
+from embedlab.errors import UserError
 from embedlab.methods import method_class
 from embedlab.methods.base import Method
 from embedlab.tokenization import Tokenization
-from embedlab.training.callbacks.checkpoints import LAST, LastCheckpoint, WholeFile, find_checkpoint, step_of
+from embedlab.training.callbacks.checkpoints import (
+    LAST,
+    LastCheckpoint,
+    WholeFile,
+    find_checkpoint,
+    parameters_of,
+    step_of,
+)
 from embedlab.training.callbacks.interrupt import GracefulStop
 from embedlab.training.callbacks.progress import PlainProgress, Progress
 from embedlab.training.callbacks.randomness import Randomness
@@ -91,12 +100,17 @@ class Run:
         self.method, self.data = build(config, self.folder)
         fits = purpose == "fit"
         rank_zero = global_rank() == 0
+        if fits or purpose == "predict":
+            self.data.prepare_data()
+        if fits and not config.method.idle:
+            # Nothing of an earlier run is touched before it is known that this one can begin.
+            if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
+                self.method.check_parameters(parameters_of(self.checkpoint))
+            self.data.check_rows(config.trainer.device_count() * config.trainer.num_nodes)
         if rank_zero and fits:
             (self.folder / "config.yaml").write_text(
                 yaml.safe_dump(config.plain, sort_keys=False), encoding="utf-8"
             )
-        if fits or purpose == "predict":
-            self.data.prepare_data()
         self.finale = Finale(config, self.folder, self.method.encoder, self.data, dev)
         loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
         self.trainer, self.selection = build_trainer(config, self.folder, loggers, self.finale, extra)
@@ -179,7 +193,7 @@ def build_trainer(
     accumulate = config.optimizer.accumulate
     captured = config.resolved_step() == "graph"
     frozen_half = settings.resolved_precision() == "bf16-true" and config.adapter.r is not None
-    trainer = Trainer(
+    trainer = _trainer(
         accelerator=settings.accelerator,
         devices=list(settings.devices) if isinstance(settings.devices, tuple) else settings.devices,
         num_nodes=settings.num_nodes,
@@ -207,6 +221,18 @@ def build_trainer(
     return trainer, selection
 
 
+def _trainer(**arguments: Any) -> Trainer:
+    """Lightning's trainer, whose objections to its arguments are the user's to mend."""
+    try:
+        return Trainer(**arguments)
+    except (ValueError, TypeError, MisconfigurationException) as error:
+        raise UserError(
+            f"Lightning refuses the trainer: {str(error).partition('. ')[0]}",
+            key="trainer",
+            fix="look at strategy, devices and precision",
+        ) from error
+
+
 def _strategy(config: RunConfig) -> Any:
     settings = config.trainer
     if settings.strategy.startswith("fsdp"):
@@ -224,8 +250,6 @@ def _plugins() -> list[Any]:
 
 def _early_stopping(config: RunConfig) -> Callback:
     from lightning.pytorch.callbacks import EarlyStopping
-
-    from embedlab.errors import UserError
 
     if config.evaluation.sts_dir is None:
         raise UserError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from embedlab.errors import UserError
+from embedlab.evaluation import SUITES
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,24 @@ class TrainerConfig:
             raise UserError(
                 "unknown precision", key="trainer.precision", value=self.precision, fix=", ".join(known)
             )
+        if self.num_nodes < 1:
+            raise UserError("must be at least 1", key="trainer.num_nodes", value=self.num_nodes)
+        self._check_devices()
         if self.accelerator not in ("auto", "cpu", "cuda", "gpu", "mps"):
             raise UserError("unknown accelerator", key="trainer.accelerator", value=self.accelerator)
+
+    def _check_devices(self) -> None:
+        devices = self.devices
+        if isinstance(devices, str) and re.fullmatch(r"-?\d+", devices):
+            devices = int(devices)
+        listed = isinstance(devices, tuple) and devices
+        if devices not in ("auto", -1) and not listed and not (isinstance(devices, int) and devices >= 1):
+            raise UserError(
+                "neither a number of devices nor a list of them",
+                key="trainer.devices",
+                value=self.devices,
+                fix="1, auto, or [0,1]",
+            )
 
     def on_cuda(self) -> bool:
         """Whether the run uses CUDA; ``UserError`` when it asks for a device that is not there."""
@@ -159,6 +177,12 @@ class ScoringConfig:
             )
         if self.every < 1:
             raise UserError("must be at least 1", key="evaluation.every", value=self.every)
+        if isinstance(self.final, tuple):
+            for suite in self.final:
+                if suite not in SUITES:
+                    raise UserError(
+                        "no such suite", key="evaluation.final", value=suite, fix=f"of {', '.join(SUITES)}"
+                    )
 
     @property
     def selection(self) -> str:

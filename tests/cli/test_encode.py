@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedlab
+from embedlab.cli import encode
 from embedlab.cli.main import main
+from embedlab.errors import UserError
 from tests.support import SENTENCES
 
 
@@ -147,3 +149,24 @@ def test_input_over_itself_is_refused(tmp_path: Path, ckpt: Path, capsys: pytest
     assert main(["encode", str(source), str(source), f"ckpt={ckpt}"]) == 2
     assert "same file" in capsys.readouterr().err
     assert source.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("argument", "line"),
+    [
+        ("normalize=maybe", r"not true or false \(normalize=maybe\)"),
+        ("chunk=true", r"must be a positive whole number \(chunk=True\)"),
+        ("chunk=null", r"must be a positive whole number \(chunk=null\)"),
+    ],
+)
+def test_a_switch_is_a_switch_and_a_number_a_number(tmp_path: Path, argument: str, line: str) -> None:
+    (tmp_path / "in.txt").write_text("a cat\n")
+    with pytest.raises(UserError, match=line):
+        encode.main([str(tmp_path / "in.txt"), str(tmp_path / "out.npy"), "ckpt=mini", argument])
+
+
+def test_an_output_that_is_a_folder_is_said_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a cat\n")
+    (tmp_path / "out.npy").mkdir()
+    with pytest.raises(UserError, match=r"out.npy: is a folder \(output\)"):
+        encode.main([str(tmp_path / "in.txt"), str(tmp_path / "out.npy"), "ckpt=nothing-is-loaded"])

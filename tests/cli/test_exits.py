@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 from hydra.errors import InstantiationException
@@ -62,3 +64,24 @@ def test_status() -> None:
     with pytest.raises(SystemExit) as stop:
         guarded(lambda: exec("raise SystemExit(5)"))
     assert stop.value.code == 5
+
+
+def test_what_the_file_system_refuses_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    for refused, words in (
+        (lambda: (tmp_path / "a" / "b").mkdir(), "not a directory. Fix: a path that"),
+        (lambda: (tmp_path / "a").mkdir(), "file exists. Fix: another path"),
+        (lambda: tmp_path.write_text("x"), "is a directory. Fix: the path of a file"),
+        (lambda: (tmp_path / ("x" * 300)).write_text("x"), "file name too long. Fix: a shorter path"),
+    ):
+        with pytest.raises(OSError) as caught:
+            refused()
+        line = str(as_user_error(caught.value))
+        assert str(tmp_path) in line
+        assert words in line
+
+
+def test_a_file_that_went_missing_stays_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught:
+        (tmp_path / "none").read_text()
+    assert as_user_error(caught.value) is None

@@ -183,3 +183,18 @@ def test_hydras_flags(here: Path, capsys: pytest.CaptureFixture[str], flags: lis
     assert "limit: 77" in capsys.readouterr().out
     assert task.configs == []
     assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize("place", ["a_file", "a_file/below"])
+def test_a_run_folder_that_cannot_be_made_is_one_line(here: Path, tmp_path: Path, place: str) -> None:
+    (tmp_path / "a_file").write_text("x")
+    task = Task()
+    with pytest.raises(UserError, match=r"the folder cannot be made: .*\(hydra.run.dir="):
+        run(job(task), "demo", [*GIVEN, f"hydra.run.dir={tmp_path / place}"])
+    assert not task.configs
+
+
+@pytest.mark.parametrize("value", ["null", "3", "true"])
+def test_a_group_without_a_name_is_one_line(here: Path, value: str) -> None:
+    with pytest.raises(UserError, match=rf"a group is chosen by a name \(method={value}\)"):
+        run(job(Task()), "demo", [*GIVEN, f"method={value}"])

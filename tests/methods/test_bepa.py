@@ -476,8 +476,8 @@ MODERN = BackboneInfo("encoder", 12, 256, 512, True, 0.1, "modernbert", True)
 def test_what_has_no_meaning_is_refused(
     settings: dict[str, Any], info: BackboneInfo, data: str, key: str
 ) -> None:
-    config = method_config({"name": "bepa", **settings})
     with pytest.raises(UserError) as caught:
+        config = method_config({"name": "bepa", **settings})
         config.check(info, pooling_config({"name": "cls"}), None, data, False)
     assert caught.value.key == key
     assert "\n" not in str(caught.value)

@@ -248,10 +248,19 @@ def unreadable(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             if (broken := archive.testzip()) is not None:
                 return f"{broken} in it is damaged"
-        torch.load(path, map_location="meta", weights_only=True, mmap=True)
+        content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+        if not isinstance(content, dict) or not {"global_step", "state_dict"} <= set(content):
+            return "weights alone, with no step to go on from"
     except Exception as error:
         return (str(error).strip().splitlines() or [repr(error)])[0][:200]
     return None
+
+
+def parameters_of(path: Path) -> list[str] | None:
+    """The names of what was trained, in the order of the optimiser's state; None where it does not say."""
+    content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    names: list[str] | None = content.get("embedlab", {}).get("parameters")
+    return names
 
 
 def step_of(path: Path) -> int:

@@ -1,0 +1,128 @@
+"""Configuration records from plain values: what a field's annotation rules out is the user's to mend, by key."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from embedlab.errors import UserError
+
+C = TypeVar("C")
+
+_SCALARS: dict[Any, tuple[str, str]] = {
+    bool: ("not true or false", "true or false"),
+    int: ("not a whole number", "a whole number"),
+    float: ("not a finite number", "a number"),
+    str: ("not text", "quoted, digits are text: \"{key}='{value}'\""),
+}
+
+
+def build(cls: type[C], values: Mapping[str, Any], group: str) -> C:
+    """``cls(**values)``, in which every value is of its field's type.
+
+    What the record itself says of a value goes first, since it knows the range and the fix.
+
+    Args:
+        cls: a dataclass whose fields are scalars, literals, lists, tuples, dictionaries or records.
+        values: plain ones, by field.
+        group: of the configuration, the first part of the key at fault.
+
+    Raises:
+        UserError: a value of another type, or a number that is not finite.
+    """
+    try:
+        made = cls(**values)
+    except UserError:
+        raise
+    except Exception:
+        _check(cls, values, group)
+        raise
+    _check(cls, {f.name: getattr(made, f.name) for f in fields(cls)}, group)  # type: ignore[arg-type]
+    return made
+
+
+def section(values: Any, group: str) -> Mapping[str, Any]:
+    """``values``, if it is what a group of the configuration is: keys with values.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not isinstance(values, Mapping):
+        raise UserError(
+            "a group of keys is meant here, not a value",
+            key=group,
+            value="null" if values is None else values,
+            fix=f"leave it out, or name a choice: {group}=NAME",
+        )
+    return values
+
+
+def _check(cls: Any, values: Mapping[str, Any], group: str) -> None:
+    hints = get_type_hints(cls)
+    for field in fields(cls):
+        if field.name in values and not _fits(values[field.name], hints[field.name]):
+            raise _refused(f"{group}.{field.name}", values[field.name], hints[field.name])
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, choice) for choice in arguments)
+    if origin is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in arguments)
+    if origin in (tuple, list):
+        if not isinstance(value, tuple | list):
+            return False
+        if origin is tuple and arguments[1:] != (...,):
+            return len(value) == len(arguments) and all(map(_fits, value, arguments))
+        return all(_fits(v, arguments[0]) for v in value)
+    if origin is dict:
+        return isinstance(value, Mapping) and all(_fits(v, arguments[1]) for v in value.values())
+    if hint is type(None):
+        return value is None
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (bool, str):
+        return isinstance(value, hint)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return isinstance(value, hint | Mapping)
+    return True
+
+
+def _refused(key: str, value: Any, hint: Any) -> UserError:
+    union = get_origin(hint) in (Union, types.UnionType)
+    choices = [h for h in (get_args(hint) if union else (hint,)) if h is not type(None)]
+    nullable = union and len(choices) < len(get_args(hint))
+    literals = [c for h in choices if get_origin(h) is Literal for c in get_args(h)]
+    if literals:
+        message = "unknown value"
+        fix = f"one of {', '.join(map(str, literals))}" + (", true, false" if bool in choices else "")
+    elif choices[0] in _SCALARS:
+        message, fix = _SCALARS[choices[0]]
+        fix = fix.format(key=key, value=value)
+        if choices[0] is float and not isinstance(value, float):
+            message = "not a number"
+        if choices[0] is str and not isinstance(value, int | float):
+            fix = "a text"
+    elif get_origin(choices[0]) in (tuple, list):
+        fixed = get_origin(choices[0]) is tuple and get_args(choices[0])[1:] != (...,)
+        letters = "abcdefgh"[: len(get_args(choices[0])) if fixed else 2]
+        message, fix = "not a list of what this key takes", f"{key}=[{','.join(letters)}]"
+        arguments = get_args(choices[0])
+        if arguments[0] in _SCALARS:
+            some = {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}[arguments[0]]
+            count = f"{len(arguments)} " if fixed else ""
+            message = f"not a list of {count}{some}"
+    else:
+        message, fix = "a group of keys is meant here, not a value", f"{key}.KEY=VALUE"
+    return UserError(
+        message,
+        key=key,
+        value="null" if value is None else value,
+        fix=f"{fix}, or null" if nullable and value is not None else fix,
+    )

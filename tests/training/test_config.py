@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from embedlab.errors import UserError
+from embedlab.training.callbacks.checkpoints import LAST
+from embedlab.training.run import train
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("optimizer.lr=abc", r"not a number \(optimizer.lr=abc\)"),
+        ("optimizer.lr=inf", r"not a finite number \(optimizer.lr=inf\)"),
+        ("optimizer.accumulate=1.5", r"not a whole number \(optimizer.accumulate=1.5\)"),
+        ("trainer.max_steps=x", r"not a whole number \(trainer.max_steps=x\)"),
+        ("trainer.devices=x", r"trainer.devices=x\). Fix: 1, auto"),
+        ("trainer.devices=0", r"trainer.devices=0\). Fix: 1, auto"),
+        ("trainer.num_nodes=0", r"must be at least 1 \(trainer.num_nodes=0\)"),
+        ("callbacks.checkpoint.every_minutes=x", r"not a number \(callbacks.checkpoint.every_minutes=x\)"),
+        ("adapter.r=x", r"not a whole number \(adapter.r=x\)"),
+        ("method.tau=x", r"not a number \(method.tau=x\)"),
+        ("evaluation.final=[foo]", r"no such suite \(evaluation.final=foo\)"),
+        ("evaluation.final=lee", r"not a list of texts \(evaluation.final=lee\)"),
+        ("data.files=3", r"not text \(data.files=3\)"),
+        ("data.files=[]", r"names no file \(data.files\)"),
+        ("data.columns=text", r"Fix: data.columns.sentence=text"),
+        ("data.shuffle=3", r"not true or false \(data.shuffle=3\)"),
+        ("seed=4294967296", r"seed=4294967296\). Fix: a whole number from 0 to 4294967295"),
+        ("seed=null", r"seed=null"),
+        ("ckpt_path=3", r"not a path \(ckpt_path=3\)"),
+        ("+metod=simcse", r"unknown key \(metod=simcse\). Fix: did you mean method"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_one_line(compose_run, override, line):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=line):
+        compose_run(override).check()
+
+
+def test_a_contrastive_batch_of_one_teaches_nothing(compose_run):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=r"there are none \(data.batch_size=1\)"):
+        compose_run("data.batch_size=1").check()
+    compose_run("data.batch_size=1", "method=masked_lm").check()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shape"),
+    [
+        (["data.batch_size=4000"], {}),
+        ([], {"layers": 3}),
+    ],
+    ids=["fewer rows than a batch", "another model"],
+)
+def test_a_resume_that_cannot_begin_touches_nothing(compose_run, tmp_path, overrides, shape):  # type: ignore[no-untyped-def]
+    folder = tmp_path / "run"
+    train(compose_run("trainer.max_steps=2"), folder)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert folder / LAST in before
+    with pytest.raises(UserError):
+        train(compose_run("trainer.max_steps=4", "ckpt_path=last", *overrides, **shape), folder)
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_a_run_of_too_few_rows_leaves_no_configuration(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match="less than one batch"):
+        train(compose_run("data.batch_size=61"), tmp_path / "run")
+    assert not any((tmp_path / "run").iterdir())
+
+
+def test_weights_alone_are_no_checkpoint(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    import torch
+
+    torch.save({"w": torch.zeros(2)}, tmp_path / "w.ckpt")
+    with pytest.raises(UserError, match="weights alone"):
+        train(compose_run(f"ckpt_path={tmp_path / 'w.ckpt'}"), tmp_path / "run")
+
+
+def test_lightnings_objections_are_the_users(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=r"invalid strategy name.*\(trainer\)"):
+        train(compose_run("trainer.strategy=foo"), tmp_path / "run")

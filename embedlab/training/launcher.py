@@ -69,6 +69,10 @@ def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None
         UserError: a folder holds a trial of another configuration.
         KeyboardInterrupt: after an interrupt, when all children have ended.
     """
+    if parallel is not None and (type(parallel) is not int or parallel < 1):
+        raise UserError(
+            "must be at least 1, or null", key="hydra.launcher.parallel", value=parallel, fix="a whole number"
+        )
     sweep.mkdir(parents=True, exist_ok=True)
     for trial in trials:
         _claim(trial)

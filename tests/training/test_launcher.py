@@ -99,3 +99,9 @@ def test_no_child_outlives_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run_trials(trials(tmp_path, "wait"), tmp_path)
     assert started
     assert all(run.process.poll() is not None for run in started)
+
+
+@pytest.mark.parametrize("parallel", [0, -1, 1.5, "x", True])
+def test_a_number_of_trials_at_once_is_one(tmp_path: Path, parallel: object) -> None:
+    with pytest.raises(UserError, match=r"must be at least 1, or null \(hydra.launcher.parallel="):
+        run_trials([], tmp_path, parallel)  # type: ignore[arg-type]

@@ -148,7 +148,9 @@ class CapturedStep:
         norm = logged.new_zeros(())
         if updates:
             clip = self.method.optimizer_config.clip
-            norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None], foreach=True)
+            norm = nn.utils.get_total_norm(
+                [p.grad for p in self.parameters if p.grad is not None], foreach=True
+            )
             bad = bad | ~torch.isfinite(norm)
             # The fused update divides the gradients as it reads them: clipping costs no pass of its own.
             scale = norm.new_ones(()) if clip is None else ((norm + _CLIP_EPS) / clip).clamp(min=1.0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 
 from embedlab.training.callbacks.train_log import TrainLog
+
+if TYPE_CHECKING:
+    from embedlab.methods.base import Method
 
 SHOWN = {
     "train/loss": "loss",
@@ -28,14 +31,29 @@ def shown(trainer: Trainer) -> dict[str, str]:
     return out
 
 
-class Progress(RichProgressBar):
+class _UpToTheLastStep:
+    """Counts to the end of the run, where that comes before the end of the epoch."""
+
+    @property
+    def total_train_batches(self) -> int | float:
+        batches: int | float = super().total_train_batches  # type: ignore[misc]
+        trainer: Trainer = self.trainer  # type: ignore[attr-defined]
+        if trainer.max_steps < 0:
+            return batches
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+        before = progress.total.ready - progress.current.ready
+        accumulate = cast("Method", trainer.lightning_module).optimizer_config.accumulate
+        return min(batches, max(1, trainer.max_steps * accumulate - before))
+
+
+class Progress(_UpToTheLastStep, RichProgressBar):
     """For a terminal."""
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         return dict(shown(trainer))
 
 
-class PlainProgress(TQDMProgressBar):
+class PlainProgress(_UpToTheLastStep, TQDMProgressBar):
     """For a log file: one line every so many steps."""
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:

@@ -133,7 +133,8 @@ class RunConfig:
         return replace(info, adapter_dropout=self.adapter.dropout) if self.adapter.r is not None else info
 
     def resolved_step(self) -> str:
-        """``auto``: graph on one CUDA device in bf16-mixed or fp32, else compile; eager on the CPU."""
+        """``auto``: graph on one CUDA device in bf16-mixed or fp32 with batches of one size, else compile; eager on
+        the CPU."""
         cuda = self.trainer.on_cuda()
         one = self.trainer.device_count() == 1 and self.trainer.num_nodes == 1
         precision = self.trainer.resolved_precision()
@@ -147,7 +148,15 @@ class RunConfig:
                 value=self.step,
                 fix="step=compile, or step=auto",
             )
-        capturable = cuda and one and precision in ("bf16-mixed", "32-true")
+        if self.step == "graph" and not self.data.drop_last:
+            raise UserError(
+                "a captured step needs batches of one size, and the last one of an epoch may be smaller "
+                "(data.drop_last=false)",
+                key="step",
+                value=self.step,
+                fix="data.drop_last=true, or step=compile",
+            )
+        capturable = cuda and one and self.data.drop_last and precision in ("bf16-mixed", "32-true")
         if self.step == "graph" and not capturable:
             raise UserError(
                 "a captured step needs one CUDA device and precision bf16-mixed or 32-true",

@@ -5,6 +5,7 @@ import pytest
 from embedlab.errors import UserError
 from embedlab.training.callbacks.checkpoints import LAST
 from embedlab.training.run import train
+from embedlab.training.settings import TrainerConfig
 
 
 @pytest.mark.parametrize(
@@ -78,3 +79,13 @@ def test_weights_alone_are_no_checkpoint(compose_run, tmp_path):  # type: ignore
 def test_lightnings_objections_are_the_users(compose_run, tmp_path):  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=r"invalid strategy name.*\(trainer\)"):
         train(compose_run("trainer.strategy=foo"), tmp_path / "run")
+
+
+def test_batches_of_two_sizes_are_not_captured(compose_run, monkeypatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(TrainerConfig, "on_cuda", lambda self: True)
+    monkeypatch.setattr(TrainerConfig, "device_count", lambda self: 1)
+    cuda = "trainer.precision=bf16-mixed"
+    assert compose_run(cuda).resolved_step() == "graph"
+    assert compose_run(cuda, "data.drop_last=false").resolved_step() == "compile"
+    with pytest.raises(UserError, match=r"batches of one size.*Fix: data\.drop_last=true"):
+        compose_run(cuda, "data.drop_last=false", "step=graph").resolved_step()

@@ -34,9 +34,9 @@ def explain(
     if str(error).startswith(_NO_CHOICE) and isinstance(error, ValueError):
         odd = [o for o in overrides if re.fullmatch(r"\+{0,2}[\w/@]+=(null|true|false|[-+.\w]*\d)", o, re.I)]
         key, _, value = (odd[0] if odd else "").partition("=")
-        key = key.lstrip("+") or None
+        key = key.lstrip("+")
         fix = f"{key or 'GROUP'}=NAME, one of those that --help lists"
-        return UserError("a group is chosen by a name", key=key, value=value or None, fix=fix)
+        return UserError("a group is chosen by a name", key=key or None, value=value or None, fix=fix)
     if "hydra" in sys.modules:
         from hydra import errors
 

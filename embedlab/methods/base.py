@@ -259,7 +259,7 @@ class Method(LightningModule):
         scheduler = self.lr_schedulers()
         assert scheduler is not None
         assert not isinstance(scheduler, list)
-        return self.optimizer_config.lr * scheduler.lr_lambdas[0](scheduler.last_epoch)  # type: ignore[union-attr]
+        return self.optimizer_config.lr * scheduler.lr_lambdas[0](scheduler.last_epoch)  # type: ignore[union-attr,attr-defined]
 
     def check_finite(self, means: dict[str, float]) -> None:
         """Stop a captured run whose losses ceased to be finite (the eager step looks at every loss itself)."""

@@ -121,8 +121,9 @@ def build_optimizer(
     The fused kernel is used on CUDA. Lightning refuses it with its own clipping under mixed precision, so the
     methods here clip by themselves.
     """
+    trained: list[Any] = [p for p in parameters if isinstance(p, dict) or p.requires_grad]
     optimizer = ReplayableAdamW(
-        [p for p in parameters if isinstance(p, dict) or p.requires_grad],
+        trained,
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,

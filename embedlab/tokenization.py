@@ -319,7 +319,9 @@ class Tokenization:
         after = "".join(
             self.tokenizer.mask_token if p.marker == "mask" else p.text for p in self.template.after
         )
-        kept = [self._shorten(t, ids, self._limit) for t, ids in zip(texts, self.plain_ids(texts), strict=True)]
+        kept = [
+            self._shorten(t, ids, self._limit) for t, ids in zip(texts, self.plain_ids(texts), strict=True)
+        ]
         rows = []
         for text, ids in zip(kept, self.plain_ids([before + t + after for t in kept]), strict=True):
             row = self._first + ids + self._last

@@ -476,9 +476,12 @@ MODERN = BackboneInfo("encoder", 12, 256, 512, True, 0.1, "modernbert", True)
 def test_what_has_no_meaning_is_refused(
     settings: dict[str, Any], info: BackboneInfo, data: str, key: str
 ) -> None:
-    with pytest.raises(UserError) as caught:
+    def refuse() -> None:  # a value by itself when it is read, a combination when it is checked
         config = method_config({"name": "bepa", **settings})
         config.check(info, pooling_config({"name": "cls"}), None, data, False)
+
+    with pytest.raises(UserError) as caught:
+        refuse()
     assert caught.value.key == key
     assert "\n" not in str(caught.value)
 

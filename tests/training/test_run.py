@@ -143,7 +143,9 @@ def test_scores_before_and_after_are_made_on_the_device(compose_run, sts_dir, tm
 
     original, seen = SentenceEncoder.encode, []
     monkeypatch.setattr(
-        SentenceEncoder, "encode", lambda self, *a, **k: (seen.append(self.device.type), original(self, *a, **k))[1]
+        SentenceEncoder,
+        "encode",
+        lambda self, *a, **k: (seen.append(self.device.type), original(self, *a, **k))[1],
     )
     config = compose_run(
         "trainer=gpu", "trainer.max_steps=2", f"evaluation.sts_dir={sts_dir}", "evaluation.before=true",

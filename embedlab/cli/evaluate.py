@@ -31,6 +31,15 @@ _SUBFOLDERS = {
 _WHOLE = frozenset(
     ("sts", "transfer", "retrieval", "robustness", "geometry", "lee", "mteb", "cls_energy", "emoji")
 )
+# The suites that read a key. Given with several suites, it is for those that do.
+_READS = {
+    "tasks": frozenset(
+        ("sts", "transfer", "retrieval", "robustness", "mteb", "bitext", "xretrieval", "qa", "glue")
+    ),
+    "languages": frozenset(
+        ("mteb", "bitext", "languages", "sts_multilingual", "xretrieval", "pawsx", "xnli", "qa")
+    ),
+}
 _OWN_KEYS = ("ckpt", "suite", "out", "compare", "batch_size", "max_length")
 _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
 
@@ -47,6 +56,12 @@ def main(argv: list[str]) -> int:
             raise UserError(
                 f"suite {suite} is scored whole", key="limit", value=config["limit"], fix="leave limit out"
             )
+    for key, readers in _READS.items():
+        if config[key] is not None and not readers & set(suites):
+            raise UserError(
+                f"suite {', '.join(suites)} has no {key} to choose from", key=key, value=config[key],
+                fix=f"leave {key} out",
+            )  # fmt: skip
     out = _out(config["out"], suites)
     paths = {suite: _path(out, str(config["ckpt"]), suite) for suite in suites}
     for path in paths.values():

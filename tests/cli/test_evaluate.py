@@ -117,6 +117,8 @@ def test_a_second_run_gives_the_same_scores(ckpt: Path, sts: Path, tmp_path: Pat
         (["suite=sts", "max_length=0"], "max_length"),
         (["suite=sts", "ckpt=/nowhere"], "/nowhere"),
         (["suite=sts", "limit=3"], "limit=3"),
+        (["suite=lee", "tasks=[foo]"], "has no tasks"),
+        (["suite=emoji,lee", "languages=de"], "has no languages"),
         (["resampels=3"], "resampels"),
     ],
 )

@@ -8,7 +8,9 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,8 +184,9 @@ def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, de
         chosen = space.suggest(trial)
     except ValueError as error:
         raise UserError(
-            f"the search of this folder varies something else: {error}",
-            key="tune.folder", value=folder, fix="another folder, or the search's own command",
+            f"Optuna cannot go on with these ranges: {error}",
+            key="tune.folder", value=folder,
+            fix="intervals from low to high (above 0 on a log scale); in a folder begun with others, another folder",
         ) from None  # fmt: skip
     one = Trial(folder / str(trial.number), compose([*space.fixed, *chosen]), chosen)
     launcher._claim(one)
@@ -216,8 +219,10 @@ def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
         one.tries += 1
         one.run = launcher._start(one.run.trial, one.run.device)
         return True
+    elif code == 0:
+        raise _no_metric(folder, config.metric)  # nor will the other trials have it
     else:
-        why = launcher._last_line(folder / launcher.OUTPUT) if code else f"it has no {config.metric}"
+        why = launcher._last_line(folder / launcher.OUTPUT)
         log.error("%s failed (exit %d): %s", folder.name, code, why)
         study.tell(one.trial, state=states.FAIL)
         status["status"] = launcher.FAILED
@@ -246,6 +251,21 @@ def final(folder: Path, config: TuneConfig, values: list[tuple[int, float]]) -> 
     except (OSError, ValueError, KeyError):
         return None
     return None if score is None else float(score)
+
+
+def _no_metric(folder: Path, metric: str) -> UserError:
+    try:
+        with (folder / "metrics.csv").open(newline="") as file:
+            known = [name for name in csv.DictReader(file).fieldnames or () if name != "step"]
+    except OSError:
+        known = []
+    with suppress(OSError, ValueError, KeyError):
+        known += json.loads((folder / "scores.json").read_text())["scores"]
+    near = get_close_matches(metric, known, n=1) or sorted({*known})
+    return UserError(
+        "a finished trial has no such score", file=folder, key="tune.metric", value=metric,
+        fix=f"one of {', '.join(near)}" if near else "evaluation.sts_dir=..., so that there are scores",
+    )  # fmt: skip
 
 
 def _write(study: optuna.Study, folder: Path) -> None:

@@ -105,6 +105,13 @@ def test_another_space_is_another_search(tmp_path: Path) -> None:
         tune(TuneConfig(trials=2), Space(["quality=1,2,3", "slow=0"]), compose, tmp_path)
 
 
+def test_a_metric_that_no_trial_has_ends_the_search(tmp_path: Path) -> None:
+    config = TuneConfig(trials=3, metric="dev/spaerman")
+    with pytest.raises(UserError, match=r"tune\.metric=dev/spaerman\)\. Fix: one of "):
+        tune(config, Space(["quality=1,2", "slow=0"]), compose, tmp_path)
+    assert not (tmp_path / "1").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

@@ -148,6 +148,14 @@ class RunConfig:
                 value=self.step,
                 fix="step=compile, or step=auto",
             )
+        capturable = cuda and one and precision in ("bf16-mixed", "32-true")
+        if self.step == "graph" and not capturable:
+            raise UserError(
+                "a captured step needs one CUDA device and precision bf16-mixed or 32-true",
+                key="step",
+                value=self.step,
+                fix="step=compile, or step=auto",
+            )
         if self.step == "graph" and not self.data.drop_last:
             raise UserError(
                 "a captured step needs batches of one size, and the last one of an epoch may be smaller "
@@ -156,16 +164,8 @@ class RunConfig:
                 value=self.step,
                 fix="data.drop_last=true, or step=compile",
             )
-        capturable = cuda and one and self.data.drop_last and precision in ("bf16-mixed", "32-true")
-        if self.step == "graph" and not capturable:
-            raise UserError(
-                "a captured step needs one CUDA device and precision bf16-mixed or 32-true",
-                key="step",
-                value=self.step,
-                fix="step=compile, or step=auto",
-            )
         if self.step != "auto":
             return self.step
-        if capturable and not recomputes:
+        if capturable and self.data.drop_last and not recomputes:
             return "graph"
         return "compile" if cuda else "eager"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("matplotlib")
+
 from embedlab.analysis.languages import read_spectra, save_spectrum
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES

@@ -95,6 +95,7 @@ def test_the_suite_tells_an_interlingua_from_language_clusters(tmp_path: Path, c
 
 def test_figures(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
     write_parallel(tmp_path)
     files = {"figure": str(tmp_path / "spectrum.png"), "map": str(tmp_path / "map.png")}
     SUITES["languages"](Interlingua(), {"data_dir": tmp_path, **files})
@@ -103,6 +104,7 @@ def test_figures(tmp_path: Path) -> None:
 
 def test_umap_missing_or_unknown_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
     write_parallel(tmp_path)
     monkeypatch.setitem(sys.modules, "umap", None)
     settings = {"data_dir": tmp_path, "map": str(tmp_path / "m.png")}

@@ -235,7 +235,7 @@ def test_broken_gzip(tmp_path: Path) -> None:
         ({"index": "hnsw"}, "index=hnsw"),
         ({"split": "dev"}, "split=dev"),
         ({"tasks": ["other"]}, "tasks=other"),
-        ({"depth": -1}, "k=-1"),
+        ({"depth": -1}, "depth=-1"),
     ],
 )
 def test_bad_settings(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

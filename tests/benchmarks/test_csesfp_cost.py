@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmarks.csesfp_cost import main
 from tests.support import SENTENCES
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "csesfp_cost.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("csesfp_cost", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["csesfp_cost"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_arms_and_ratios(
-    script: ModuleType, tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tiny("llama", width=128, heads=4, ffn=512, max_positions=256)
     (tmp_path / "text.txt").write_text("\n".join(SENTENCES), encoding="utf-8")
     run = ["trainer=cpu", "backbone=local", f"backbone.path={folder}", "adapter.r=4"]
     run += [f"data.files={tmp_path / 'text.txt'}", "data.max_length=12", "data.pad_to_multiple=1"]
-    assert script.main(["--batch", "4", "--steps", "2", "--out", str(tmp_path / "cost.json"), *run]) == 0
+    assert main(["--batch", "4", "--steps", "2", "--out", str(tmp_path / "cost.json"), *run]) == 0
     assert "L2/(2 L1)" in capsys.readouterr().out
     rows = {r["arm"]: r for r in json.loads((tmp_path / "cost.json").read_text())["batch_4"]}
     assert list(rows) == ["A", "B", "C", "C2", "D", "floor"]

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
-
 import numpy as np
 import pytest
 
+from benchmarks.transfer_agreement import RandomProjection, compare
 from embedlab.evaluation.transfer_data import Split, load_transfer
 from tests.evaluation.real import needs_data
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "transfer_agreement.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("transfer_agreement", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["transfer_agreement"] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def reviews(n: int, seed: int) -> Split:
@@ -40,26 +23,26 @@ def reviews(n: int, seed: int) -> Split:
     return Split(texts, None, labels)
 
 
-def test_words_are_projected_and_summed(script: ModuleType) -> None:
-    encode = script.RandomProjection(400).encode
+def test_words_are_projected_and_summed() -> None:
+    encode = RandomProjection(400).encode
     one, two, both, empty = encode(["cat", "Dog!", "dog cat !", ""])
     np.testing.assert_allclose(both, one + two, atol=1e-6)
     assert 0.8 < np.linalg.norm(one) < 1.2, "a projection keeps lengths"
     assert not empty.any()
 
 
-def test_a_fixed_split(script: ModuleType) -> None:
+def test_a_fixed_split() -> None:
     splits = {name: reviews(n, n) for name, n in (("train", 200), ("dev", 100), ("test", 400))}
-    found = script.compare("sst2", splits, script.RandomProjection(16))
+    found = compare("sst2", splits, RandomProjection(16))
     assert 80 < found.sklearn < 95, "nine in ten can be told"
     assert found.all_rows == found.sklearn, "no row is held back where there is a dev split"
     assert abs(found.difference) < 4
     assert 0 < found.error < 3
 
 
-def test_nested_folds(script: ModuleType) -> None:
+def test_nested_folds() -> None:
     """So few rows stop SentEval's classifier at random: it only has to be better than chance."""
-    found = script.compare("cr", {"all": reviews(240, 0)}, script.RandomProjection(8, scale=4))
+    found = compare("cr", {"all": reviews(240, 0)}, RandomProjection(8, scale=4))
     assert found.sklearn > 75
     assert found.senteval > 60
     assert found.difference == pytest.approx(found.senteval - found.sklearn)
@@ -67,8 +50,8 @@ def test_nested_folds(script: ModuleType) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["mr", "cr", "subj", "mpqa"])
-def test_within_half_a_point_on_the_same_folds(script: ModuleType, task: str) -> None:
+def test_within_half_a_point_on_the_same_folds(task: str) -> None:
     splits = load_transfer(task, needs_data("transfer"))
-    found = script.compare(task, splits, script.RandomProjection(128))
+    found = compare(task, splits, RandomProjection(128))
     assert abs(found.difference) <= 0.5
     assert found.sklearn > 100 * splits["all"].labels.mean() + 0.5 or task in ("cr", "mpqa")

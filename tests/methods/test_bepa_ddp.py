@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from embedlab.backbones import BackboneConfig, load_backbone
@@ -18,6 +17,7 @@ from embedlab.methods.bepa_config import BEPAConfig
 from embedlab.pooling import build_pooling
 from embedlab.tokenization import Tokenization
 from embedlab.training.optimizer import OptimizerConfig
+from tests.ranks import gradients, two_ranks
 
 REPEATED = [("The girl reads.", "a lake"), ("Two dogs run", "the tide"), ("Rain.", "is it open")]
 REPEATED += [REPEATED[0]] * 3
@@ -64,53 +64,25 @@ def _batch(method: BEPA, pairs: list[tuple[str, str]], rows: slice) -> dict[str,
     return made
 
 
-class _Step(nn.Module):
-    def __init__(self, method: BEPA) -> None:
-        super().__init__()
-        self.method = method
-
-    def forward(self, batch: dict[str, Any]) -> Tensor:
-        return self.method.total(batch)[0]
-
-
-def _gradients(method: BEPA) -> dict[str, Any]:
-    return {n: p.grad.tolist() for n, p in method.named_parameters() if p.grad is not None}
-
-
-def _rank(rank: int, port: int, folder: str, results: Any) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    for config, pairs in CASES:
-        method = _method(folder, config)
-        model = nn.parallel.DistributedDataParallel(_Step(method))
-        model(_batch(method, pairs, slice(3 * rank, 3 * rank + 3))).backward()
-        if rank == 0:
-            results.put(_gradients(method))
-        dist.barrier()
-    dist.destroy_process_group()
+def _half(folder: str, case: int, rows: slice) -> tuple[BEPA, dict[str, Any]]:
+    config, pairs = CASES[case]
+    method = _method(folder, config)
+    return method, _batch(method, pairs, rows)
 
 
 @pytest.mark.timeout(240)
 def test_two_ranks_give_the_gradient_of_one_big_batch(tiny: Callable[..., Path]) -> None:
-    import torch.multiprocessing as mp
-
-    from tests.training.test_gather import free_port
-
     folder = str(tiny("xlm-roberta"))
-    queue = mp.get_context("spawn").SimpleQueue()
-    context = mp.spawn(_rank, args=(free_port(), folder, queue), nprocs=2, join=False)
-    found = [queue.get() for _ in CASES]
-    while not context.join():
-        pass
-    for (config, pairs), gradients in zip(CASES, found, strict=True):
-        method = _method(folder, config)
-        method.total(_batch(method, pairs, slice(None)))[0].backward()
-        expected = _gradients(method)
-        assert gradients.keys() == expected.keys()
+    found = two_ranks(_half, folder, len(CASES), 3)
+    for case, ((config, _), halves) in enumerate(zip(CASES, found, strict=True)):
+        method, batch = _half(folder, case, slice(None))
+        method.total(batch)[0].backward()
+        expected = gradients(method)
+        assert halves.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(
-                torch.tensor(gradients[name]),
-                torch.tensor(value),
+                halves[name],
+                value,
                 atol=2e-5,
                 rtol=1e-3,
                 msg=f"{config.loss} {name}",

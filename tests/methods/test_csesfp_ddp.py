@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
 
 from embedlab.backbones import BackboneConfig, load_backbone
 from embedlab.backbones.adapters import AdapterConfig, adapt
@@ -19,6 +17,7 @@ from embedlab.methods.prompteol import PromptEOL, PromptEOLConfig
 from embedlab.pooling import build_pooling
 from embedlab.tokenization import Template, Tokenization
 from embedlab.training.optimizer import OptimizerConfig
+from tests.ranks import gradients, two_ranks
 
 TWO_STAGES = Template('It : "{sentence}" means a word{rep1}, so it is{rep2}', "text")
 TEXTS = ["The girl reads.", "Two dogs run", "Rain.", "He said yes", "The girl reads.", "A plane"]
@@ -52,51 +51,20 @@ def _batch(method: Any, rows: slice) -> dict[str, Any]:
     return {"sentence": {k: v[rows] for k, v in (view | {"hash": hashes}).items()}}
 
 
-class _Step(nn.Module):
-    def __init__(self, method: Any) -> None:
-        super().__init__()
-        self.method = method
-
-    def forward(self, batch: dict[str, Any]) -> Tensor:
-        return self.method.total(batch)[0]
-
-
-def _gradients(method: Any) -> dict[str, Any]:
-    return {n: p.grad.tolist() for n, p in method.named_parameters() if p.grad is not None}
-
-
-def _rank(rank: int, port: int, folder: str, results: Any) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    for case in range(len(CASES)):
-        method = _method(folder, case)
-        model = nn.parallel.DistributedDataParallel(_Step(method))
-        model(_batch(method, slice(3 * rank, 3 * rank + 3))).backward()
-        if rank == 0:
-            results.put(_gradients(method))
-        dist.barrier()
-    dist.destroy_process_group()
+def _half(folder: str, case: int, rows: slice) -> tuple[Any, dict[str, Any]]:
+    method = _method(folder, case)
+    return method, _batch(method, rows)
 
 
 @pytest.mark.timeout(240)
 def test_two_ranks_give_the_gradient_of_one_big_batch(tiny: Callable[..., Path]) -> None:
-    import torch.multiprocessing as mp
-
-    from tests.training.test_gather import free_port
-
     folder = str(tiny("llama"))
-    queue = mp.get_context("spawn").SimpleQueue()
-    context = mp.spawn(_rank, args=(free_port(), folder, queue), nprocs=2, join=False)
-    found = [queue.get() for _ in CASES]
-    while not context.join():
-        pass
-    for case, gradients in enumerate(found):
-        method = _method(folder, case)
-        method.total(_batch(method, slice(None)))[0].backward()
-        expected = _gradients(method)
-        assert gradients.keys() == expected.keys()
+    found = two_ranks(_half, folder, len(CASES), 3)
+    for case, halves in enumerate(found):
+        method, batch = _half(folder, case, slice(None))
+        method.total(batch)[0].backward()
+        expected = gradients(method)
+        assert halves.keys() == expected.keys()
         assert len(expected) == 28
         for name, value in expected.items():
-            torch.testing.assert_close(
-                torch.tensor(gradients[name]), torch.tensor(value), atol=1e-5, rtol=1e-3
-            )
+            torch.testing.assert_close(halves[name], value, atol=1e-5, rtol=1e-3)

@@ -402,7 +402,7 @@ def _share(rank: int | None) -> dict[str, Any]:
 def test_two_ranks_give_the_gradient_of_one_big_batch(tiny: Tiny) -> None:
     import torch.multiprocessing as mp
 
-    from tests.training.test_gather import free_port
+    from tests.ranks import free_port
 
     folders = tuple(str(tiny("bert", layers=LAYERS, seed=seed)) for seed in (0, 1))
     # Forked: two fresh interpreters would import torch for half a minute.

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from embedlab.backbones import BackboneConfig, load_backbone
@@ -19,21 +18,10 @@ from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
 from embedlab.pooling import build_pooling
 from embedlab.tokenization import Template, Tokenization
 from embedlab.training.optimizer import OptimizerConfig
-from tests.training.test_gather import free_port
+from tests.ranks import Step, free_port, gradients
 
 TEXTS = ["a man is playing", "the old house", "two dogs run in the lake", "it rains"]
 TEMPLATES = ('This sentence of "{sentence}" means {mask}.', 'This sentence : "{sentence}" means {mask}.')
-
-
-class Step(nn.Module):
-    """What Lightning wraps: one forward of DDP is one training step."""
-
-    def __init__(self, method: PromptBERT) -> None:
-        super().__init__()
-        self.method = method
-
-    def forward(self, batch: dict[str, Any]) -> Tensor:
-        return self.method.total(batch)[0]
 
 
 def method(folder: str) -> PromptBERT:
@@ -52,10 +40,6 @@ def batch(made: PromptBERT, rows: slice) -> dict[str, Any]:
         tokens = tokenization.pad(tokenization.ids(TEXTS))
         found[view] = {k: v[rows] for k, v in tokens.items()} | {"hash": torch.arange(len(TEXTS))[rows]}
     return found
-
-
-def gradients(module: nn.Module) -> dict[str, Tensor]:
-    return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
 
 
 def worker(rank: int, port: int, folder: str, out: str) -> None:

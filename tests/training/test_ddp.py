@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import yaml
-from torch import Tensor, nn
+from torch import nn
 
 from embedlab.backbones import BackboneConfig, load_backbone
 from embedlab.cli.processes import start_ranks
@@ -32,9 +32,9 @@ from embedlab.training.callbacks.scoring import gather_rows
 from embedlab.training.gather import first_row, gather, shares, weight
 from embedlab.training.optimizer import OptimizerConfig
 from embedlab.twin import TwinEncoder
+from tests.ranks import Step, free_port, gradients
 from tests.support import SENTENCES
 from tests.training.conftest import sentences
-from tests.training.test_gather import free_port
 
 WORLD = 2
 EVEN, UNEVEN = (3, 3), (4, 3)
@@ -71,21 +71,6 @@ def batch(made: Method, rows: int, own: slice) -> dict[str, Any]:
         }
         found[view] = {k: v[own] for k, v in tokens.items()}
     return found
-
-
-class Step(nn.Module):
-    """What Lightning wraps: one forward of DDP is one training step."""
-
-    def __init__(self, made: Method) -> None:
-        super().__init__()
-        self.made = made
-
-    def forward(self, data: dict[str, Any]) -> Tensor:
-        return self.made.total(data)[0]
-
-
-def gradients(module: nn.Module) -> dict[str, Tensor]:
-    return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
 
 
 def own_rows(sizes: tuple[int, ...], rank: int) -> slice:

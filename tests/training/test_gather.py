@@ -9,6 +9,7 @@ import torch.multiprocessing as mp
 
 from embedlab.objectives.info_nce import info_nce
 from embedlab.training.gather import gather, gather_ids
+from tests.ranks import free_port
 
 WORLD, ROWS, WIDTH = 2, 3, 5
 
@@ -49,14 +50,6 @@ def test_gradient_of_two_ranks_is_that_of_one_big_batch() -> None:
     grad, gathered = queue.get()
     assert gathered == WORLD
     torch.testing.assert_close(torch.tensor(grad, dtype=torch.float64), w.grad, rtol=1e-5, atol=1e-7)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def test_alone_it_is_the_identity() -> None:

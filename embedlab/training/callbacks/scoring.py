@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 
+from embedlab.evaluation.geometry import singular_values
 from embedlab.training.gather import rank, world_size
 from embedlab.training.sharding import sharded
 
@@ -181,11 +182,10 @@ def log_histograms(trainer: Trainer, dev: DevSet, vectors: Tensor) -> None:
     loggers = [x for x in trainer.loggers if isinstance(x, TensorBoardLogger | WandbLogger)]
     if not loggers or not trainer.is_global_zero:
         return
-    centred = vectors.float() - vectors.float().mean(0)
     shown = {
         "dev/pair_cosines": dev.pair_cosines(vectors),
         "dev/norms": vectors.float().norm(dim=-1),
-        "dev/singular_values": torch.linalg.svdvals(centred),
+        "dev/singular_values": singular_values(vectors, center=True),
     }
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):

@@ -1,0 +1,61 @@
+"""A method's gradients on two ranks, for the tests that hold them against those of one big batch."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class Step(nn.Module):
+    """What Lightning wraps: one forward of DDP is one training step."""
+
+    def __init__(self, method: Any) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        return self.method.total(batch)[0]
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+Half = Callable[[str, int, slice], tuple[Any, dict[str, Any]]]
+"""(folder of the backbone, number of the case, a rank's rows) -> the method, and its batch of these rows."""
+
+
+def two_ranks(half: Half, folder: str, cases: int, rows: int) -> list[dict[str, Tensor]]:
+    """The first rank's gradients of each case; ``half`` is a function of a module, and each rank has ``rows``."""
+    import torch.multiprocessing as mp
+
+    queue = mp.get_context("spawn").SimpleQueue()
+    context = mp.spawn(_rank, args=(free_port(), half, folder, cases, rows, queue), nprocs=2, join=False)
+    found = [queue.get() for _ in range(cases)]
+    while not context.join():
+        pass
+    return [{name: torch.tensor(value) for name, value in case.items()} for case in found]
+
+
+def _rank(rank: int, port: int, half: Half, folder: str, cases: int, rows: int, queue: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    for case in range(cases):
+        method, batch = half(folder, case, slice(rows * rank, rows * (rank + 1)))
+        model = nn.parallel.DistributedDataParallel(Step(method))  # kept: without it no gradient is reduced
+        model(batch).backward()
+        if rank == 0:
+            queue.put({name: grad.tolist() for name, grad in gradients(method).items()})
+        dist.barrier()
+    dist.destroy_process_group()

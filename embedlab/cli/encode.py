@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     # torch and the weights are loaded only once the cheap questions are answered.
     from embedlab.cli.encoders import Configured, load_encoder
 
-    encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"]), config)
+    encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"], config.get("pooling")), config)
     with vector_file(out) as target:
         empty = _encode(reader, column, encoder, target, config)
         if target.count == 0:

@@ -13,9 +13,11 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16")
 
 
-def load_encoder(ckpt: str, max_length: int | None = None) -> SentenceEncoder:
+def load_encoder(
+    ckpt: str, max_length: int | None = None, pooling: Mapping[str, Any] | None = None
+) -> SentenceEncoder:
     """`embedlab.load(ckpt)`, with another `max_length` (what it counts: `embedlab.tokenization`) where
-    given."""
+    given, and read by another pooling, which brings no weights of its own."""
     import embedlab
     from embedlab.tokenization import Tokenization
 
@@ -27,7 +29,31 @@ def load_encoder(ckpt: str, max_length: int | None = None) -> SentenceEncoder:
     if max_length is not None:
         settings = encoder.tokenization.to_dict() | {"max_length": max_length}
         encoder.tokenization = Tokenization.from_dict(encoder.tokenizer, settings)
+    if pooling is not None:
+        _read_by(encoder, pooling)
     return encoder
+
+
+def _read_by(encoder: SentenceEncoder, pooling: Mapping[str, Any]) -> None:
+    from embedlab.pooling import build_pooling, pooling_config
+    from embedlab.twin import TwinEncoder
+
+    if isinstance(encoder, TwinEncoder):
+        raise UserError(
+            "an encoder of two towers is read as it was trained", key="pooling", value=pooling.get("name"),
+            fix="leave pooling out",
+        )  # fmt: skip
+    backbone, config = encoder.backbone, pooling_config(pooling)
+    config.check(backbone.info, encoder.tokenization.template, "")
+    other = build_pooling(config, backbone.info)
+    if any(True for _ in other.parameters()):
+        raise UserError(
+            "has weights, which this checkpoint does not hold", key="pooling", value=pooling.get("name"),
+            fix="a pooling without weights, such as cls, mean, last, last_n or rep1",
+        )  # fmt: skip
+    encoder.pooling = other.to(encoder.device)
+    if other.needs_all_layers:
+        backbone.prepare_all_layers()
 
 
 class Configured:

@@ -40,7 +40,7 @@ _READS = {
         ("mteb", "bitext", "languages", "sts_multilingual", "xretrieval", "pawsx", "xnli", "qa")
     ),
 }
-_OWN_KEYS = ("ckpt", "suite", "out", "compare", "batch_size", "max_length")
+_OWN_KEYS = ("ckpt", "suite", "out", "compare", "batch_size", "max_length", "pooling")
 _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
 
 
@@ -73,7 +73,9 @@ def main(argv: list[str]) -> int:
     from embedlab.evaluation.protocol import write_scores
     from embedlab.evaluation.table import suite_tables
 
-    encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"]), config, sys.stderr.isatty())
+    encoder = Configured.of(
+        load_encoder(config["ckpt"], config["max_length"], config.get("pooling")), config, sys.stderr.isatty()
+    )
     other = None
     if config["compare"] is not None:  # loaded now: a wrong name must not show after hours
         other = Configured.of(

@@ -140,3 +140,21 @@ def test_bad_input_is_one_line_and_status_2(
     assert message in err[-1]
     assert err[-1].startswith("embedlab: ")
     assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"
+
+
+def test_another_pooling_reads_the_same_weights(
+    ckpt: Path, sts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["evaluate", f"ckpt={ckpt}", "suite=sts", f"data_dir={sts}"]
+    for pooling, keys in (("cls", []), ("last_n", ["pooling.n=2"])):
+        out = tmp_path / f"{pooling}.json"
+        assert main([*command, f"pooling={pooling}", *keys, f"out={out}"]) == 0
+        assert protocol.read_scores(out)[1]["pooling"]["name"] == pooling
+    capsys.readouterr()
+    for pooling, complaint in (
+        ("cls_mlp", "weights"),
+        ("rep1", "rep1"),
+        ("meen", "mean"),
+    ):
+        assert main([*command, f"pooling={pooling}"]) == 2
+        assert complaint in capsys.readouterr().err

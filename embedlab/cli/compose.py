@@ -75,8 +75,9 @@ def _check_scalars(config_name: str, values: dict[str, Any]) -> None:
     defaults = yaml.safe_load((_paths.conf_dir() / f"{config_name}.yaml").read_text(encoding="utf-8"))
     if config_name == "train":  # whose records check themselves
         return
-    defaults.pop("defaults", None)
     for key, default in defaults.items():
+        if key in ("defaults", "hydra"):
+            continue
         value = values.get(key)
         if isinstance(default, bool) and not isinstance(value, bool):
             message, fix = "not true or false", f"{key}={str(default).lower()}"

@@ -55,6 +55,8 @@ def train_one(values: dict[str, Any], folder: Path, whole: Path | None = None) -
     config = RunConfig.from_dict(values)
     if wants_processes(config):
         config.check()
+        if _has_ended(config, folder):
+            return 0
         return _spawn(values, folder, config.trainer.device_count(), whole or folder)
     return fit(config, folder, whole)
 
@@ -82,6 +84,15 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
         print(f"embedlab: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _has_ended(config: Any, folder: Path) -> bool:
+    """Whether there is nothing to start processes for; `UserError` where less is asked for than is done."""
+    from embedlab.training.callbacks.checkpoints import find_checkpoint
+    from embedlab.training.resume import finished
+
+    checkpoint = find_checkpoint(config.ckpt_path, folder)
+    return checkpoint is not None and finished(config, folder, checkpoint) is not None
 
 
 def _spawn(values: dict[str, Any], folder: Path, processes: int, whole: Path) -> int:

@@ -47,6 +47,7 @@ from embedlab.training.final import Finale, load_dev
 from embedlab.training.half import FrozenHalf
 from embedlab.training.metrics_file import MetricsFile
 from embedlab.training.ranks import global_rank
+from embedlab.training.resume import finished
 from embedlab.training.sharding import Sharded, sharded
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,9 @@ def train(config: RunConfig, folder: Path) -> dict[str, float]:
 class Run:
     """The parts of one run, made from its configuration: ``method``, ``data``, ``trainer`` and ``finale``.
 
+    Where the checkpoint to go on from is the end of the run and it has been scored, none is made: ``finished`` has
+    the scores.
+
     Args:
         config: checked here first.
         folder: of the run.
@@ -93,6 +97,11 @@ class Run:
         self.config, self.folder = config, Path(folder)
         _quiet_loggers()
         self.checkpoint = find_checkpoint(config.ckpt_path, self.folder)
+        self.finished: dict[str, float] | None = None
+        if purpose == "fit" and self.checkpoint is not None and not config.method.idle:
+            self.finished = finished(config, self.folder, self.checkpoint)
+            if self.finished is not None:
+                return
         dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
         self.folder.mkdir(parents=True, exist_ok=True)
         self.started = time.time()
@@ -120,6 +129,8 @@ class Run:
 
     def fit(self) -> dict[str, float]:
         """Train, select, export and score; what it raises and returns is said at `train`."""
+        if self.finished is not None:
+            return self.finished
         trainer, selection = self.trainer, self.selection
         _banner(self.config, trainer, self.data)
         try:

@@ -108,3 +108,46 @@ def test_a_model_with_other_parameters_is_refused(compose_run, tmp_path):  # typ
     train(compose_run("trainer.max_steps=2"), tmp_path)
     with pytest.raises(UserError, match="parameters are not this model's"):
         train(compose_run("trainer.max_steps=4", "ckpt_path=last", "method.mlp=none"), tmp_path)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a run's folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("key", "fewer", "where"),
+    [("max_steps", 3, "at step 9"), ("max_epochs", 1, "at step 14, after 2 epochs")],
+)
+def test_fewer_steps_than_are_done_touch_nothing(key, fewer, where, compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    length = (
+        ["trainer.max_steps=9", "trainer.max_epochs=9"] if key == "max_steps" else ["trainer.max_epochs=2"]
+    )
+    train(compose_run(*length), tmp_path)
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=where) as error:
+        train(compose_run(*length, f"trainer.{key}={fewer}", "ckpt_path=last"), tmp_path)
+    assert (error.value.key, error.value.value) == (f"trainer.{key}", fewer)
+    assert "or more" in (error.value.fix or "")
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "length", [("trainer.max_steps=9", "trainer.max_epochs=9"), ("trainer.max_epochs=1",)]
+)
+def test_a_finished_run_says_so_and_keeps_its_scores(length, compose_run, tmp_path, caplog):  # type: ignore[no-untyped-def]
+    scores = train(compose_run(*length), tmp_path)
+    before = contents(tmp_path)
+    with caplog.at_level("INFO"):
+        again = train(compose_run(*length, "ckpt_path=last"), tmp_path)
+    assert again == scores
+    assert "Finished" in caplog.text
+    assert contents(tmp_path) == before
+
+
+def test_a_run_that_was_stopped_before_its_scores_gets_them(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    length = ("trainer.max_steps=9", "trainer.max_epochs=9")
+    train(compose_run(*length), tmp_path)
+    (tmp_path / "scores.json").unlink()
+    train(compose_run(*length, "ckpt_path=last"), tmp_path)
+    assert (tmp_path / "scores.json").is_file()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import importlib.metadata
-import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 from embedlab.data.config import DataConfig
 from embedlab.data.readers import Reader, Values, open_reader
 from embedlab.errors import UserError
+from embedlab.quiet import quiet
 
 
 @dataclass(frozen=True)
@@ -111,9 +110,8 @@ def _open_hub(config: DataConfig) -> Source:
     identity = []
     for part in configs:
         try:
-            with _quiet(
-                "huggingface_hub"
-            ):  # five retries, each with a warning, before the error that is told here
+            # Five retries, each with a warning, before the error that is told here.
+            with quiet("huggingface_hub"):
                 dataset = datasets.load_dataset(
                     config.hub,
                     part,
@@ -126,17 +124,6 @@ def _open_hub(config: DataConfig) -> Source:
         readers.append(HubReader(" ".join(filter(None, (f"hub:{config.hub}", part))), dataset))
         identity.append(dataset._fingerprint)
     return Source(readers, identity)
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _hub_error(config: DataConfig, part: str | None, bad: Exception) -> UserError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ from torch import Tensor
 
 from embedlab.evaluation import protocol as protocols
 from embedlab.evaluation.devices import scoring_device
+from embedlab.evaluation.files import is_there
+from embedlab.evaluation.means import group_means
 from embedlab.evaluation.nearest import unit
 from embedlab.evaluation.parallel_texts import NTREX, XTREME, Bitext, parallel_table, tatoeba
 from embedlab.evaluation.settings import chosen, folder_of, limit_note, names, row_limit
@@ -54,6 +55,7 @@ def _first_best(scores: Tensor) -> Tensor:
 
 
 TASKS = ("tatoeba", "ntrex")
+DIRECTIONS = ("forward", "backward", "mean")
 
 
 def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
@@ -88,10 +90,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
         groups = {task: list(found)}
         if task == "tatoeba":
             groups["tatoeba36"] = [language for language in found if language in XTREME]
-        for name, members in groups.items():
-            if members:
-                for metric in ("forward", "backward", "mean"):
-                    scores[f"{name}/{metric}"] = fmean(found[m][metric] for m in members)
+        scores |= group_means(found, groups, DIRECTIONS)
         scores |= {f"{task}-{k}/{metric}": v for k, each in found.items() for metric, v in each.items()}
     block = protocols.describe(
         encoder,
@@ -108,7 +107,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
             }
             for task, several in pairs.items()
         },
-        warnings=limit_note(limit) + non_finite_note(vectors),
+        warnings=limit_note(limit) + vectors.non_finite_note("they find nothing"),
         notes=[f"tatoeba36: {sum(p.language in XTREME for p in pairs['tatoeba'])} of XTREME's 36 languages"]
         if "tatoeba" in pairs
         else [],
@@ -116,14 +115,8 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     return scores, block
 
 
-def non_finite_note(vectors: Vectors) -> list[str]:
-    """A warning for the protocol when vectors are not finite."""
-    bad = vectors.non_finite
-    return [f"{bad} sentence vectors are not finite: they find nothing"] if bad else []
-
-
 def _has_ntrex(folder: Path | None) -> bool:
-    return folder is not None and any((folder / f"{NTREX}.tsv{end}").is_file() for end in ("", ".gz"))
+    return folder is not None and is_there(folder, NTREX)
 
 
 def _common_source(several: list[Bitext]) -> str:

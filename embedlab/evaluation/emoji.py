@@ -13,7 +13,8 @@ from typing import Any
 from embedlab.data.packages import EMOJI_LANGUAGES, emoji_names, is_held_out
 from embedlab.evaluation import geometry
 from embedlab.evaluation import protocol as protocols
-from embedlab.evaluation.bitext import bitext_accuracy
+from embedlab.evaluation.bitext import DIRECTIONS, bitext_accuracy
+from embedlab.evaluation.means import group_means
 from embedlab.evaluation.vectors import Encoder, Vectors
 
 
@@ -38,9 +39,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
         for language, each in names.items()
         if language != "en"
     }
-    scores = {
-        f"emoji/{m}": fmean(each[m] for each in found.values()) for m in ("forward", "backward", "mean")
-    }
+    scores = group_means(found, {"emoji": found}, DIRECTIONS)
     related = [
         float((geometry.unit(vectors.take(names[language])) * geometry.unit(english)).sum(-1).mean())
         for language in found
@@ -60,6 +59,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
         text="raw",
         sentences=vectors.sentences,
         data={"emoji": {"source": "emoji", "languages": len(names), "names": len(names["en"])}},
+        warnings=vectors.non_finite_note("they find nothing, and cosines and geometry are no numbers"),
         notes=["names of held-out emoji share words with names that were trained on"],
     )
     return scores, block

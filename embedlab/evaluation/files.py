@@ -34,6 +34,11 @@ def find_file(data_dir: str | Path, name: str) -> Path:
     )
 
 
+def is_there(folder: Path, name: str) -> bool:
+    """Whether `find_file` finds it."""
+    return any((folder / f"{name}.tsv{end}").is_file() for end in ("", ".gz"))
+
+
 def read_tsv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, list[str]]:
     """The named columns of a .tsv or .tsv.gz as lists of strings; `optional` ones only where the header has
     them.

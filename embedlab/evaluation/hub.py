@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from embedlab.errors import UserError
+from embedlab.quiet import quiet
 
 
 def hub_rows(
@@ -20,10 +21,16 @@ def hub_rows(
     try:
         from datasets import load_dataset
 
-        if converted:
-            rows = load_dataset(name, data_dir=config, revision="refs/convert/parquet", split=split)
-        else:
-            rows = load_dataset(name, config, split=split)
+        with quiet("huggingface_hub"):  # it reports every retry, and the error below says it all
+            if converted:
+                rows = load_dataset(name, data_dir=config, revision="refs/convert/parquet", split=split)
+            else:
+                rows = load_dataset(name, config, split=split)
+    except ImportError as error:
+        raise UserError(
+            "the package datasets is missing",
+            fix=f"pip install datasets, or give data_dir=FOLDER with {files}",
+        ) from error
     except Exception as error:  # the hub client raises a dozen unrelated types when it is offline
         reason = str(error).strip().splitlines()
         raise UserError(

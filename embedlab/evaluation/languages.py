@@ -136,12 +136,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
         raise UserError("is not there", key="pivot", value=pivot, fix=f"one of {', '.join(table.languages)}")
     neighbours = whole(settings, "neighbours", 10)
     vectors = Vectors(encoder, [text for texts in table.texts.values() for text in texts])
-    bad = vectors.non_finite
-    if bad:
-        raise UserError(
-            f"{bad} of {len(vectors.sentences)} vectors are not finite",
-            fix="check the checkpoint (a diverged run?) or encode in float32",
-        )
+    vectors.require_finite()
     vectors.matrix = vectors.matrix.to(scoring_device(settings.get("device")))
     stack = torch.stack([vectors.take(texts) for texts in table.texts.values()])  # [languages, n, D]
     scores, values = _spectra(table, stack)

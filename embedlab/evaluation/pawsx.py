@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from embedlab.evaluation import protocol as protocols
 from embedlab.evaluation.correlation import pair_cosine
 from embedlab.evaluation.files import find_file, read_tsv
 from embedlab.evaluation.hub import hub_rows
+from embedlab.evaluation.means import group_means
 from embedlab.evaluation.settings import chosen, limit_note, names, row_limit
 from embedlab.evaluation.vectors import Encoder, Vectors
 
@@ -111,11 +111,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     }
     scores = {f"{task}/{metric}": value for task, each in found.items() for metric, value in each.items()}
     if len(found) > 1:
-        scores |= {
-            f"pawsx/{metric}": fmean(each[metric] for each in found.values())
-            for metric in ("average_precision", "roc_auc")
-        }
-    bad = vectors.non_finite
+        scores |= group_means(found, {"pawsx": found}, ("average_precision", "roc_auc"))
     block = protocols.describe(
         encoder,
         suite="pawsx",
@@ -131,8 +127,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
             }
             for language, p in loaded.items()
         },
-        warnings=limit_note(limit)
-        + ([f"{bad} sentence vectors are not finite: their cosines count as 0"] if bad else []),
+        warnings=limit_note(limit) + vectors.non_finite_note(),
         notes=["average precision at chance is the share of paraphrases"],
     )
     return scores, block

@@ -14,7 +14,7 @@ from embedlab.errors import UserError
 from embedlab.evaluation import protocol
 from embedlab.evaluation.correlation import pair_cosine, spearman
 from embedlab.evaluation.noise import NOISES, perturb
-from embedlab.evaluation.settings import whole
+from embedlab.evaluation.settings import task_names, whole
 from embedlab.evaluation.sts import SEVEN, STSPairs, Text, all_sentences, load_sts, score_tasks
 from embedlab.evaluation.vectors import Encoder, Vectors
 
@@ -39,15 +39,13 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     "length_33+/spearman", ...: the pairs of the tasks rated from 0 to 5 (not SICK-R) together, each pair
     once.
     """
-    tasks = _task_names(settings.get("tasks"))
+    tasks = task_names(settings, SEVEN, "STS")
     rates = _rates(settings.get("noises"), settings.get("noise_rate"))
     seed = whole(settings, "noise_seed", 0, least=0)
     text = cast(Text, settings.get("sts_text") or "raw")
     clean = [load_sts(task, settings.get("data_dir"), text) for task in tasks]
     vectors = Vectors(encoder, all_sentences(clean))
-    warnings = []
-    if vectors.non_finite:
-        warnings.append(f"{vectors.non_finite} sentence vectors are not finite: their cosines count as 0")
+    warnings = vectors.non_finite_note()
     scores = {key: value for key, value in score_tasks(vectors, clean).items() if key.endswith("/spearman")}
     base = dict(scores)
     by_length, counts = score_lengths(vectors, clean)
@@ -120,16 +118,6 @@ def _share_changed(clean: Sequence[STSPairs], noisy: Sequence[STSPairs]) -> floa
     """Share of sentences that the noise changed at all."""
     before, after = all_sentences(clean), all_sentences(noisy)
     return round(float(np.mean([a != b for a, b in zip(before, after, strict=True)])), 4)
-
-
-def _task_names(tasks: str | Sequence[str] | None) -> tuple[str, ...]:
-    names = tuple(tasks.split(",") if isinstance(tasks, str) else tasks or SEVEN)
-    unknown = [name for name in names if name not in SEVEN]
-    if unknown:
-        raise UserError(
-            "no such STS task", key="tasks", value=unknown[0], fix=f"choose from {', '.join(SEVEN)}"
-        )
-    return tuple(dict.fromkeys(names))
 
 
 def _rates(noises: str | Sequence[str] | None, rate: float | Mapping[str, float] | None) -> dict[str, float]:

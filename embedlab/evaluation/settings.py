@@ -50,6 +50,17 @@ def chosen(wanted: Sequence[str] | None, there: Sequence[str], key: str) -> list
     return [name for name in there if wanted is None or name in wanted]
 
 
+def task_names(settings: Mapping[str, Any], known: Sequence[str], kind: str) -> list[str]:
+    """The key `tasks` in the order given, or all that are `known`. UserError for one that is not."""
+    wanted = names(settings, "tasks") or list(known)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise UserError(
+            f"no such {kind} task", key="tasks", value=unknown[0], fix=f"choose from {', '.join(known)}"
+        )
+    return wanted
+
+
 def folder_of(settings: Mapping[str, Any], kind: str) -> Path | None:
     """`data_dir`, or its folder `kind` where it has one; None: no data_dir, so the hub."""
     data_dir = settings.get("data_dir")

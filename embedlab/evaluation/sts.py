@@ -9,9 +9,7 @@ scored by cosine as in SimCSE, not by a trained regressor as in upstream SentEva
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +22,8 @@ from embedlab.errors import UserError
 from embedlab.evaluation import protocol as protocols
 from embedlab.evaluation.correlation import pair_cosine, pearson, spearman
 from embedlab.evaluation.files import find_file, read_tsv
+from embedlab.evaluation.hub import hub_rows
+from embedlab.evaluation.settings import task_names
 from embedlab.evaluation.vectors import Encoder, Vectors
 
 Text = Literal["raw", "tok"]
@@ -192,23 +192,9 @@ def _from_hub(task: str, split: str, text: Text, source: _Source) -> STSPairs:
             value=text,
             fix="give data_dir=FOLDER with SentEval's tokens, or use sts_text=raw",
         )
-    try:
-        from datasets import load_dataset
-
-        with _quiet("huggingface_hub"):  # it reports every retry, and the error below says it all
-            rows = load_dataset(source.hub, split=source.hub_split)
-    except ImportError as error:
-        raise UserError(
-            "the package datasets is missing", fix="pip install datasets, or give data_dir=FOLDER"
-        ) from error
-    except Exception as error:  # the hub client raises a dozen unrelated types when it is offline
-        reason = str(error).strip().splitlines()
-        raise UserError(
-            f"cannot load {source.hub} from the hub ({reason[0] if reason else type(error).__name__})",
-            key="data_dir",
-            value=None,
-            fix="give data_dir=FOLDER with the STS files (sts12_test.tsv.gz ... sick_test.tsv.gz)",
-        ) from error
+    columns = ["score", "sentence1", "sentence2"]
+    files = "the STS files (sts12_test.tsv.gz ... sick_test.tsv.gz)"
+    rows = hub_rows(source.hub, None, source.hub_split, columns, files)
     gold = np.asarray(rows["score"], dtype=np.float64)
     _check_ratings(gold, f"hub:{source.hub}")
     return STSPairs(
@@ -222,17 +208,6 @@ def _from_hub(task: str, split: str, text: Text, source: _Source) -> STSPairs:
         source=f"hub:{source.hub}",
         expected=source.pairs,
     )
-
-
-@contextmanager
-def _quiet(logger: str) -> Iterator[None]:
-    log = logging.getLogger(logger)
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def row_count_warning(pairs: STSPairs) -> str | None:
@@ -309,13 +284,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     """
     data_dir = settings.get("data_dir")
     headline: Text = settings.get("sts_text") or "raw"
-    named = settings.get("tasks") or SEVEN
-    tasks = tuple(named.split(",") if isinstance(named, str) else named)
-    unknown = [task for task in tasks if task not in SEVEN]
-    if unknown:
-        raise UserError(
-            "no such STS task", key="tasks", value=unknown[0], fix=f"choose from {', '.join(SEVEN)}"
-        )
+    tasks = task_names(settings, SEVEN, "STS")
     main = [load_sts(task, data_dir, headline) for task in tasks]
     second: Text = "tok" if headline == "raw" else "raw"
     notes = [note for pairs in main for note in pairs.notes]
@@ -331,8 +300,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
         task, metric = key.split("/")
         scores[f"{task}_{second}/{metric}"] = value
     warnings = [warning for pairs in main if (warning := row_count_warning(pairs))]
-    if vectors.non_finite:
-        warnings.append(f"{vectors.non_finite} sentence vectors are not finite: their cosines count as 0")
+    warnings += vectors.non_finite_note()
     if len(vectors.matrix) > 1 and bool((vectors.matrix == vectors.matrix[0]).all()):
         warnings.append("all sentence vectors are equal (a collapsed encoder): no correlation, counted as 0")
     block = protocols.describe(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from embedlab.evaluation import protocol as protocols
 from embedlab.evaluation.correlation import pair_cosine, pearson, spearman
 from embedlab.evaluation.files import find_file, read_tsv
 from embedlab.evaluation.hub import hub_rows
+from embedlab.evaluation.means import group_means
 from embedlab.evaluation.settings import chosen, limit_note, names, row_limit
 from embedlab.evaluation.sts import STSPairs, all_sentences
 from embedlab.evaluation.vectors import Encoder, Vectors
@@ -129,19 +129,13 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     if "en" in loaded:
         found |= {f"stsb-en-{name}": score(vectors, loaded["en"], loaded[name]) for name in others}
         means["stsb-crosslingual"] = [f"stsb-en-{name}" for name in others]
-    scores = {
-        f"{mean}/{metric}": fmean(found[m][metric] for m in members)
-        for mean, members in means.items()
-        if members
-        for metric in ("spearman", "pearson")
-    }
+    scores = group_means(found, means, ("spearman", "pearson"))
     scores |= {f"{task}/{metric}": value for task, each in found.items() for metric, value in each.items()}
     counts = [
         f"{p.task} has {len(p)} pairs where STS-B {split} has {p.expected}"
         for p in loaded.values()
         if limit is None and len(p) != p.expected
     ]
-    bad = vectors.non_finite
     block = protocols.describe(
         encoder,
         suite="sts_multilingual",
@@ -150,9 +144,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
         text="raw",
         sentences=vectors.sentences,
         data={p.task: {"source": p.source, "pairs": len(p)} for p in loaded.values()},
-        warnings=limit_note(limit)
-        + counts
-        + ([f"{bad} sentence vectors are not finite: their cosines count as 0"] if bad else []),
+        warnings=limit_note(limit) + counts + vectors.non_finite_note(),
         notes=["translations by DeepL; ratings of the English pairs"],
     )
     return scores, block

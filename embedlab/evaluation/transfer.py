@@ -23,6 +23,7 @@ from embedlab.evaluation import protocol
 from embedlab.evaluation.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
 from embedlab.evaluation.devices import scoring_device
 from embedlab.evaluation.kept import Kept
+from embedlab.evaluation.settings import task_names
 from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer, source
 from embedlab.evaluation.vectors import Encoder, SharedVectors, embed
 
@@ -70,7 +71,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     name = _ALIASES.get(name, name)
     if name not in MODES:
         raise UserError("no such mode", key="mode", value=name, fix="choose test or fast")
-    tasks = _task_names(settings.get("tasks"))
+    tasks = task_names(settings, SEVEN, "transfer")
     data_dir, device = settings.get("data_dir"), scoring_device(settings.get("device"))
     # All at once: bad input shows before the first encoding.
     loaded = {task: load_transfer(task, data_dir) for task in tasks}
@@ -280,16 +281,6 @@ def classifier_inputs(vectors: Tensor, splits: Sequence[Split]) -> Tensor:
             u = torch.cat([(u - v).abs(), u * v], dim=1)
         parts.append(u)
     return torch.cat(parts)
-
-
-def _task_names(tasks: str | Sequence[str] | None) -> tuple[str, ...]:
-    names = tuple(tasks.split(",") if isinstance(tasks, str) else tasks or SEVEN)
-    unknown = [name for name in names if name not in SEVEN]
-    if unknown:
-        raise UserError(
-            "no such transfer task", key="tasks", value=unknown[0], fix=f"choose from {', '.join(SEVEN)}"
-        )
-    return tuple(dict.fromkeys(names))
 
 
 def _row_warnings(loaded: Mapping[str, Mapping[str, Split]]) -> list[str]:

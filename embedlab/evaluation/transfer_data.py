@@ -11,6 +11,8 @@ import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.files import find_file, read_tsv
+from embedlab.evaluation.hub import hub_rows
+from embedlab.evaluation.labels import numbered
 
 SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
 LABELS = {
@@ -165,52 +167,20 @@ def _read(task: Task, split: str, data_dir: str | Path | None) -> Split:
     labels: list[Any] = []
     texts: list[list[str]] = [[] for _ in task.texts]
     for part in parts:
-        rows = _hub_rows(hub, config, part)
-        for column in (task.hub.label, *task.hub.texts):
-            if column not in rows.column_names:
-                raise UserError(
-                    f"has no column {column!r} (it has {', '.join(rows.column_names)})",
-                    file=f"hub:{hub}",
-                    fix="give data_dir=FOLDER with the task's files",
-                )
+        columns = [task.hub.label, *task.hub.texts]
+        rows = hub_rows(hub, config, part, columns, "the transfer files (mr.tsv.gz ... mrpc_test.tsv.gz)")
         labels += rows[task.hub.label]
         for side, column in zip(texts, task.hub.texts, strict=True):
             side += rows[column]
     return _split(task, [str(label) for label in labels], texts, f"hub:{hub}")
 
 
-def _hub_rows(hub: str, config: str | None, part: str) -> Any:
-    try:
-        from datasets import load_dataset
-
-        return load_dataset(hub, config, split=part)
-    except Exception as error:  # the hub client raises a dozen unrelated types when it is offline
-        reason = str(error).strip().splitlines()
-        raise UserError(
-            f"cannot load {hub} from the hub ({reason[0] if reason else type(error).__name__})",
-            key="data_dir",
-            fix="give data_dir=FOLDER with the transfer files (mr.tsv.gz ... mrpc_test.tsv.gz)",
-        ) from error
-
-
 def _split(task: Task, labels: Sequence[str], texts: Sequence[Sequence[str]], file: str | Path) -> Split:
     if not labels:
         raise UserError("has no rows", file=file, fix="fetch the file again")
-    number = {label: i for i, label in enumerate(task.classes)}
-    for row, label in enumerate(labels, start=1):
-        if label not in number:
-            raise UserError(
-                "unknown label",
-                file=file,
-                row=row,
-                key=task.label,
-                value=label,
-                fix=f"use {', '.join(task.classes)}",
-            )
     sides = [[" ".join(text.split()) for text in side] for side in texts]
-    return Split(
-        sides[0], sides[1] if len(sides) > 1 else None, np.array([number[label] for label in labels])
-    )
+    numbers = numbered(labels, task.classes, file, task.label)
+    return Split(sides[0], sides[1] if len(sides) > 1 else None, numbers)
 
 
 def _sorted(split: Split) -> Split:

@@ -57,6 +57,11 @@ class Vectors:
         """How many vectors hold a NaN or an infinity."""
         return int((~self.matrix.isfinite()).any(dim=1).sum())
 
+    def non_finite_note(self, effect: str = "their cosines count as 0") -> list[str]:
+        """A warning for the protocol when vectors are not finite: how many, and what that does to the scores."""
+        bad = self.non_finite
+        return [f"{bad} sentence vectors are not finite: {effect}"] if bad else []
+
     def require_finite(self) -> None:
         """UserError when a vector is not finite, with the first such text."""
         finite = self.matrix.isfinite().all(dim=1)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from embedlab.evaluation import protocol as protocols
 from embedlab.evaluation.devices import scoring_device
+from embedlab.evaluation.means import group_means, of_pairs
 from embedlab.evaluation.nearest import TopK, unit
 from embedlab.evaluation.qa_data import TASKS, Grid, load_grid, there
 from embedlab.evaluation.settings import chosen, folder_of, limit_note, names, row_limit
@@ -107,16 +108,7 @@ def _scores(
             top = TopK(unit(queries[of, by]), 1)
             top.add(unit(everything))
             pooled.append(100 * float((top.rows[:, 0] % len(q.passages) == gold).float().mean()))
-    groups = {
-        f"{task}-same": [pair for pair in found if pair[0] == pair[1]],
-        f"{task}-cross": [pair for pair in found if pair[0] != pair[1]],
-    }
-    scores = {
-        f"{name}/{metric}": fmean(found[pair][metric] for pair in pairs)
-        for name, pairs in groups.items()
-        if pairs
-        for metric in ("accuracy", "mrr@10")
-    }
+    scores = group_means(found, of_pairs(found, f"{task}-same", f"{task}-cross"), ("accuracy", "mrr@10"))
     if pooled:
         scores[f"{task}-pooled/accuracy"] = fmean(pooled)
     return scores | {

@@ -204,14 +204,14 @@ def test_hub_rows_become_pairs_without_subset_aggregations(monkeypatch: pytest.M
     datasets = pytest.importorskip("datasets")
     asked = []
 
-    def load_dataset(name: str, split: str) -> object:
-        asked.append((name, split))
+    def load_dataset(name: str, config: str | None, split: str) -> object:
+        asked.append((name, config, split))
         rows = {"sentence1": ["a b", "c d", "e"], "sentence2": ["a", "c d", "f"], "score": [2.0, 5.0, 0.0]}
         return datasets.Dataset.from_dict(rows)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     pairs = load_sts("sts13")
-    assert asked == [("mteb/sts13-sts", "test")]
+    assert asked == [("mteb/sts13-sts", None, "test")]
     scores = score_pairs(Vectors(HashedWords(), [*pairs.first, *pairs.second]), pairs)
     assert scores["spearman"] == pytest.approx(100)
     assert "spearman_mean" not in scores

@@ -175,7 +175,7 @@ def test_vectors_that_are_not_finite(folder: Path, quick: None) -> None:
 
 def test_bad_files(tmp_path: Path) -> None:
     write_tsv(tmp_path / "trec_train.tsv", ["coarse", "question"], [["HUM", "who"], ["WHO", "who"]])
-    with pytest.raises(UserError, match=r"trec_train\.tsv:2: unknown label \(coarse=WHO\)"):
+    with pytest.raises(UserError, match=r"trec_train\.tsv:3: unknown label \(coarse=WHO\)"):
         load_transfer("trec", tmp_path)
     write_tsv(tmp_path / "mr.tsv", ["label", "sentence"], [])
     with pytest.raises(UserError, match=r"mr\.tsv: has no rows"):

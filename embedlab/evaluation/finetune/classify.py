@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,21 +101,3 @@ def _labels(model: Classifier, data: Buckets, half: bool) -> Tensor:
     for batch, logits in predict(model, data, half):
         found[batch["rows"]] = logits.argmax(dim=1)
     return found.cpu()
-
-
-def numbered(labels: Sequence[str], classes: Sequence[str], source: str) -> NDArray[np.int64]:
-    """Names of labels to numbers. Raises UserError with the row of one that is not in `classes`."""
-    from embedlab.errors import UserError
-
-    number = {name: i for i, name in enumerate(classes)}
-    for row, label in enumerate(labels, start=2):
-        if label not in number:
-            raise UserError(
-                "unknown label",
-                file=source,
-                row=row,
-                key="label",
-                value=label,
-                fix=f"one of {', '.join(classes)}",
-            )
-    return np.array([number[label] for label in labels], dtype=np.int64)

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from embedlab.errors import UserError
 from embedlab.evaluation import protocol as protocols
 from embedlab.evaluation.files import find_file, read_tsv
-from embedlab.evaluation.finetune.classify import Labelled, classify, numbered
+from embedlab.evaluation.finetune.classify import Labelled, classify
 from embedlab.evaluation.finetune.config import FineTuneConfig
 from embedlab.evaluation.hub import hub_rows
+from embedlab.evaluation.labels import numbered
 from embedlab.evaluation.settings import chosen, folder_of, limit_note, names, row_limit
 
 DEFAULTS = FineTuneConfig(epochs=3, lr=2e-5, batch_size=16, max_length=128)

@@ -7,7 +7,6 @@ every pair is a cell of a matrix whose diagonal is XLT.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from embedlab.evaluation.finetune.windows import (
     training_spans,
     windows,
 )
+from embedlab.evaluation.means import group_means, of_pairs
 from embedlab.evaluation.qa_data import (
     TASKS,
     Grid,
@@ -111,16 +111,7 @@ def run(encoder: Any, settings: Mapping[str, Any]) -> tuple[dict[str, float], di
 
 
 def _task_scores(task: str, found: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, float]:
-    groups = {
-        f"{task}-xlt": [pair for pair in found if pair[0] == pair[1]],
-        f"{task}-gxlt": [pair for pair in found if pair[0] != pair[1]],
-    }
-    scores = {
-        f"{name}/{metric}": fmean(found[pair][metric] for pair in pairs)
-        for name, pairs in groups.items()
-        if pairs
-        for metric in _METRICS
-    }
+    scores = group_means(found, of_pairs(found, f"{task}-xlt", f"{task}-gxlt"), _METRICS)
     return scores | {f"{task}-{by}-{of}/{m}": each[m] for (of, by), each in found.items() for m in _METRICS}
 
 

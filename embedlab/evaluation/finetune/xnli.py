@@ -11,10 +11,11 @@ import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation import protocol as protocols
-from embedlab.evaluation.files import find_file, read_tsv
-from embedlab.evaluation.finetune.classify import Labelled, classify, numbered
+from embedlab.evaluation.files import find_file, is_there, read_tsv
+from embedlab.evaluation.finetune.classify import Labelled, classify
 from embedlab.evaluation.finetune.config import FineTuneConfig
 from embedlab.evaluation.hub import hub_rows
+from embedlab.evaluation.labels import numbered
 from embedlab.evaluation.settings import chosen, folder_of, limit_note, names, row_limit
 
 CLASSES = ("entailment", "neutral", "contradiction")
@@ -67,7 +68,7 @@ def load_training(
     """
     if folder is None:
         return _hub("en", "train").head(limit)
-    wanted = list(files) if files is not None else [f for f in TRAINING if _is_there(folder, f)]
+    wanted = list(files) if files is not None else [f for f in TRAINING if is_there(folder, f)]
     if not wanted:
         raise UserError(
             "has no English training pairs",
@@ -94,10 +95,6 @@ def load_training(
     return Labelled(first, second, np.array(labels, dtype=np.int64), ", ".join(wanted))
 
 
-def _is_there(folder: Path, stem: str) -> bool:
-    return any((folder / f"{stem}.tsv{end}").is_file() for end in ("", ".gz"))
-
-
 def run(encoder: Any, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
     """The suite `xnli`. Settings: data_dir (folder of nli/; None: the hub), languages (to test on), train
     (stems of English files, `TRAINING`), limit (rows of each file), finetune.* (`FineTuneConfig`), dtype.
@@ -109,7 +106,7 @@ def run(encoder: Any, settings: Mapping[str, Any]) -> tuple[dict[str, float], di
     folder, limit = folder_of(settings, "nli"), row_limit(settings)
     tested = chosen(names(settings, "languages"), languages(folder), "languages")
     tests = {language: load(folder, language, "test") for language in tested}
-    has_dev = folder is None or _is_there(folder, "xnli_dev_en")
+    has_dev = folder is None or is_there(folder, "xnli_dev_en")
     dev = load(folder, "en", "dev") if has_dev else None
     held_out = [tests[key] for key in tests if key == "en"] + ([dev] if dev is not None else [])
     training = load_training(folder, names(settings, "train"), held_out, limit)

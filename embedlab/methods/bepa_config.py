@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from embedlab.errors import UserError
-from embedlab.methods.config import MethodConfig
+from embedlab.methods.config import MethodConfig, check_tau
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -98,8 +98,7 @@ class BEPAConfig(MethodConfig):
         return self._warnings()
 
     def _check_numbers(self) -> None:
-        if not self.tau > 0:
-            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
+        check_tau(self.tau)
         if not self.lam >= 0:
             raise UserError("the weight must not be negative", key="method.lam", value=self.lam)
         for key, value in (("mlm_prob", self.mlm_prob), ("ema", self.ema)):

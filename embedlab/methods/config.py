@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from embedlab.errors import UserError
+from embedlab.preparation import PREPARATIONS
 from embedlab.typed import build, section
 
 if TYPE_CHECKING:
@@ -29,6 +30,19 @@ def from_dict(cls: type[C], values: dict[str, Any], group: str) -> C:
     if unknown:
         raise UserError(f"unknown key; {group} has {', '.join(sorted(known))}", key=f"{group}.{unknown[0]}")
     return build(cls, {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}, group)
+
+
+def check_tau(tau: float) -> None:
+    """UserError for a temperature that divides by nothing."""
+    if not tau > 0:
+        raise UserError("the temperature must be positive", key="method.tau", value=tau)
+
+
+def check_eval_text(name: str) -> None:
+    """UserError for a preparation that there is not."""
+    if name not in PREPARATIONS:
+        known = ", ".join(PREPARATIONS)
+        raise UserError("unknown preparation", key="method.eval_text", value=name, fix=known)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.methods.base import Batch, Fields, Method, Outcome
-from embedlab.methods.config import MethodConfig
+from embedlab.methods.config import MethodConfig, check_eval_text, check_tau
 from embedlab.methods.contrast import contrast_views
 from embedlab.pooling.marked import Marked, up_to
-from embedlab.preparation import PREPARATIONS
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -43,11 +42,8 @@ class CSESFPConfig(MethodConfig):
     def check(
         self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
     ) -> list[str]:
-        if self.eval_text not in PREPARATIONS:
-            known = ", ".join(PREPARATIONS)
-            raise UserError("unknown preparation", key="method.eval_text", value=self.eval_text, fix=known)
-        if not self.tau > 0:
-            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
+        check_eval_text(self.eval_text)
+        check_tau(self.tau)
         if self.anchor not in ("rep2", "rep1", "symmetric"):
             raise UserError(
                 "unknown anchor", key="method.anchor", value=self.anchor, fix="rep2, rep1 or symmetric"

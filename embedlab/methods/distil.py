@@ -10,7 +10,7 @@ import torch
 from embedlab.backbones.backbone import Backbone
 from embedlab.errors import UserError
 from embedlab.methods.base import Batch, Fields, Method, Outcome
-from embedlab.methods.config import MethodConfig
+from embedlab.methods.config import MethodConfig, check_tau
 from embedlab.objectives.distillation import distillation
 from embedlab.objectives.pair_nce import interleave
 from embedlab.training.gather import first_row, gather, gather_ids
@@ -39,8 +39,7 @@ class DistilConfig(MethodConfig):
     def check(
         self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
     ) -> list[str]:
-        if not self.tau > 0:
-            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
+        check_tau(self.tau)
         if not 0 <= self.k1 <= 1:
             raise UserError("a weight lies between 0 and 1", key="method.k1", value=self.k1)
         if not self.teacher:

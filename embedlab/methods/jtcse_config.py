@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from embedlab.errors import UserError
-from embedlab.methods.config import MethodConfig
+from embedlab.methods.config import MethodConfig, check_tau
 from embedlab.methods.cross_attention import Route, cross_layers
 from embedlab.objectives.modulus import FLOOR, Clamp
 
@@ -65,8 +65,7 @@ class JTCSEConfig(MethodConfig):
     def check(
         self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
     ) -> list[str]:
-        if not self.tau > 0:
-            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
+        check_tau(self.tau)
         if not 0 < self.floor < 1:
             raise UserError("the least cosine lies between 0 and 1", key="method.floor", value=self.floor)
         self._check_choices()

@@ -13,10 +13,9 @@ from embedlab.backbones.backbone import position_offset
 from embedlab.errors import UserError
 from embedlab.methods.bare_templates import BareTemplates
 from embedlab.methods.base import Batch, Fields, Method, Outcome
-from embedlab.methods.config import MethodConfig, from_dict
+from embedlab.methods.config import MethodConfig, check_eval_text, check_tau, from_dict
 from embedlab.methods.contrast import contrast
 from embedlab.methods.simcse import mlp_head, widen
-from embedlab.preparation import PREPARATIONS
 from embedlab.tokenization import Template, Tokenization
 
 if TYPE_CHECKING:
@@ -70,13 +69,10 @@ class PromptBERTConfig(MethodConfig):
     def check(
         self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
     ) -> list[str]:
-        if not self.tau > 0:
-            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
+        check_tau(self.tau)
         if self.mlp not in ("train", "none"):
             raise UserError("unknown head", key="method.mlp", value=self.mlp, fix="train or none")
-        if self.eval_text not in PREPARATIONS:
-            known = ", ".join(PREPARATIONS)
-            raise UserError("unknown preparation", key="method.eval_text", value=self.eval_text, fix=known)
+        check_eval_text(self.eval_text)
         if self.denoise not in ("auto", True, False):
             raise UserError(
                 "unknown value", key="method.denoise", value=self.denoise, fix="auto, true or false"

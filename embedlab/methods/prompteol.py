@@ -12,9 +12,8 @@ import torch
 
 from embedlab.errors import UserError
 from embedlab.methods.base import Batch, Fields, Method, Outcome
-from embedlab.methods.config import MethodConfig
+from embedlab.methods.config import MethodConfig, check_eval_text, check_tau
 from embedlab.methods.contrast import contrast_views
-from embedlab.preparation import PREPARATIONS
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -40,11 +39,8 @@ class PromptEOLConfig(MethodConfig):
     def check(
         self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
     ) -> list[str]:
-        if self.eval_text not in PREPARATIONS:
-            known = ", ".join(PREPARATIONS)
-            raise UserError("unknown preparation", key="method.eval_text", value=self.eval_text, fix=known)
-        if not self.tau > 0:
-            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
+        check_eval_text(self.eval_text)
+        check_tau(self.tau)
         if info.kind != "decoder":
             raise UserError(
                 "this prompt is read at its last token, which a bidirectional encoder does not predict",

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor, nn
 
+from embedlab.errors import UserError
+
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
     from embedlab.tokenization import Template
@@ -33,6 +35,16 @@ class PoolingConfig:
             UserError: what has no meaning, by key, value and fix.
         """
         return []
+
+    def check_widths(self, info: BackboneInfo) -> None:
+        """UserError where the hidden states of the layers are not of one width, for what mixes them."""
+        if info.inner_width != info.width:
+            raise UserError(
+                f"the blocks have {info.inner_width} features and the last layer {info.width}",
+                key="pooling",
+                value=self.name,
+                fix="pooling=mean",
+            )
 
 
 class Pooling(nn.Module):

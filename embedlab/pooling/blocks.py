@@ -65,13 +65,7 @@ class BlocksConfig(PoolingConfig):
                 value=self.block_offset,
                 fix=f"0 to {most}",
             )
-        if info.inner_width != info.width:
-            raise UserError(
-                f"the blocks have {info.inner_width} features and the last layer {info.width}",
-                key="pooling",
-                value=self.name,
-                fix="pooling=mean",
-            )
+        self.check_widths(info)
         self._check_read_out(info, template)
         return []
 

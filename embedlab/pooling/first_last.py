@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from embedlab.errors import UserError
 from embedlab.pooling.base import Marks, Pooling, PoolingConfig, mean_tokens
 
 if TYPE_CHECKING:
@@ -28,13 +27,7 @@ class FirstLastConfig(PoolingConfig):
     """Layers 0 and L instead of 1 and L."""
 
     def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
-        if info.inner_width != info.width:
-            raise UserError(
-                f"the blocks have {info.inner_width} features and the last layer {info.width}",
-                key="pooling",
-                value=self.name,
-                fix="pooling=mean",
-            )
+        self.check_widths(info)
         return []
 
 

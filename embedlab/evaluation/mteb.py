@@ -19,6 +19,9 @@ from embedlab.evaluation import protocol
 from embedlab.evaluation.vectors import Encoder
 
 LISTS = Path(__file__).parent / "task_lists"
+_SAID = "#:"  # begins the lines of a list file that are said where the list is used
+
+log = logging.getLogger(__name__)
 
 
 def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
@@ -37,6 +40,9 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     """
     mteb = _mteb()
     tasks = resolve_tasks(settings.get("tasks"), settings.get("languages"))
+    notes = list_notes(settings.get("tasks"))
+    for note in notes:  # before hours of scoring
+        log.warning("%s", note)
     local = _use_local_data(tasks, settings.get("data_dir"))
     prompts = dict(settings.get("prompts") or {})
     model = _adapter(encoder, prompts)
@@ -81,6 +87,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
             for task_result in done
         },
         warnings=[f"{name} was not scored: {reason}" for name, reason in failures.items()],
+        notes=notes,
         prompts=prompts,
         mteb=mteb.__version__,
         similarity="cosine",
@@ -93,9 +100,8 @@ def resolve_tasks(names: str | Sequence[str] | None, languages: Sequence[str] | 
     these.
     """
     mteb = _mteb()
-    wanted = names.split(",") if isinstance(names, str) else list(names or ["STSBenchmark"])
     tasks = {}
-    for name in (task for entry in wanted for task in _expand(entry.strip())):
+    for name in (task for entry in _entries(names) for task in _expand(entry)):
         try:
             task = mteb.get_task(name, languages=list(languages) if languages else None)
         except KeyError as error:
@@ -110,19 +116,37 @@ def resolve_tasks(names: str | Sequence[str] | None, languages: Sequence[str] | 
     return list(tasks.values())
 
 
-def _expand(entry: str) -> list[str]:
+def list_notes(names: str | Sequence[str] | None) -> list[str]:
+    """What the list files among `names` say of themselves: their lines that begin with "#:"."""
+    lines = [line for entry in _entries(names) for line in _list_lines(entry) or ()]
+    return [line.removeprefix(_SAID).strip() for line in lines if line.startswith(_SAID)]
+
+
+def _entries(names: str | Sequence[str] | None) -> list[str]:
+    wanted = names.split(",") if isinstance(names, str) else list(names or ["STSBenchmark"])
+    return [entry.strip() for entry in wanted]
+
+
+def _list_lines(entry: str) -> list[str] | None:
+    """The lines of the list file that `entry` names; None: it is no list."""
     path = LISTS / f"{entry}.txt"
     if not path.is_file():
         if not entry.endswith(".txt"):
-            return [entry]
+            return None
         path = Path(entry)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot be read ({error})", file=path, key="tasks", value=entry) from error
+
+
+def _expand(entry: str) -> list[str]:
+    lines = _list_lines(entry)
+    if lines is None:
+        return [entry]
     names = [line.split("#")[0].strip() for line in lines]
     if not any(names):
-        raise UserError("names no task", file=path, key="tasks", value=entry, fix="one task name a line")
+        raise UserError("names no task", file=entry, key="tasks", value=entry, fix="one task name a line")
     return [name for name in names if name]
 
 

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from embedlab.errors import UserError
-from embedlab.evaluation.mteb import LISTS, resolve_tasks, run
+from embedlab.evaluation.mteb import LISTS, list_notes, resolve_tasks, run
 from embedlab.evaluation.protocol import check
 from tests.evaluation.helpers import WORDS, HashedWords
 
@@ -87,6 +87,18 @@ def test_the_list_of_jtcse_resolves() -> None:
     assert names == [line for line in listed if line and not line.startswith("#")], (
         "no name was renamed by mteb"
     )
+
+
+def test_a_list_says_what_it_lacks(
+    folder: tuple[Path, list[dict[str, Any]]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (note,) = list_notes("STS12,jtcse_zeroshot")
+    assert note.startswith("jtcse_zeroshot: 75 of the 120 tasks")
+    path = tmp_path / "part.txt"
+    path.write_text("#: half of them\n# a comment\nSTSBenchmark\n")
+    _, block = run(Centred(), {"tasks": str(path), "data_dir": folder[0]})
+    assert block["notes"] == ["half of them"]
+    assert "half of them" in caplog.text
 
 
 def test_list_files(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from embedlab.backbones.backbone import Backbone
 from embedlab.training.compute_copy import ComputeCopy, copyable
+from embedlab.training.fused_update import FusedUpdate, total_norm, usable
 from embedlab.training.nonfinite import NonFiniteLoss
 
 if TYPE_CHECKING:
@@ -68,9 +69,15 @@ class CapturedStep:
         self._copies = [
             ComputeCopy(b, self._dtype) for b in trained if self._dtype is not None and copyable(b)
         ]
-        copied = {id(p) for copy in self._copies for p in copy.masters}
+        copied = {id(p): t for copy in self._copies for p, t in zip(copy.masters, copy.twins, strict=True)}
         self._direct = [p for p in self.parameters if id(p) not in copied]
-        _prepare(optimizer, self.device)
+        self._twins = copied
+        steps = _prepare(optimizer, self.device)
+        self._update: FusedUpdate | None = None
+        if self._copies and usable(self.parameters):
+            self._update = FusedUpdate(
+                optimizer, steps, lambda p: copied.get(id(p)), wide=self.accumulate > 1
+            )
         optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
         optimizer.replay = self.replay
         if self.accumulate > 1:
@@ -98,6 +105,10 @@ class CapturedStep:
 
     def replay(self) -> None:
         assert self._current is not None
+        if self._update is not None:
+            self._update.fill()
+            for copy in self._copies:  # a checkpoint or the best weights may have been loaded meanwhile
+                copy.refresh_if_written()
         self._current.graph.replay()
 
     def check(self) -> None:
@@ -126,19 +137,26 @@ class CapturedStep:
             yield
 
     def _gradients(self, lengths: dict[str, int]) -> tuple[Tensor, Tensor]:
-        """Forward and backward; gradients are in fp32 at the parameters afterwards."""
+        """Forward and backward; gradients are where `_gradient` finds them afterwards."""
         add = self.accumulate > 1
         if not add:
             for p in self._direct:
                 p.grad = None
-        for copy in self._copies:
-            copy.refresh()
+        if self._update is None:
+            for copy in self._copies:
+                copy.refresh()
         with self._computing(self.method.longest(lengths)):
             loss, logged = self._loss(lengths)
             (loss / self.accumulate).backward()
-        for copy in self._copies:
-            copy.hand_over(add)
+        if add or self._update is None:
+            for copy in self._copies:
+                copy.hand_over(add)
         return loss.detach(), logged
+
+    def _gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        """Of a parameter, in fp32, or in the twin's type where the update reads it like that."""
+        twin = self._twins.get(id(parameter))
+        return parameter.grad if twin is None or twin.grad is None else twin.grad
 
     def _body(self, lengths: dict[str, int], updates: bool) -> None:
         assert self.rows is not None
@@ -148,9 +166,8 @@ class CapturedStep:
         norm = logged.new_zeros(())
         if updates:
             clip = self.method.optimizer_config.clip
-            norm = nn.utils.get_total_norm(
-                [p.grad for p in self.parameters if p.grad is not None], foreach=True
-            )
+            found = [self._gradient(p) for p in self.parameters]
+            norm = total_norm([g for g in found if g is not None])
             bad = bad | ~torch.isfinite(norm)
             # The fused update divides the gradients as it reads them: clipping costs no pass of its own.
             scale = norm.new_ones(()) if clip is None else ((norm + _CLIP_EPS) / clip).clamp(min=1.0)
@@ -159,7 +176,16 @@ class CapturedStep:
         self.bad_rows.copy_(torch.where(first, self.rows, self.bad_rows))
         self.found_inf.copy_(torch.maximum(self.found_inf, bad.to(self.found_inf.dtype)))
         if updates:
-            torch.optim.AdamW.step(self.optimizer)
+            if self._update is None:
+                torch.optim.AdamW.step(self.optimizer)
+            else:
+                self._update(
+                    [self._gradient(p) for p in self._update.parameters],
+                    self.optimizer.grad_scale,  # type: ignore[attr-defined]
+                    self.found_inf,
+                )
+                for copy in self._copies:
+                    copy.clear()
             if self.accumulate > 1:
                 torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
         self.totals.add_(torch.cat([logged, norm[None], torch.ones_like(norm)[None]]))
@@ -186,16 +212,23 @@ class CapturedStep:
         return _Captured(graph, updates)
 
 
-def _prepare(optimizer: torch.optim.AdamW, device: torch.device) -> None:
-    """State and learning rate as tensors on the device, so that a captured update reads their present values."""
+def _prepare(optimizer: torch.optim.AdamW, device: torch.device) -> Tensor:
+    """State and learning rate as tensors on the device, so that a captured update reads their present values.
+
+    Returns:
+        Counts of updates [n] of the parameters in the order of the groups; each state's ``step`` is a view of it.
+    """
+    steps = torch.zeros(sum(len(group["params"]) for group in optimizer.param_groups), device=device)
+    views = iter(steps.unbind(0))
     for group in optimizer.param_groups:
         group["lr"] = torch.tensor(float(group["lr"]), device=device)
         group["capturable"] = True
         for p in group["params"]:
-            state = optimizer.state[p]
+            state, step = optimizer.state[p], next(views)
             if not state:
-                state["step"] = torch.zeros((), device=device)
                 state["exp_avg"] = torch.zeros_like(p)
                 state["exp_avg_sq"] = torch.zeros_like(p)
             else:
-                state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(device)
+                step.copy_(torch.as_tensor(state["step"], dtype=torch.float32))
+            state["step"] = step
+    return steps

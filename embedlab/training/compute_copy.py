@@ -37,11 +37,22 @@ class ComputeCopy:
         pairs = {id(p): (p, t) for _, _, p, t in self._slots if p.requires_grad}
         self.masters = [p for p, _ in pairs.values()]
         self.twins = [t for _, t in pairs.values()]
+        self._seen = self._writes()
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Bring the masters' present values to the twins."""
         torch._foreach_copy_([t.detach() for t in self.twins], [m.detach() for m in self.masters])
+        self._seen = self._writes()
+
+    def refresh_if_written(self) -> None:
+        """`refresh`, where torch has written to the masters since the last: the kernel of a captured update, which
+        writes twins too, is not counted, nor is what a graph replays."""
+        if self._writes() != self._seen:
+            self.refresh()
+
+    def _writes(self) -> int:
+        return sum(m._version for m in self.masters)
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

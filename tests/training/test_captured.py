@@ -82,3 +82,64 @@ def test_a_resumed_run_is_the_uninterrupted_one(compose_run, tmp_path, monkeypat
     assert one["global_step"] == other["global_step"] == 6
     for name, value in one["state_dict"].items():
         torch.testing.assert_close(other["state_dict"][name], value, rtol=1e-2, atol=1e-4)
+
+
+HALF = ("trainer.precision=bf16-mixed", NO_DROPOUT, "step=graph")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [(), ("optimizer.accumulate=2",), ("optimizer.clip=null", "optimizer.weight_decay=0.1")],
+    ids=["plain", "accumulated", "decay"],
+)
+def test_the_update_in_one_pass_is_that_of_torch(compose_run, tmp_path, monkeypatch, more):  # type: ignore[no-untyped-def]
+    runs: dict[str, dict[str, torch.Tensor]] = {}
+    for name, switch in (("ours", "1"), ("torch", "0")):
+        monkeypatch.setenv("EMBEDLAB_FUSED_UPDATE", switch)
+        settings = (*HALF, "trainer.max_steps=20", "trainer.max_epochs=10", "optimizer.lr=1e-4", *more)
+        train(compose_run(*GPU, *settings), tmp_path / name)
+        runs[name] = torch.load(tmp_path / name / LAST, weights_only=True)
+    ours, theirs = (torch.cat([v.flatten() for v in r["state_dict"].values()]) for r in runs.values())
+    # A rounding of a twin that falls the other way changes a gradient by 2**-8 of it.
+    assert (ours - theirs).abs().mean() < 0.02 * 20 * 1e-4
+    one, other = (r["optimizer_states"][0]["state"] for r in runs.values())
+    assert one.keys() == other.keys()
+    for i, state in other.items():
+        assert one[i]["step"] == state["step"]
+        assert all(one[i][k].shape == v.shape and one[i][k].dtype == v.dtype for k, v in state.items())
+
+
+@pytest.mark.parametrize(("first", "second"), [("graph", "eager"), ("eager", "graph")])
+def test_a_run_goes_on_with_the_other_kind_of_step(compose_run, tmp_path, monkeypatch, first, second):  # type: ignore[no-untyped-def]
+    settings = (*GPU, *HALF[:2], "trainer.max_epochs=4")
+    train(compose_run(*settings, f"step={first}"), tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        StopAt(3, patch)
+        with pytest.raises(Interrupted):
+            train(compose_run(*settings, f"step={first}"), tmp_path / "parts")
+    train(compose_run(*settings, f"step={second}", "ckpt_path=last"), tmp_path / "parts")
+    whole, parts = (column(tmp_path / n, "train/loss") for n in ("whole", "parts"))
+    assert parts == pytest.approx(whole, rel=0.05, abs=0.02)
+    state = torch.load(tmp_path / "parts" / LAST, weights_only=True)["optimizer_states"][0]["state"]
+    assert all(s["step"] == 6 for s in state.values())
+
+
+def test_weights_written_from_outside_reach_the_next_step(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    """As a loaded checkpoint or the best weights would be: the loss after it is that of the new weights."""
+    from embedlab.methods.base import Method
+
+    step = Method.training_step
+
+    def emptied(self, batch, batch_idx):  # type: ignore[no-untyped-def]
+        if batch_idx == 3:
+            with torch.no_grad():
+                for p in self.trained():
+                    p.zero_()
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(Method, "training_step", emptied)
+    train(compose_run(*GPU, *HALF), tmp_path / "run")
+    losses = column(tmp_path / "run", "train/loss")
+    # All vectors are equal, so that each of 8 candidates is as likely.
+    assert losses[3] == pytest.approx(2.0794, abs=0.02)
+    assert losses[0] != pytest.approx(2.0794, abs=1e-4)

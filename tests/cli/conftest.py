@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,9 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_text(text, "utf-8")
     monkeypatch.setattr(_paths, "conf_dir", lambda: folder)
     return folder
+
+
+@pytest.fixture
+def ckpt(tiny: Callable[..., Path], tmp_path: Path) -> Path:
+    """The folder of an encoder, which may be written to."""
+    return Path(shutil.copytree(tiny("bert"), tmp_path / "my_encoder"))

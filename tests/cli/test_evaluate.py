@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,11 +17,6 @@ from tests.evaluation.helpers import write_sts_folder
 @pytest.fixture(scope="module")
 def sts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sts_folder(tmp_path_factory.mktemp("data") / "sts", pairs=20)
-
-
-@pytest.fixture
-def ckpt(tiny: Callable[..., Path], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny("bert"), tmp_path / "my_encoder"))
 
 
 def test_sts_prints_a_table_and_writes_scores_beside_the_checkpoint(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,6 @@ from embedlab.cli.main import main
 from embedlab.evaluation import protocol
 from tests.evaluation.finetune.test_suites import write_nli
 from tests.evaluation.multilingual import write_parallel
-
-
-@pytest.fixture
-def ckpt(tiny: Callable[..., Path], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny("bert"), tmp_path / "my_encoder"))
 
 
 def test_languages_are_chosen_and_the_folder_of_a_kind_is_found(

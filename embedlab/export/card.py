@@ -36,7 +36,8 @@ def model_card(encoder: SentenceEncoder, name: str, licence: str | None = None) 
     """Markdown with the hub's front matter.
 
     Args:
-        encoder: its ``card`` says what is known; what is not known is said to be so, never guessed.
+        encoder: its ``card`` says what is known (``training``, ``config``, ``scores`` by name, ``protocol`` by suite,
+            ``licence`` as a sentence); what is not known is said to be so, never guessed.
         name: of the model.
         licence: of the weights, which depends on the backbone and the data; None: not stated.
     """
@@ -63,7 +64,7 @@ def model_card(encoder: SentenceEncoder, name: str, licence: str | None = None) 
             }
         ),
         "## Recipe",
-        _recipe(config) if config else "Not known: the encoder was not trained by a run of embedlab.",
+        _recipe(config, training),
         "## Training",
         _list(training) if training else "Not known.",
         "## Data",
@@ -71,7 +72,9 @@ def model_card(encoder: SentenceEncoder, name: str, licence: str | None = None) 
         "## Scores",
         _scores(card.get("scores") or {}, card.get("protocol") or {}, training.get("seed")),
         "## Licence",
-        f"{licence}." if licence else "Not stated: it follows from the backbone's and the data's licences.",
+        f"{licence or card['licence']}."
+        if licence or card.get("licence")
+        else "Not stated: it follows from the backbone's and the data's licences.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -88,7 +91,11 @@ def _short(value: Any) -> str:
     )
 
 
-def _recipe(config: Mapping[str, Any]) -> str:
+def _recipe(config: Mapping[str, Any], training: Mapping[str, Any]) -> str:
+    if not config and training:
+        return "Not kept; what is known of the training is below."
+    if not config:
+        return "Not known: the encoder was not trained by a run of embedlab."
     sections = {
         k: config[k]
         for k in ("backbone", "adapter", "method", "pooling", "template", "optimizer")

@@ -50,6 +50,14 @@ def test_scores_stand_with_their_n_and_protocol(encoder: embedlab.SentenceEncode
     assert front_matter(card)["license"] == "apache-2.0"
 
 
+def test_the_shipped_encoder_has_a_card() -> None:
+    card = model_card(embedlab.load("mini"), "mini")
+    assert "| sts7/spearman | 51.88 |" in card
+    assert "One seed (42): n=1." in card
+    assert "- hardware: one NVIDIA H100" in card
+    assert "CC BY-SA" in card.split("## Licence")[1]
+
+
 @pytest.mark.parametrize("target", ["hf", "sentence-transformers"])
 def test_every_export_has_its_card(target: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
     if target == "sentence-transformers":

@@ -127,14 +127,23 @@ def sentence_transformers(folder: Path, texts: list[str], batch: int, steps: int
 
 
 def this_project(
-    folder: Path, texts: list[str], batch: int, steps: int, step: str
+    folder: Path,
+    texts: list[str],
+    batch: int,
+    steps: int,
+    step: str,
+    more: tuple[str, ...] = (),
+    warm: int | None = None,
 ) -> tuple[float, dict[str, float]]:
-    """Seconds a step of ``method=simcse`` under Lightning's trainer, and what it logged."""
+    """Seconds a step of ``method=simcse`` under Lightning's trainer, and what it logged.
+
+    ``more`` changes its configuration; the first ``warm`` steps (a quarter) do not count.
+    """
     from lightning.pytorch import Callback
 
     from embedlab.cli.compose import compose
     from embedlab.training.config import RunConfig
-    from embedlab.training.final import Finale
+    from embedlab.training.final import Finale, load_dev
     from embedlab.training.run import build, build_trainer
 
     out = Path(tempfile.mkdtemp())
@@ -144,11 +153,11 @@ def this_project(
         "backbone=local", f"backbone.path={folder}", f"data.files={out / 'text.txt'}", f"data.batch_size={batch}",
         f"data.cache_dir={out / 'cache'}", f"trainer={device}", f"trainer.max_steps={steps}", f"step={step}",
         "trainer.log_every_n_steps=50", "callbacks.progress=none", "callbacks.checkpoint.at_end=false",
-        "data.report=false", "data.processes=1", "evaluation.final=[]", "trainer.max_epochs=100",
+        "data.report=false", "data.processes=1", "evaluation.final=[]", "trainer.max_epochs=100", *more,
     ]))  # fmt: skip
     method, data = build(config, out)
     clock: dict[str, float] = {}
-    warm = max(3, steps // 4)
+    warm = max(3, steps // 4) if warm is None else warm
 
     class Clock(Callback):
         def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
@@ -161,7 +170,8 @@ def this_project(
                 sync()
                 clock["ended"] = time.perf_counter()
 
-    trainer, _ = build_trainer(config, out, [], Finale(config, out, method.encoder, data, None))
+    finale = Finale(config, out, method.encoder, data, load_dev(config.evaluation))
+    trainer, _ = build_trainer(config, out, [], finale)
     trainer.callbacks.append(Clock())
     trainer.fit(method, datamodule=data)
     seconds = (clock["ended"] - clock["began"]) / (steps - warm)

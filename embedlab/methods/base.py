@@ -18,6 +18,7 @@ from embedlab.backbones.backbone import Backbone
 from embedlab.errors import UserError
 from embedlab.methods.config import MethodConfig
 from embedlab.training.checkpoint import encoder_record
+from embedlab.training.dev_forward import DevForward
 from embedlab.training.gather import shares, weight, world_size
 from embedlab.training.grad_cache import R, cached
 from embedlab.training.meter import Meter
@@ -73,6 +74,7 @@ class Method(LightningModule):
         self.automatic_optimization = step != "graph"
         self.meter = Meter()
         self._captured: CapturedStep | None = None
+        self._dev: DevForward | None = None
         self._is_sharded = False
         self.save_hyperparameters({"method": asdict(config), "optimizer": asdict(optimizer)}, logger=False)
 
@@ -240,8 +242,13 @@ class Method(LightningModule):
         return self.encoder(view["input_ids"], view["attention_mask"])
 
     def dev_vectors(self, rows: Sequence[Sequence[int]], batch_tokens: int) -> Tensor:
-        """What scoring while training takes for tokenised rows, ``[n, D]``: the encoder's vectors."""
-        return self.encoder.encode_ids(rows, batch_tokens=batch_tokens)
+        """What scoring while training takes for tokenised rows, ``[n, D]``: the encoder's vectors.
+
+        The same list again is neither padded nor brought to the device again.
+        """
+        if self._dev is None or not self._dev.holds(rows, batch_tokens):
+            self._dev = DevForward(self, rows, batch_tokens)
+        return self._dev()
 
     def longest(self, lengths: dict[str, int]) -> int:
         """Tokens of the longest row that a step encodes, from those of each view."""

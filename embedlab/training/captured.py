@@ -107,9 +107,30 @@ class CapturedStep:
         assert self._current is not None
         if self._update is not None:
             self._update.fill()
-            for copy in self._copies:  # a checkpoint or the best weights may have been loaded meanwhile
-                copy.refresh_if_written()
+            self.refresh()  # a checkpoint or the best weights may have been loaded meanwhile
         self._current.graph.replay()
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Memory and stream of the graphs, which run one after another: arguments of `torch.cuda.graph`."""
+        return {"pool": self._pool, "stream": self._stream}
+
+    def refresh(self) -> None:
+        """What the forward pass computes with is the present weights."""
+        for copy in self._copies:
+            if self._update is None:
+                copy.refresh()
+            else:  # the update writes it
+                copy.refresh_if_written()
+
+    @contextmanager
+    def scoring(self, longest: int) -> Iterator[None]:
+        """The encoder computes as in a step, for rows of at most `longest` tokens; `refresh` first."""
+        with (
+            self._computing(longest),
+            torch.autocast("cuda", dtype=self._dtype, enabled=self._dtype is not None, cache_enabled=False),
+        ):
+            yield
 
     def check(self) -> None:
         """Raise ``NonFiniteLoss`` if any step since the start was not finite (waits for the device)."""

@@ -34,19 +34,28 @@ class DevScoring(Callback):
         folder: of the run; `best/` in it gets the encoder.
         select: ``dev`` keeps the weights of the best score; ``last`` scores without selecting.
         batch_tokens: padded tokens that are encoded at once.
+        rank_every: scorings from one effective rank to the next on CUDA, where its eigenvalues take longer than
+            all the rest.
 
     The best weights are copied on the device (a fraction of a millisecond) and written with each checkpoint and at
     the end, so that a frequent cadence does not wait for the disk.
     """
 
     def __init__(
-        self, dev: DevSet, folder: Path, select: Literal["dev", "last"] = "dev", batch_tokens: int = 16_384
+        self,
+        dev: DevSet,
+        folder: Path,
+        select: Literal["dev", "last"] = "dev",
+        batch_tokens: int = 16_384,
+        rank_every: int = 4,
     ) -> None:
         self.dev = dev
         self.best = BestEncoder(folder) if select == "dev" else None
         self.batch_tokens = batch_tokens
+        self.rank_every = rank_every
         self.history: list[dict[str, float]] = []
         self._rows: list[list[int]] | None = None
+        self._share: list[int] = []
         self._scored_at = -1
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -64,15 +73,18 @@ class DevScoring(Callback):
     def _score(self, trainer: Trainer, pl_module: LightningModule) -> None:
         method = cast("Method", pl_module)
         encoder = method.encoder
-        if self._rows is None:
-            self._rows = encoder.tokenization.ids(self.dev.sentences)
         # Ranks with a share of the weights must run equally many forward passes: each encodes all.
         one = sharded(method)
-        share = list(range(len(self._rows)) if one else range(rank(), len(self._rows), world_size()))
+        total = len(self.dev.sentences)
+        if self._rows is None:
+            rows = encoder.tokenization.ids(self.dev.sentences)
+            self._share = list(range(total) if one else range(rank(), total, world_size()))
+            self._rows = [rows[i] for i in self._share]
         with trainer.precision_plugin.forward_context():
-            vectors = method.dev_vectors([self._rows[i] for i in share], self.batch_tokens)
-        found = vectors.float() if one else gather_rows(vectors.float(), share, len(self._rows))
-        scores = self.dev.score(found)
+            vectors = method.dev_vectors(self._rows, self.batch_tokens)
+        found = vectors.float() if one else gather_rows(vectors.float(), self._share, total)
+        ranked = found.device.type != "cuda" or len(self.history) % self.rank_every == 0
+        scores = self.dev.score(found, rank=ranked)
         self._scored_at = trainer.global_step
         self.history.append({"step": trainer.global_step, **scores})
         named = {f"dev/{k}": v for k, v in scores.items()}
@@ -80,7 +92,7 @@ class DevScoring(Callback):
             trainer.callback_metrics[name] = torch.tensor(value)
         for logger in trainer.loggers:
             logger.log_metrics(named, step=trainer.global_step)
-        log_histograms(trainer, self.dev, found)
+        log_histograms(trainer, self.dev, found, spectrum=ranked)
         warn_of_collapse(scores)
         if self.best is not None:
             self.best.offer(scores["spearman"], trainer.global_step, encoder)
@@ -123,11 +135,13 @@ class BestEncoder:
             return False
         self.score, self.step = score, step
         with torch.no_grad():
-            for name, value in encoder.state_dict().items():
-                if name in self._weights:
-                    self._weights[name].copy_(value)
-                else:
-                    self._weights[name] = value.detach().clone()
+            present = encoder.state_dict()
+            # Shares of a weight have no such operation.
+            plain = all(type(v) is Tensor for v in present.values())
+            if plain and self._weights.keys() == present.keys():
+                torch._foreach_copy_(list(self._weights.values()), [present[n] for n in self._weights])
+            else:
+                self._weights = {name: value.detach().clone() for name, value in present.items()}
         return True
 
     def resume(self, score: float, step: int) -> None:
@@ -159,6 +173,8 @@ class BestEncoder:
 def gather_rows(vectors: Tensor, rows: list[int], total: int) -> Tensor:
     """Vectors of all ranks in the order of their row numbers: ``[total, D]``, equal on every rank."""
     if world_size() == 1:
+        if rows == list(range(total)):
+            return vectors
         whole = vectors.new_empty(total, vectors.shape[1])
         whole[torch.tensor(rows, device=vectors.device)] = vectors
         return whole
@@ -177,16 +193,18 @@ def gather_rows(vectors: Tensor, rows: list[int], total: int) -> Tensor:
     return whole
 
 
-def log_histograms(trainer: Trainer, dev: DevSet, vectors: Tensor) -> None:
-    """Of the pairs' cosines, the vectors' norms and their singular values, for the loggers that show histograms."""
+def log_histograms(trainer: Trainer, dev: DevSet, vectors: Tensor, spectrum: bool = True) -> None:
+    """Of the pairs' cosines, the vectors' norms and, with `spectrum`, their singular values, for the loggers that
+    show histograms."""
     loggers = [x for x in trainer.loggers if isinstance(x, TensorBoardLogger | WandbLogger)]
     if not loggers or not trainer.is_global_zero:
         return
     shown = {
         "dev/pair_cosines": dev.pair_cosines(vectors),
         "dev/norms": vectors.float().norm(dim=-1),
-        "dev/singular_values": singular_values(vectors, center=True),
     }
+    if spectrum:
+        shown["dev/singular_values"] = singular_values(vectors, center=True)
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
             for name, values in shown.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from embedlab.training.gather import world_size
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class TrainLog(Callback):
-    """Logs the method's means, and sentences/s, true tokens/s, padding share, data wait and utilisation.
+    """Logs the method's means, and sentences/s, true tokens/s, padding share, data wait and utilisation; of scoring,
+    its share of the time since the last record (``speed/scoring_share``) and since the start (``time/dev_share``).
 
     Args:
         every: updates between two records.
@@ -29,7 +31,7 @@ class TrainLog(Callback):
         self.latest: dict[str, float] = {}
         self.excluded_seconds = 0.0
         self._reset(time.perf_counter())
-        self._ended = time.perf_counter()
+        self._ended = self._began = time.perf_counter()
         self._scoring_since: float | None = None
         self._speed: dict[int, dict[str, float]] = {}
 
@@ -41,7 +43,7 @@ class TrainLog(Callback):
         blocks = cast("Method", pl_module).encoder.backbone.blocks
         self._parameters = matmul_parameters(blocks)
         self._peak = peak_tflops(pl_module.device)
-        self._ended = time.perf_counter()
+        self._ended = self._began = time.perf_counter()
         self._reset(self._ended)
 
     def on_train_batch_start(
@@ -52,6 +54,9 @@ class TrainLog(Callback):
             self._waited += now - self._ended
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.device.type == "cuda":
+            # Scoring would be taken to last for the steps that are still in the device's queue.
+            torch.cuda.synchronize(pl_module.device)
         self._scoring_since = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -101,6 +106,8 @@ class TrainLog(Callback):
                 flops = training_flops(self._true, self._parameters, info.width, info.layers, length)
                 speed["speed/tflops"] = flops / seconds / 1e12
                 speed["speed/mfu"] = speed["speed/tflops"] / self._peak[0]
+        if self.excluded_seconds:
+            speed["time/dev_share"] = self.excluded_seconds / (now - self._began)
         self._speed[trainer.global_step] = speed
         method.meter.flush(trainer.global_step)
         self._reset(now)

@@ -83,12 +83,19 @@ class SentenceEncoder(nn.Module):
         """Where the weights are."""
         return next(self.backbone.parameters()).device
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Token ids and mask, [B, L], to vectors [B, `dim`] in fp32, not normalised."""
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None) -> Tensor:
+        """Token ids and mask, [B, L], to vectors [B, `dim`] in fp32, not normalised.
+
+        With a `capacity` the backbone computes that many tokens instead of B x L (`Backbone.forward`).
+        """
+        if capacity is not None:
+            return self._vectors(input_ids, attention_mask, capacity)
         return cached(self._vectors, input_ids, attention_mask, chunk=self.chunk)
 
-    def _vectors(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        hidden = self.backbone(input_ids, attention_mask, all_layers=self.pooling.needs_all_layers)
+    def _vectors(self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None) -> Tensor:
+        hidden = self.backbone(
+            input_ids, attention_mask, all_layers=self.pooling.needs_all_layers, capacity=capacity
+        )
         vectors: Tensor = self.pooling(hidden, attention_mask, self.tokenization.marks)
         return vectors
 

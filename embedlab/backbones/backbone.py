@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.kernels import SHORT, short_kernel
+from embedlab.backbones.unpad import MODEL_TYPES, Slots, row_capacity
 
 if TYPE_CHECKING:
     from embedlab.backbones.adapters import Adapter
@@ -58,6 +59,7 @@ class Backbone(nn.Module):
         self._offset = position_offset(model.config)
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
+        self._takes_token_types = "token_type_ids" in accepted
         self._extra: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
 
     @property
@@ -96,6 +98,12 @@ class Backbone(nn.Module):
             self._native = before
             self.model.set_attn_implementation(kernel)
 
+    def unpads(self, longest: int) -> bool:
+        """Whether `forward` can leave out padding on the card, in rows of at most `longest` tokens."""
+        if self.attention != "sdpa" or self.model.config.model_type not in MODEL_TYPES:
+            return False
+        return short_kernel(self.model.config, longest)
+
     def arithmetic(self, device: torch.device) -> AbstractContextManager[Any]:
         """What a forward pass computes in, for code that runs blocks by itself: without autocast in a native one."""
         return torch.autocast(device.type, enabled=False) if self._native else nullcontext()
@@ -106,6 +114,7 @@ class Backbone(nn.Module):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         all_layers: bool = False,
+        capacity: int | None = None,
     ) -> tuple[Tensor, ...]:
         """Hidden states, the last one after the final norm.
 
@@ -116,10 +125,14 @@ class Backbone(nn.Module):
             position_ids: [B, L]; None: counted from the mask, so that padding on the left shifts nothing.
             all_layers: the states before the first block and after each, N + 1; else the last one in a
                 1-tuple.
+            capacity: compute that many tokens, the true ones (which may not be more) and no padding; for
+                model types of `embedlab.backbones.unpad`. None: compute all cells.
 
         Returns:
-            [B, L, D] each.
+            [B, L, D] each; with a capacity 0 at padding.
         """
+        if capacity is not None and attention_mask is not None:
+            return self._unpadded(input_ids, attention_mask, position_ids, all_layers, capacity)
         if attention_mask is None and self.info.kind == "decoder":
             # Without a mask transformers looks whether the positions are those of packed sequences, on the
             # host.
@@ -127,7 +140,7 @@ class Backbone(nn.Module):
         arguments = dict(self._extra)
         if self._takes_positions:
             if position_ids is None and attention_mask is not None:
-                position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0) + self._offset
+                position_ids = self._positions(attention_mask)
             arguments["position_ids"] = position_ids
         with self.arithmetic(input_ids.device):
             out = self.model(
@@ -137,6 +150,57 @@ class Backbone(nn.Module):
                 **arguments,
             )
         return tuple(out.hidden_states) if all_layers else (out.last_hidden_state,)
+
+    def _positions(self, attention_mask: Tensor) -> Tensor:
+        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0) + self._offset
+
+    def _unpadded(
+        self, input_ids: Tensor, mask: Tensor, position_ids: Tensor | None, all_layers: bool, capacity: int
+    ) -> tuple[Tensor, ...]:
+        """`forward` on the true tokens alone, [1, C], and back to [B, L, D]."""
+        slots = Slots(mask, capacity)
+        pad = self.model.config.pad_token_id or 0
+        ids = slots.pack(input_ids, pad)
+        positions = slots.pack(self._positions(mask) if position_ids is None else position_ids, self._offset)
+        arguments = dict(self._extra)
+        if self._takes_token_types:  # the models' own are for no more tokens than there are positions
+            arguments["token_type_ids"] = torch.zeros_like(ids)
+        if self._takes_positions:
+            arguments["position_ids"] = positions
+        with self.arithmetic(ids.device), self._varlen(), self._placed(positions):
+            out = self.model(
+                input_ids=ids,
+                attention_mask=None,
+                output_hidden_states=all_layers,
+                cu_seq_lens_q=slots.bounds,
+                max_length_q=row_capacity(input_ids.shape[1]),
+                **arguments,
+            )
+        return slots.unpack_all(out.hidden_states if all_layers else (out.last_hidden_state,))
+
+    @contextmanager
+    def _varlen(self) -> Iterator[None]:
+        from embedlab.backbones.varlen_attention import register
+
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation(register())
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(before)
+
+    @contextmanager
+    def _placed(self, positions: Tensor) -> Iterator[None]:
+        """Position ids for a model whose forward takes none (DistilBERT, by version of transformers)."""
+        if self._takes_positions:
+            yield
+            return
+        table = self.model.embeddings.position_embeddings
+        hook = table.register_forward_pre_hook(lambda module, inputs: (positions,))
+        try:
+            yield
+        finally:
+            hook.remove()
 
 
 def find_blocks(model: nn.Module, layers: int) -> nn.ModuleList:

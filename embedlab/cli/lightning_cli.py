@@ -36,6 +36,7 @@ def model(
     template: dict[str, Any] | None = None,
     optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008 - frozen
     step: str = "auto",
+    unpad: bool | str = "auto",
 ) -> LightningModule:
     """A method around the encoder that it trains; its arguments are the sections of ``conf/``."""
     raise NotImplementedError("the run makes it: a method needs the trainer's precision and the data's kind")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from embedlab.backbones.unpad import token_capacity
 from embedlab.data.plan import BatchPlan, Rows
 from embedlab.data.resident import ResidentTable, Table
 
@@ -25,9 +26,10 @@ class BatchLoader:
 
     With ``emit="tokens"`` a batch is ``rows`` int64 [B], ``hash`` int64 [B], and for each field
     ``input_ids``, ``attention_mask`` int64 [B, L] and ``hash`` [B] (`ResidentTable.gather`), in pinned memory
-    where there is CUDA. With ``emit="rows"`` it is ``rows`` and ``lengths`` (field -> L), for a
-    `ResidentTable` on the device. Both have the numbers ``tokens`` (true ones, all fields) and ``cells``
-    (with padding). The last batch of an epoch has ``shares``, the rows of every device, where these differ.
+    where there is CUDA. With ``emit="rows"`` it is ``rows``, ``lengths`` (field -> L) and ``capacities``
+    (field -> true tokens of the batch, rounded up to few distinct numbers), for a `ResidentTable` on the
+    device. Both have the numbers ``tokens`` (true ones, all fields) and ``cells`` (with padding). The last batch
+    of an epoch has ``shares``, the rows of every device, where these differ.
 
     Args:
         table: rows of tokens.
@@ -57,6 +59,11 @@ class BatchLoader:
         self.progress: Callable[[], tuple[int, bool]] = lambda: (0, False)
         self._begun = False
         self._lengths = {name: table.lengths(name) for name in table.fields}
+        # Random batches have all about as many tokens: from the average up, their capacities are few.
+        alike = plan.mega_batch == 1
+        self._least = {
+            name: int(plan.batch_size * found.mean()) if alike else 0 for name, found in self._lengths.items()
+        }
         self._host = ResidentTable(table, "cpu") if emit == "tokens" else None
 
     def __len__(self) -> int:
@@ -125,12 +132,16 @@ class BatchLoader:
 
     def _batch(self, rows: Rows) -> Batch:
         lengths = {name: int(self._width(found[rows].max())) for name, found in self._lengths.items()}
+        tokens = {name: int(found[rows].sum()) for name, found in self._lengths.items()}
         batch: Batch = {"rows": torch.from_numpy(np.ascontiguousarray(rows))}
         if self._host is not None:
             batch = self._host.gather(batch["rows"], lengths)
         else:
             batch["lengths"] = lengths
-        batch["tokens"] = sum(int(found[rows].sum()) for found in self._lengths.values())
+            batch["capacities"] = {
+                name: token_capacity(max(n, self._least[name])) for name, n in tokens.items()
+            }
+        batch["tokens"] = sum(tokens.values())
         batch["cells"] = len(rows) * sum(lengths.values())
         return _pinned(batch) if torch.cuda.is_available() else batch
 

@@ -61,6 +61,10 @@ class Method(LightningModule):
     config_class: ClassVar[type[MethodConfig]]
     head_kind: ClassVar[Literal["masked_lm", "causal_lm"] | None] = None
     """The language-modelling head that the method trains, loaded with the backbone."""
+    can_unpad: ClassVar[bool] = False
+    """Whether the method hands on the capacity of its views, so that a captured step can leave out padding."""
+    unpad: bool = False
+    """Leave out padding in a captured step, where the backbone and the lengths of the rows allow it."""
 
     def __init__(
         self, encoder: SentenceEncoder, config: MethodConfig, optimizer: OptimizerConfig, step: str = "eager"
@@ -138,7 +142,8 @@ class Method(LightningModule):
         if self.step_mode in ("compile", "graph"):
             for module in self.modules():
                 if isinstance(module, Backbone):
-                    module.compile_blocks(dynamic=False)
+                    # The number of true tokens has many values: one compilation for all of them.
+                    module.compile_blocks(dynamic=self.unpad and self.step_mode == "graph")
 
     def total(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the losses, and everything to log, detached."""
@@ -255,6 +260,11 @@ class Method(LightningModule):
         return max(lengths.values())
 
     # ---- what callbacks ask -------------------------------------------------------------------------------------
+
+    def cells(self, batch: Batch) -> int:
+        """Tokens that one pass over a batch computes, padding included."""
+        captured = self._captured.cells if self._captured is not None else None
+        return batch.get("cells", 0) if captured is None else captured
 
     @property
     def passes(self) -> float:

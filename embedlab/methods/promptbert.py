@@ -15,7 +15,7 @@ from embedlab.methods.bare_templates import BareTemplates
 from embedlab.methods.base import Batch, Fields, Method, Outcome
 from embedlab.methods.config import MethodConfig, check_eval_text, check_tau, from_dict
 from embedlab.methods.contrast import contrast
-from embedlab.methods.simcse import mlp_head, widen
+from embedlab.methods.simcse import joint_capacity, mlp_head, widen
 from embedlab.tokenization import Template, Tokenization
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class PromptBERT(Method):
 
     config_class = PromptBERTConfig
     config: PromptBERTConfig
+    can_unpad = True
 
     def __init__(
         self,
@@ -158,7 +159,8 @@ class PromptBERT(Method):
         ]
         which = [len(self.templates) - 1 if v == "second" else 0 for v in views]
         tokens = [batch[v][part] for v in views for part in ("input_ids", "attention_mask")]
-        vectors = self.by_chunks(lambda *rows: self.pooled(which, rows), *tokens)
+        capacity = joint_capacity(batch[v] for v in views)
+        vectors = self.by_chunks(lambda *rows: self.pooled(which, rows, capacity), *tokens)
         if self.denoise:
             masks = tokens[1::2]
             longest = max(m.shape[1] - self.templates[w].overhead for w, m in zip(which, masks, strict=True))
@@ -177,17 +179,21 @@ class PromptBERT(Method):
         )
         return Outcome({"info_nce": found.loss}, found.stats)
 
-    def pooled(self, which: Sequence[int], rows: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def pooled(
+        self, which: Sequence[int], rows: Sequence[Tensor], capacity: int | None = None
+    ) -> tuple[Tensor, ...]:
         """Vectors ``[B, D]`` of several views by one forward pass.
 
         Args:
             which: of the templates each view has.
             rows: ids and mask ``[B, L]`` of each view in turn.
+            capacity: tokens to compute of all views together (`Backbone.forward`).
         """
         ids, masks = rows[0::2], rows[1::2]
         length = max(x.shape[1] for x in ids)
         mask = torch.cat([widen(m, length, 0) for m in masks])
-        hidden = self._hidden(torch.cat([widen(x, length, self.templates[0].pad_id) for x in ids]), mask)
+        joint = torch.cat([widen(x, length, self.templates[0].pad_id) for x in ids])
+        hidden = self._hidden(joint, mask, capacity=capacity)
         return self._pool(hidden, mask, [self.templates[w] for w in which])
 
     def template_vectors(self, templates: int, lengths: int) -> tuple[Tensor, ...]:
@@ -195,9 +201,11 @@ class PromptBERT(Method):
         ids, mask, positions = self.bare(templates, lengths)
         return self._pool(self._hidden(ids, mask, positions), mask, self.templates[:templates])
 
-    def _hidden(self, ids: Tensor, mask: Tensor, positions: Tensor | None = None) -> tuple[Tensor, ...]:
-        encoder = self.encoder
-        return encoder.backbone(ids, mask, positions, all_layers=encoder.pooling.needs_all_layers)
+    def _hidden(
+        self, ids: Tensor, mask: Tensor, positions: Tensor | None = None, capacity: int | None = None
+    ) -> tuple[Tensor, ...]:
+        every = self.encoder.pooling.needs_all_layers
+        return self.encoder.backbone(ids, mask, positions, all_layers=every, capacity=capacity)
 
     def _pool(
         self, hidden: tuple[Tensor, ...], mask: Tensor, templates: Sequence[Tokenization]

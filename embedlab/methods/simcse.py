@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +83,7 @@ class SimCSE(Method):
 
     config_class = SimCSEConfig
     config: SimCSEConfig
+    can_unpad = True
 
     def __init__(
         self, encoder: SentenceEncoder, config: SimCSEConfig, optimizer: OptimizerConfig, step: str = "eager"
@@ -121,7 +123,7 @@ def mlp_head(width: int) -> nn.Sequential:
     return nn.Sequential(linear, nn.Tanh())
 
 
-def encode_views(encoder: SentenceEncoder, views: list[dict[str, Tensor]]) -> list[Tensor]:
+def encode_views(encoder: SentenceEncoder, views: list[dict[str, Any]]) -> list[Tensor]:
     """Vectors of several views in one forward pass over all their rows, padded to the longest.
 
     One pass has half the launches of two, and two passes of one module break DDP where it has buffers.
@@ -129,7 +131,13 @@ def encode_views(encoder: SentenceEncoder, views: list[dict[str, Tensor]]) -> li
     length = max(v["input_ids"].shape[1] for v in views)
     ids = torch.cat([widen(v["input_ids"], length, encoder.tokenization.pad_id) for v in views])
     mask = torch.cat([widen(v["attention_mask"], length, 0) for v in views])
-    return list(encoder(ids, mask).chunk(len(views)))
+    return list(encoder(ids, mask, joint_capacity(views)).chunk(len(views)))
+
+
+def joint_capacity(views: Iterable[dict[str, Any]]) -> int | None:
+    """Tokens to compute for several views together; None: all cells, padding too (`Backbone.forward`)."""
+    capacities = [v.get("capacity") for v in views]
+    return None if None in capacities else sum(c for c in capacities if c is not None)
 
 
 def widen(x: Tensor, length: int, value: int) -> Tensor:

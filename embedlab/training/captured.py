@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.backbone import Backbone
+from embedlab.backbones.unpad import row_capacity
 from embedlab.training.compute_copy import ComputeCopy, copyable
 from embedlab.training.fused_update import FusedUpdate, total_norm, usable
 from embedlab.training.nonfinite import NonFiniteLoss
@@ -62,6 +63,10 @@ class CapturedStep:
         self._stream = torch.cuda.Stream()
         self._current: _Captured | None = None
         self._batches = 0
+        self.cells: int | None = None
+        """Tokens that one pass over the present batch computes, where padding is left out."""
+        self._capacities: dict[str, int] | None = None
+        self._unpaddable: dict[int, bool] = {}
         self._dtype = {"bf16-mixed": torch.bfloat16}.get(str(method.trainer.precision))
         self._backbones = [m for m in method.modules() if isinstance(m, Backbone)]
         # A frozen one may be a moving average, whose copy would stay behind: autocast casts it.
@@ -97,11 +102,26 @@ class CapturedStep:
         self.rows.copy_(rows, non_blocking=True)
         self._batches += 1
         updates = self._batches % self.accumulate == 0
-        key = (tuple(sorted(batch["lengths"].items())), updates)
+        lengths, capacities = batch["lengths"], None
+        if self._unpads(lengths):
+            # Padding costs next to nothing then: few different lengths save graphs.
+            lengths = {name: row_capacity(length) for name, length in lengths.items()}
+            capacities = batch["capacities"]
+        self.cells = None if capacities is None else sum(capacities.values())
+        self._capacities = capacities
+        key = (*(tuple(sorted((of or {}).items())) for of in (lengths, capacities)), updates)
         if key not in self._graphs:
-            self._graphs[key] = self._capture(batch["lengths"], updates)
+            self._graphs[key] = self._capture(lengths, updates)
         self._current = self._graphs[key]
         return updates
+
+    def _unpads(self, lengths: dict[str, int]) -> bool:
+        if not self.method.unpad:
+            return False
+        longest = self.method.longest(lengths)
+        if longest not in self._unpaddable:
+            self._unpaddable[longest] = all(b.unpads(longest) for b in self._backbones)
+        return self._unpaddable[longest]
 
     def replay(self) -> None:
         assert self._current is not None
@@ -139,7 +159,7 @@ class CapturedStep:
             raise NonFiniteLoss(self.method.global_step, rows, self.method._describe(rows))
 
     def _loss(self, lengths: dict[str, int]) -> tuple[Tensor, Tensor]:
-        batch = self.method.resident().gather(self.rows, lengths)
+        batch = self.method.resident().gather(self.rows, lengths, self._capacities)
         # Autocast's cache of cast weights would tie one graph to the memory of another.
         with torch.autocast("cuda", dtype=self._dtype, enabled=self._dtype is not None, cache_enabled=False):
             loss, logged = self.method.total(batch)

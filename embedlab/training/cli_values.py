@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from embedlab.errors import UserError
 from embedlab.training.settings import TrainerConfig
 
-MODEL = ("backbone", "adapter", "method", "pooling", "template", "optimizer", "step")
+MODEL = ("backbone", "adapter", "method", "pooling", "template", "optimizer", "step", "unpad")
 """What makes a model; ``data`` is a section of its own in both."""
 SECTIONS = ("logger", "callbacks", "evaluation", "stages", "stages_dir")
 """Sections beside Lightning's own."""

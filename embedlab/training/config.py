@@ -8,9 +8,10 @@ from typing import Any
 
 from embedlab.backbones import BackboneConfig, BackboneInfo, probe
 from embedlab.backbones.adapters import AdapterConfig
+from embedlab.backbones.unpad import MODEL_TYPES
 from embedlab.data import DataConfig, data_config
 from embedlab.errors import UserError
-from embedlab.methods import method_config
+from embedlab.methods import method_class, method_config
 from embedlab.methods.config import MethodConfig, from_dict
 from embedlab.pooling import PoolingConfig, pooling_config
 from embedlab.tokenization import Template
@@ -39,6 +40,7 @@ class RunConfig:
     evaluation: ScoringConfig
     seed: int
     step: str
+    unpad: bool | str
     ckpt_path: str | None
     plain: dict[str, Any]
 
@@ -72,6 +74,7 @@ class RunConfig:
                 evaluation=from_dict(ScoringConfig, values["evaluation"], "evaluation"),
                 seed=values["seed"],
                 step=values["step"],
+                unpad=values.get("unpad", "auto"),
                 ckpt_path=values.get("ckpt_path"),
                 plain=values,
             )
@@ -109,6 +112,7 @@ class RunConfig:
         warnings += self.method.check_run(info, self)
         self._check_batch()
         self.resolved_step()
+        self.resolved_unpad()
         if self.trainer.resolved_precision() == "bf16-true" and self.adapter.r is None:
             raise UserError(
                 "trained weights in bf16 lose updates below 1/256 of a weight",
@@ -169,3 +173,29 @@ class RunConfig:
         if capturable and self.data.drop_last and not recomputes:
             return "graph"
         return "compile" if cuda else "eager"
+
+    def resolved_unpad(self) -> bool:
+        """Whether a captured step leaves out padding; ``auto``: where method and backbone can."""
+        # YAML has read true and false; LightningCLI hands them on as words.
+        wanted = {"true": True, "false": False}.get(str(self.unpad).lower(), self.unpad)
+        if wanted not in (True, False, "auto"):
+            raise UserError("neither yes nor no", key="unpad", value=self.unpad, fix="auto, true or false")
+        if wanted is False:
+            return False
+        why = self._cannot_unpad()
+        if wanted is True and why is not None:
+            raise UserError(f"padding cannot be left out: {why}", key="unpad", value="true", fix="unpad=auto")
+        return why is None
+
+    def _cannot_unpad(self) -> str | None:
+        if self.resolved_step() != "graph":
+            return "that is for captured steps (step=graph)"
+        if not method_class(self.method.name).can_unpad:
+            return f"method={self.method.name} computes padded rows"
+        if self.data.pack is not None:
+            return "packed rows (data.pack) have none"
+        if self.info().model_type not in MODEL_TYPES:
+            return f"{self.info().model_type} is none of {', '.join(sorted(MODEL_TYPES))}"
+        if self.backbone.attention != "sdpa":
+            return f"it needs backbone.attention=sdpa, not {self.backbone.attention}"
+        return None

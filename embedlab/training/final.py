@@ -123,6 +123,7 @@ class Finale:
             "device": device_name(self.device or self.encoder.device),
             "seed": self.config.seed,
             "step": self.config.resolved_step(),
+            "unpad": self.config.resolved_unpad(),
             "precision": str(trainer.precision),
         }
         self.encoder.card = {"training": training, "config": self.config.plain}

@@ -157,6 +157,7 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     cls = method_class(config.method.name)
     tokenizer = _fresh_tokenizer(config, folder) if config.backbone.source == "fresh" else None
     method = cls.from_run(config, tokenizer)
+    method.unpad = config.resolved_unpad()
     fields = {
         view: (column, Tokenization(method.encoder.tokenizer, template, config.data.max_length))
         for view, (column, template) in cls.fields(config.method, config.data.name, config.template).items()

@@ -42,7 +42,7 @@ TrainOne = Callable[[dict[str, Any], Path], int]
 
 _SECTIONS = (
     *("backbone", "adapter", "method", "pooling", "template", "data", "optimizer", "trainer", "logger"),
-    *("callbacks", "evaluation", "step"),
+    *("callbacks", "evaluation", "step", "unpad"),
 )
 _IDENTITY = {
     "backbone": ("source", "name"),

@@ -143,3 +143,46 @@ def test_weights_written_from_outside_reach_the_next_step(compose_run, tmp_path,
     # All vectors are equal, so that each of 8 candidates is as likely.
     assert losses[3] == pytest.approx(2.0794, abs=0.02)
     assert losses[0] != pytest.approx(2.0794, abs=1e-4)
+
+
+WIDE = {"width": 32, "heads": 2, "ffn": 64}  # heads of 16, the narrowest that the kernels take
+
+
+def unpadded(compose_run, tmp_path, *overrides, model_type="bert"):  # type: ignore[no-untyped-def]
+    for unpad in ("false", "true"):
+        settings = (*GPU, "step=graph", f"unpad={unpad}", *overrides)
+        train(compose_run(*settings, model_type=model_type, **WIDE), tmp_path / unpad)
+    return tmp_path / "false", tmp_path / "true"
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "s2sent"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert"])
+def test_losses_without_padding_are_those_with_it(compose_run, tmp_path, model_type, pooling):  # type: ignore[no-untyped-def]
+    more = (f"pooling={pooling}", *FP32)
+    padded, packed = unpadded(compose_run, tmp_path, *more, model_type=model_type)
+    for name in ("train/loss", "train/grad_norm"):
+        assert column(packed, name) == pytest.approx(column(padded, name), rel=5e-3), name
+
+
+def test_half_precision_without_padding_over_several_capacities(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    """Accumulation too: each capacity has a graph with and without the update."""
+    seen = []
+    from embedlab.training.captured import CapturedStep
+
+    capture = CapturedStep._capture
+    monkeypatch.setattr("embedlab.data.loader.token_capacity", lambda n: -(-n // 8) * 8)
+    monkeypatch.setattr(
+        CapturedStep, "_capture", lambda self, *a: (seen.append(self.cells), capture(self, *a))[1]
+    )
+    more = ("trainer.precision=bf16-mixed", NO_DROPOUT, "optimizer.accumulate=2", "trainer.max_epochs=8")
+    padded, packed = unpadded(compose_run, tmp_path, *more)
+    assert len({cells for cells in seen if cells}) > 1
+    assert column(packed, "train/loss") == pytest.approx(column(padded, "train/loss"), rel=0.05, abs=0.02)
+
+
+def test_dropout_without_padding_differs_between_replays(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    still = ("optimizer.lr=1e-12", "data.limit=8", "trainer.max_epochs=6", "data.shuffle=false")
+    settings = (*GPU, *still, "step=graph", "unpad=true", "backbone.dropout=0.1", "trainer.precision=32-true")
+    train(compose_run(*settings, **WIDE), tmp_path)
+    losses = column(tmp_path, "train/loss")
+    assert len(set(losses)) == len(losses) == 6

@@ -4,6 +4,7 @@ import pytest
 
 from embedlab.errors import UserError
 from embedlab.training.callbacks.checkpoints import LAST
+from embedlab.training.config import RunConfig
 from embedlab.training.run import train
 from embedlab.training.settings import TrainerConfig
 
@@ -89,3 +90,32 @@ def test_batches_of_two_sizes_are_not_captured(compose_run, monkeypatch):  # typ
     assert compose_run(cuda, "data.drop_last=false").resolved_step() == "compile"
     with pytest.raises(UserError, match=r"batches of one size.*Fix: data\.drop_last=true"):
         compose_run(cuda, "data.drop_last=false", "step=graph").resolved_step()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cause"),
+    [
+        ((), "step=graph"),
+        (("method=distil", "method.teacher=x"), "step=graph"),
+    ],
+)
+def test_unpad_is_refused_where_padding_stays(compose_run, overrides, cause):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=cause):
+        compose_run("unpad=true", *overrides).resolved_unpad()
+    assert compose_run("unpad=auto", *overrides).resolved_unpad() is False
+
+
+def test_unpad_names_what_it_cannot_do(compose_run, monkeypatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(RunConfig, "resolved_step", lambda self: "graph")
+    assert compose_run().resolved_unpad() is True
+    assert compose_run("unpad=false").resolved_unpad() is False
+    assert compose_run("unpad=auto", model_type="modernbert").resolved_unpad() is False
+    for overrides, model_type, cause in (
+        (("backbone.attention=eager",), "bert", "attention"),
+        ((), "modernbert", "modernbert"),
+        (("data.pack=32", "method=masked_lm"), "bert", "masked_lm"),
+    ):
+        with pytest.raises(UserError, match=cause):
+            compose_run("unpad=true", *overrides, model_type=model_type).resolved_unpad()
+    with pytest.raises(UserError, match="neither yes nor no"):
+        compose_run("unpad=perhaps").resolved_unpad()

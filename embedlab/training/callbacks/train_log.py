@@ -73,7 +73,7 @@ class TrainLog(Callback):
         method = cast("Method", pl_module)
         self._sentences += len(batch["rows"])
         self._true += int(batch.get("tokens", 0) * method.passes)
-        self._cells += int(batch.get("cells", 0) * method.passes)
+        self._cells += int(method.cells(batch) * method.passes)
         self._rows += int(len(batch["rows"]) * method.passes)
         self._batches += 1
         if not trainer.fit_loop._should_accumulate() and trainer.global_step % self.every == 0:

@@ -1,0 +1,155 @@
+"""Attention among the tokens of each row, for rows that lie one after another without padding.
+
+transformers hands on ``cu_seq_lens_q`` (here the bounds of the rows) and ``max_length_q`` to attention functions, as
+for those of flash-attn. On CUDA the function is a Triton kernel (`embedlab.backbones.varlen_kernel`), elsewhere the
+same in plain PyTorch, with a mask over all pairs of slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embedlab.backbones.attention import additive_mask
+
+VARLEN = "embedlab_varlen"
+
+
+def heads_first(like: Tensor) -> Tensor:
+    """``[1, H, C, D]`` in the memory order ``[1, C, H, D]``, in which the output projection reads it."""
+    b, h, length, d = like.shape
+    return like.new_empty(b, length, h, d).transpose(1, 2)
+
+
+@torch.library.custom_op("embedlab::varlen_attention", mutates_args=())
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    seed: Tensor,
+    longest: int,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """Soft-max attention within each row, with dropout on the weights.
+
+    Args:
+        query, key, value: ``[1, H, C, D]``, the last dimension contiguous; on CUDA D is a power of two from 16.
+        bounds: int32 ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
+        seed: int64 ``[1]`` on the device.
+        longest: at least the tokens of every row; on CUDA at most 128.
+        scale: of the scores.
+        dropout: share of weights dropped.
+
+    Returns:
+        ``[1, H, C, D]`` in the memory order ``[1, C, H, D]``; 0 in slots of no row.
+    """
+    out = heads_first(query)
+    if query.is_cuda:
+        from embedlab.backbones.varlen_kernel import launch_forward
+
+        launch_forward(query, key, value, bounds, seed, out, longest, scale, dropout)
+        return out
+    weights, kept = _weights(query, key, bounds, seed, scale, dropout)
+    return out.copy_((weights * kept) @ value.float())
+
+
+@torch.library.custom_op("embedlab::varlen_attention_backward", mutates_args=())
+def varlen_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    seed: Tensor,
+    longest: int,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `varlen_attention` with respect to query, key and value."""
+    dq, dk, dv = (heads_first(query) for _ in range(3))
+    if query.is_cuda:
+        from embedlab.backbones.varlen_kernel import launch_backward
+
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        launch_backward(query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout)
+        return dq, dk, dv
+    weights, kept = _weights(query, key, bounds, seed, scale, dropout)
+    dp = grad.float() @ value.float().transpose(-1, -2) * kept
+    ds = weights * (dp - (weights * dp).sum(-1, keepdim=True)) * scale
+    dq.copy_(ds @ key.float())
+    dk.copy_(ds.transpose(-1, -2) @ query.float())
+    dv.copy_((weights * kept).transpose(-1, -2) @ grad.float())
+    return dq, dk, dv
+
+
+def _weights(
+    query: Tensor, key: Tensor, bounds: Tensor, seed: Tensor, scale: float, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """Soft-max weights ``[1, H, C, C]`` in fp32, and 1 / (1 - dropout) where one is kept, else 0."""
+    slots = query.shape[2]
+    row = torch.searchsorted(bounds[1:].long(), torch.arange(slots, device=query.device), right=True)
+    same = (row[:, None] == row) & (row < len(bounds) - 1)
+    scores = query.float() @ key.float().transpose(-1, -2) * scale
+    weights = scores.masked_fill(~same, -1.0e30).softmax(-1) * same
+    if dropout == 0:
+        return weights, torch.ones_like(weights)
+    generator = torch.Generator(query.device).manual_seed(int(seed))
+    drawn = torch.rand(weights.shape, generator=generator, device=query.device)
+    return weights, (drawn >= dropout) / (1 - dropout)
+
+
+@varlen_attention.register_fake
+def _(query: Tensor, *rest: Any) -> Tensor:
+    return heads_first(query)
+
+
+@varlen_attention_backward.register_fake
+def _(grad: Tensor, query: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return heads_first(query), heads_first(query), heads_first(query)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.longest, ctx.scale, ctx.dropout = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    grads = varlen_attention_backward(grad, *ctx.saved_tensors, ctx.longest, ctx.scale, ctx.dropout)
+    return (*grads, None, None, None, None, None)
+
+
+varlen_attention.register_autograd(_differentiate, setup_context=_save)
+
+
+def attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls for ``attn_implementation="embedlab_varlen"``: ``[1, C, H, D]`` and no weights."""
+    if cu_seq_lens_q is None or max_length_q is None:
+        raise ValueError(f"{VARLEN} needs the bounds of the rows, and this model does not hand them on")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    seed = torch.randint(2**31 - 1, (1,), device=query.device)
+    out = varlen_attention(query, key, value, cu_seq_lens_q, seed, max_length_q, float(scale), float(dropout))
+    return out.transpose(1, 2), None
+
+
+def register() -> str:
+    """Make the function known to transformers; returns its name for `attn_implementation`."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(VARLEN, attention_function)
+    AttentionMaskInterface.register(VARLEN, additive_mask)
+    return VARLEN

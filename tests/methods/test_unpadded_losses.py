@@ -1,0 +1,69 @@
+"""Losses of a batch whose views tell their capacity: those of the padded batch, and so are the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embedlab.backbones import BackboneConfig, load_backbone
+from embedlab.encoder import SentenceEncoder
+from embedlab.methods.base import Method
+from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
+from embedlab.methods.simcse import SimCSE, SimCSEConfig
+from embedlab.pooling import build_pooling, pooling_config
+from embedlab.tokenization import Template, Tokenization
+from embedlab.training.optimizer import OptimizerConfig
+from tests.support import SENTENCES
+
+Tiny = Callable[..., Path]
+
+
+def view(tokenization: Tokenization, texts: tuple[str, ...]) -> dict[str, Any]:
+    rows = tokenization.pad(tokenization.ids(texts), 8)
+    return {**rows, "hash": torch.arange(len(texts))}
+
+
+def both(method: Method, batch: dict[str, Any]) -> None:
+    method.eval()
+    found = []
+    for capacity in (False, True):
+        views = {
+            name: {**v, "capacity": int(v["attention_mask"].sum()) + 20} if capacity else v
+            for name, v in batch.items()
+        }
+        loss = method.losses(views).losses["info_nce"]
+        grads = torch.autograd.grad(loss, method.trained(), allow_unused=True)
+        found.append((loss, [g for g in grads if g is not None]))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-5)
+    for got, want in zip(found[1][1], found[0][1], strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "s2sent"])
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert"])
+def test_simcse(tiny: Tiny, model_type: str, pooling: str) -> None:
+    backbone, tokenizer = load_backbone(BackboneConfig(source="local", path=str(tiny(model_type))))
+    settings = pooling_config({"name": pooling})
+    encoder = SentenceEncoder(backbone, build_pooling(settings, backbone.info), Tokenization(tokenizer))
+    method = SimCSE(encoder, SimCSEConfig(), OptimizerConfig())
+    both(method, {"sentence": view(encoder.tokenization, SENTENCES[:6])})
+    pairs = {
+        "anchor": view(encoder.tokenization, SENTENCES[:5]),
+        "positive": view(encoder.tokenization, SENTENCES[5:10]),
+    }
+    both(method, pairs)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert"])
+def test_promptbert(tiny: Tiny, model_type: str) -> None:
+    backbone, tokenizer = load_backbone(BackboneConfig(source="local", path=str(tiny(model_type))))
+    tokenization = Tokenization(tokenizer, Template('This sentence : "{sentence}" means {mask}.'))
+    pooling = build_pooling(pooling_config({"name": "mask"}), backbone.info)
+    method = PromptBERT(
+        SentenceEncoder(backbone, pooling, tokenization), PromptBERTConfig(), OptimizerConfig()
+    )
+    both(method, {name: view(tokenization, SENTENCES[:6]) for name in ("first", "second")})

@@ -71,16 +71,15 @@ class Report:
         )
 
 
+_TEX = str.maketrans({
+    **{c: f"\\{c}" for c in "_%&#${}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "±": r"$\pm$", "Δ": r"$\Delta$", "–": "--", "…": r"\dots{}",
+})  # fmt: skip
+
+
 def _tex(text: str) -> str:
-    for plain, escaped in (
-        ("\\", r"\textbackslash{}"),
-        ("_", r"\_"),
-        ("%", r"\%"),
-        ("&", r"\&"),
-        ("#", r"\#"),
-    ):
-        text = text.replace(plain, escaped)
-    return text.replace("±", r"$\pm$")
+    return text.translate(_TEX)
 
 
 def headline(groups: Sequence[Group]) -> str:

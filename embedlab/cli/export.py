@@ -43,8 +43,9 @@ def main(argv: list[str]) -> int:
     from embedlab.export.card import model_card
 
     encoder = load_encoder(config["ckpt"])
+    card = model_card(encoder, out.name, config["licence"])
     difference = export(encoder, target, out, normalize=bool(config["normalize"]))
-    (out / "README.md").write_text(model_card(encoder, out.name, config["licence"]), encoding="utf-8")
+    (out / "README.md").write_text(card, encoding="utf-8")
     print(f"{target}: {out} (32 sentences, largest difference {difference:.1e})")
     if config["push"]:
         push(out, str(config["push"]))

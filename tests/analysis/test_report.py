@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from embedlab.analysis.paired import paired_difference
-from embedlab.analysis.report import find_baseline, make_report, swept_numbers
+from embedlab.analysis.report import Report, find_baseline, make_report, swept_numbers
 from embedlab.analysis.runs import find_runs, group_runs
 from embedlab.cli.report import main
 from embedlab.errors import UserError
@@ -147,6 +147,15 @@ def test_the_command_writes_every_form(
     assert "pooling.n=3" in capsys.readouterr().out
     assert (out / "report.csv").read_text().count("\n") == 7
     assert r"$\pm$" in (out / "report.tex").read_text()
+
+
+def test_latex_has_no_character_that_it_reads_otherwise() -> None:
+    report = Report("t", ("a", "Δ [95 % CI]"), (("{sentence}_1 $x^2 ~\\", "1.00 ± 0.10 – …"),), ())
+    body = report.latex().split("\\hline\n")
+    assert body[1] == r"a & $\Delta$ [95 \% CI] \\" + "\n"
+    assert body[2].startswith(
+        r"\{sentence\}\_1 \$x\textasciicircum{}2 \textasciitilde{}\textbackslash{} & 1.00 $\pm$ 0.10 -- \dots{}"
+    )
 
 
 def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:

@@ -90,5 +90,5 @@ def test_within_half_a_point_on_the_same_folds(task: str) -> None:
     found = compare(task, splits, RandomProjection(128))
     assert found.to_the_end is not None
     assert abs(found.difference) <= 0.5
-    assert abs(found.to_the_end - found.sklearn) <= 0.1
+    assert abs(found.to_the_end - found.sklearn) <= 0.5
     assert found.sklearn > 100 * splits["all"].labels.mean() + 0.5 or task in ("cr", "mpqa")

@@ -22,7 +22,10 @@ _LONGEST_TEXT = 100_000
 
 @dataclass(frozen=True)
 class FreshConfig:
-    """The architecture of random weights. `more`: keys of the architecture's own configuration."""
+    """The architecture of random weights. `more`: keys of the architecture's own configuration.
+
+    `init_from`: begin with the body of this checkpoint instead (`embedlab.backbones.warm`).
+    """
 
     model_type: str = "bert"
     layers: int = 12
@@ -33,6 +36,7 @@ class FreshConfig:
     max_positions: int = 512
     tokenizer: str = "wordpiece"
     lowercase: bool = True
+    init_from: str | None = None
     more: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

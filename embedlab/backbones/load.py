@@ -20,6 +20,7 @@ from embedlab.backbones.fresh import FreshConfig, fresh_config
 from embedlab.backbones.resolve import (
     Source,
     describe,
+    donor_config,
     hub_options,
     kind_of,
     quiet,
@@ -82,6 +83,8 @@ def load_backbone(
                 found, attn_implementation=attention, dtype=dtype, **_no_pooler(found, head)
             )
             missing: list[str] = []
+            if (name := FreshConfig.from_dict(config.fresh or {}).init_from) is not None:
+                _take_over(whole, tokenizer, name, head)
         else:
             whole, missing = _pretrained(config, source, found, head, attention, dtype)
     _check_missing(config, whole, missing)
@@ -90,6 +93,24 @@ def load_backbone(
     backbone = Backbone(model, info, kept, config.attention)
     backbone.eval()
     return backbone, tokenizer
+
+
+def _take_over(whole: Any, tokenizer: Any, name: str, head: Head | None) -> None:
+    """Begin a fresh model with the body of a shipped encoder or of a folder (`embedlab.backbones.warm`)."""
+    from embedlab.backbones.warm import warm_start
+
+    donor = donor_config(name)
+    source = resolve(donor)
+    found = read_config(donor, source)
+    other, missing = _pretrained(donor, source, found, head, "eager", torch.float32)
+    _check_missing(donor, other, missing)
+    took = warm_start(whole, tokenizer, other, read_tokenizer(donor, source), name)
+    log.warning(
+        "the body is that of %s; %d of %d token embeddings are its own, the others are drawn like them",
+        name,
+        took.tokens,
+        took.vocabulary,
+    )
 
 
 def finish_tokenizer(tokenizer: Any, info: BackboneInfo) -> None:

@@ -90,6 +90,24 @@ def resolve(config: BackboneConfig) -> Source:
     return Source(str(path))
 
 
+def donor_config(name: str) -> BackboneConfig:
+    """Where ``backbone.fresh.init_from`` points: a folder, or a shipped encoder.
+
+    Raises:
+        UserError: neither is there.
+    """
+    if (Path(name).expanduser() / "config.json").is_file():
+        return BackboneConfig(source="local", name=name, path=name, new_head=True)
+    if (assets_dir() / name / "config.json").is_file():
+        return BackboneConfig(source="shipped", name=name, new_head=True)
+    raise UserError(
+        "no such model folder or shipped encoder",
+        key="backbone.fresh.init_from",
+        value=name,
+        fix="mini, the path of a model folder, or null for random weights",
+    )
+
+
 def hub_options(config: BackboneConfig, source: Source) -> dict[str, Any]:
     """Arguments that every `from_pretrained` of a backbone takes."""
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}

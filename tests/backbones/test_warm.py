@@ -1,0 +1,121 @@
+"""A fresh backbone that begins with another checkpoint's body."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from embedlab.backbones import load_backbone, train_tokenizer
+from embedlab.backbones.config import BackboneConfig
+from embedlab.backbones.load import write_model
+from embedlab.backbones.warm import shared_tokens
+from embedlab.errors import UserError
+from tests.support import SENTENCES
+
+TEXTS = [f"{a[: len(a) // 2]} {b[len(b) // 2 :]}" for a in SENTENCES for b in SENTENCES]
+DONOR = {"model_type": "bert", "tokenizer": {"type": "wordpiece", "lowercase": True}, "max_positions": 40}
+FRESH = {"model_type": "xlm-roberta", "tokenizer": {"type": "bpe", "lowercase": False}, "max_positions": 48}
+SHAPE = {"layers": 2, "width": 16, "heads": 2, "ffn": 24, "vocab_size": 420}
+
+
+def make(fresh: dict[str, Any], head: Any = "masked_lm") -> tuple[Any, Any]:
+    config = BackboneConfig(source="fresh", name="x", fresh=SHAPE | fresh)
+    return load_backbone(config, head=head, tokenizer=train_tokenizer(SHAPE | fresh, TEXTS))
+
+
+@pytest.fixture
+def donor(tmp_path: Path) -> tuple[Any, Any, Path]:
+    torch.manual_seed(0)
+    backbone, tokenizer = make(DONOR)
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.normal_()
+    folder = tmp_path / "donor"
+    folder.mkdir()
+    write_model(backbone, folder)
+    tokenizer.save_pretrained(folder)
+    return backbone, tokenizer, folder
+
+
+def test_body_head_and_shared_tokens_are_the_donors(donor: tuple[Any, Any, Path]) -> None:
+    theirs, their_tokenizer, folder = donor
+    ours, tokenizer = make(FRESH | {"init_from": str(folder)})
+    mine, his = dict(ours.model.named_parameters()), dict(theirs.model.named_parameters())
+    for name in mine:
+        if "word_embeddings" not in name and "position_embeddings" not in name:
+            assert torch.equal(mine[name], his[name]), name
+    positions = "embeddings.position_embeddings.weight"
+    assert torch.equal(mine[positions][2:42], his[positions])  # RoBERTa's begin at 2
+    assert torch.equal(ours.head.lm_head.dense.weight, theirs.head.cls.predictions.transform.dense.weight)
+    here, there = shared_tokens(tokenizer, their_tokenizer)
+    words = "embeddings.word_embeddings.weight"
+    kept = here != tokenizer.pad_token_id
+    assert torch.equal(mine[words][here[kept]], his[words][there[kept]])
+    assert torch.equal(ours.head.lm_head.decoder.bias[here], theirs.head.cls.predictions.decoder.bias[there])
+    new = torch.ones(len(tokenizer), dtype=torch.bool)
+    new[here] = False
+    rows, drawn = his[words][there], mine[words][new]
+    assert len(drawn) > 0
+    assert len(here) > 100
+    assert torch.allclose(drawn.std(), rows.std(), rtol=0.2)
+    assert ours.head.lm_head.decoder.weight.data_ptr() == mine[words].data_ptr()
+
+
+def test_tokens_are_matched_by_their_text(donor: tuple[Any, Any, Path]) -> None:
+    _, theirs, _ = donor
+    for kind in ("bpe", "unigram"):
+        tokenizer = train_tokenizer(SHAPE | FRESH | {"tokenizer": {"type": kind, "lowercase": False}}, TEXTS)
+        here, there = shared_tokens(tokenizer, theirs)
+        names = dict(
+            zip(
+                tokenizer.convert_ids_to_tokens(here.tolist()),
+                theirs.convert_ids_to_tokens(there.tolist()),
+                strict=True,
+            )
+        )
+        mark = {"bpe": "Ġ", "unigram": "▁"}[kind]
+        assert names["<mask>"] == "[MASK]"
+        assert names["<s>"] == "[CLS]"
+        assert any(
+            token.startswith(mark) and names[token] == token.removeprefix(mark).lower() for token in names
+        )
+        for token, other in names.items():
+            if token not in tokenizer.all_special_tokens:
+                assert token.removeprefix(mark).lower() == other.removeprefix("##")
+
+
+def test_without_a_head_the_body_is_taken(donor: tuple[Any, Any, Path]) -> None:
+    theirs, _, folder = donor
+    ours, _ = make(FRESH | {"init_from": str(folder)}, head=None)
+    name = "encoder.layer.1.output.dense.weight"
+    assert torch.equal(dict(ours.model.named_parameters())[name], dict(theirs.model.named_parameters())[name])
+
+
+def test_the_shipped_encoder_has_no_head_to_take(caplog: pytest.LogCaptureFixture) -> None:
+    shape = {"layers": 12, "width": 256, "heads": 4, "ffn": 1024, "init_from": "mini"}
+    with caplog.at_level(logging.WARNING):
+        make(FRESH | shape)
+    assert "token embeddings are its own" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"layers": 3}, "num_hidden_layers is 2, the fresh backbone's 3"),
+        ({"ffn": 32}, "intermediate_size is 24, the fresh backbone's 32"),
+        ({"model_type": "distilbert"}, "another shape"),
+    ],
+)
+def test_another_shape_is_said(donor: tuple[Any, Any, Path], more: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        make(FRESH | {"init_from": str(donor[2])} | more)
+    assert "backbone.fresh.init_from" in str(error.value)
+
+
+def test_a_missing_donor_is_said() -> None:
+    with pytest.raises(UserError, match="no such model folder or shipped encoder"):
+        make(FRESH | {"init_from": "nowhere"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,18 @@ _OFFSET_TYPES = frozenset(
      "roberta-prelayernorm", "ibert", "esm", "lilt", "luke")
 )  # fmt: skip
 """Position ids of these start at padding_idx + 1, which their table of positions has room for."""
+
+
+_STATIC_SHAPES = 64
+"""Compilations of a block's code: a shape of the batch each, with and without gradients."""
+
+
+def _allow_shapes(n: int) -> None:
+    """The compiler gives up on code (and fails with ``fullgraph``) that it compiled more often than this."""
+    from torch._dynamo import config
+
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
+    setattr(config, name, max(getattr(config, name), n))
 
 
 def position_offset(config: Any) -> int:
@@ -74,7 +87,13 @@ class Backbone(nn.Module):
         output_capturing.maybe_install_capturing_hooks(self.model)
 
     def compile_blocks(self, **options: Any) -> None:
-        """Compile each transformer block in place: names of weights stay as they are."""
+        """Compile each transformer block in place: names of weights stay as they are.
+
+        With EMBEDLAB_STATIC=1 there is a compilation for each shape (about 10 s), never one for several.
+        """
+        if os.environ.get("EMBEDLAB_STATIC", "0") == "1":
+            options["dynamic"] = False
+            _allow_shapes(_STATIC_SHAPES)
         for block in self.blocks:
             block.compile(**options)
         self.compiled = True

@@ -48,13 +48,22 @@ def varlen_attention(
         ``[1, H, C, D]`` in the memory order ``[1, C, H, D]``; 0 in slots of no row.
     """
     out = heads_first(query)
+    _forward(query, key, value, bounds, seed, out, longest, scale, dropout)
+    return out
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, out: Tensor,
+    longest: int, scale: float, dropout: float,
+) -> None:  # fmt: skip
+    """Fill `out`."""
     if query.is_cuda:
         from embedlab.backbones.varlen_kernel import launch_forward
 
         launch_forward(query, key, value, bounds, seed, out, longest, scale, dropout)
-        return out
+        return
     weights, kept = _weights(query, key, bounds, seed, scale, dropout)
-    return out.copy_((weights * kept) @ value.float())
+    out.copy_((weights * kept) @ value.float())
 
 
 @torch.library.custom_op("embedlab::varlen_attention_backward", mutates_args=())
@@ -71,19 +80,27 @@ def varlen_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `varlen_attention` with respect to query, key and value."""
     dq, dk, dv = (heads_first(query) for _ in range(3))
+    _backward(query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout)
+    return dq, dk, dv
+
+
+def _backward(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, grad: Tensor,
+    dq: Tensor, dk: Tensor, dv: Tensor, longest: int, scale: float, dropout: float,
+) -> None:  # fmt: skip
+    """Fill `dq`, `dk` and `dv`."""
     if query.is_cuda:
         from embedlab.backbones.varlen_kernel import launch_backward
 
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         launch_backward(query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout)
-        return dq, dk, dv
+        return
     weights, kept = _weights(query, key, bounds, seed, scale, dropout)
     dp = grad.float() @ value.float().transpose(-1, -2) * kept
     ds = weights * (dp - (weights * dp).sum(-1, keepdim=True)) * scale
     dq.copy_(ds @ key.float())
     dk.copy_(ds.transpose(-1, -2) @ query.float())
     dv.copy_((weights * kept).transpose(-1, -2) @ grad.float())
-    return dq, dk, dv
 
 
 def _weights(
@@ -123,6 +140,73 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 varlen_attention.register_autograd(_differentiate, setup_context=_save)
+
+
+def _heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """``[1, C, parts H D]`` as `parts` views ``[1, H, C, D]``."""
+    return x.view(1, x.shape[1], parts, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+@torch.library.custom_op("embedlab::varlen_attention_joined", mutates_args=())
+def varlen_attention_joined(
+    joined: Tensor, bounds: Tensor, seed: Tensor, heads: int, longest: int, scale: float, dropout: float
+) -> Tensor:
+    """`varlen_attention` of the query, key and value in one ``[1, C, 3 H D]``; gives ``[1, C, H D]``.
+
+    Their gradients too are written into one tensor: the backward of the product that made it needs no copy.
+    """
+    joined = joined.contiguous()
+    out = joined.new_empty(1, joined.shape[1], joined.shape[2] // 3)
+    (into,) = _heads(out, 1, heads)
+    query, key, value = _heads(joined, 3, heads)
+    _forward(query, key, value, bounds, seed, into, longest, scale, dropout)
+    return out
+
+
+@torch.library.custom_op("embedlab::varlen_attention_joined_backward", mutates_args=())
+def varlen_attention_joined_backward(
+    grad: Tensor,
+    joined: Tensor,
+    bounds: Tensor,
+    seed: Tensor,
+    heads: int,
+    longest: int,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """Gradient of `varlen_attention_joined` with respect to `joined`."""
+    joined = joined.contiguous()
+    out = torch.empty_like(joined)
+    (above,) = _heads(grad.contiguous(), 1, heads)
+    query, key, value = _heads(joined, 3, heads)
+    dq, dk, dv = _heads(out, 3, heads)
+    _backward(query, key, value, bounds, seed, above, dq, dk, dv, longest, scale, dropout)
+    return out
+
+
+@varlen_attention_joined.register_fake
+def _(joined: Tensor, *rest: Any) -> Tensor:
+    return joined.new_empty(1, joined.shape[1], joined.shape[2] // 3)
+
+
+@varlen_attention_joined_backward.register_fake
+def _(grad: Tensor, joined: Tensor, *rest: Any) -> Tensor:
+    return joined.new_empty(joined.shape)
+
+
+def _save_joined(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.heads, ctx.longest, ctx.scale, ctx.dropout = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate_joined(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    found = varlen_attention_joined_backward(
+        grad, *ctx.saved_tensors, ctx.heads, ctx.longest, ctx.scale, ctx.dropout
+    )
+    return (found, None, None, None, None, None, None)
+
+
+varlen_attention_joined.register_autograd(_differentiate_joined, setup_context=_save_joined)
 
 
 def attention_function(

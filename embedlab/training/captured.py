@@ -189,6 +189,8 @@ class CapturedStep:
         with self._computing(self.method.longest(lengths)):
             loss, logged = self._loss(lengths)
             (loss / self.accumulate).backward()
+        for copy in self._copies:
+            copy.collect()
         if add or self._update is None:
             for copy in self._copies:
                 copy.hand_over(add)
@@ -239,7 +241,7 @@ class CapturedStep:
             with self._computing(self.method.longest(lengths)):
                 for _ in range(_WARM_UPS):
                     loss, logged = self._loss(lengths)
-                    inputs = [*self._direct, *(t for copy in self._copies for t in copy.twins)]
+                    inputs = [*self._direct, *(t for copy in self._copies for t in copy.leaves)]
                     torch.autograd.grad(loss, inputs, allow_unused=True)
             if len(self.totals) == 0:
                 self.totals = torch.zeros(len(logged) + 2, device=self.device)

@@ -9,9 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from embedlab.backbones.joined_attention import joinable, joined_class
+
+
+@dataclass
+class _Joint:
+    """A module that computes query, key and value by one product: the twins of its layers are slices of one."""
+
+    module: nn.Module
+    plain: type[nn.Module]
+    whole: dict[str, nn.Parameter]
+    parts: dict[str, list[nn.Parameter]]
 
 
 class ComputeCopy:
@@ -25,6 +38,9 @@ class ComputeCopy:
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         self.module = module
         twins: dict[int, nn.Parameter] = {}
+        self._joints = [
+            _join(m, layers, dtype, twins) for m in module.modules() if (layers := joinable(m, dtype))
+        ]
         self._slots: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
         for owner in module.modules():
             for name, parameter in owner._parameters.items():
@@ -37,6 +53,8 @@ class ComputeCopy:
         pairs = {id(p): (p, t) for _, _, p, t in self._slots if p.requires_grad}
         self.masters = [p for p, _ in pairs.values()]
         self.twins = [t for _, t in pairs.values()]
+        self.leaves = [*self.twins, *(p for joint in self._joints for p in joint.whole.values())]
+        """What a forward pass may have read: twins, and what holds several of them."""
         self._seen = self._writes()
 
     @torch.no_grad()
@@ -59,19 +77,38 @@ class ComputeCopy:
         """The module computes with the twins."""
         for owner, name, _, twin in self._slots:
             owner._parameters[name] = twin
+        for joint in self._joints:
+            joint.module._parameters.update(joint.whole)
+            joint.module.__class__ = joined_class(joint.plain)
         try:
             yield
         finally:
+            for joint in self._joints:
+                joint.module.__class__ = joint.plain
+                for name in joint.whole:
+                    del joint.module._parameters[name]
             for owner, name, parameter, _ in self._slots:
                 owner._parameters[name] = parameter
 
+    @torch.no_grad()
+    def collect(self) -> None:
+        """After a backward pass: twins whose gradients came as one have their slices of it."""
+        for joint in self._joints:
+            for name, whole in joint.whole.items():
+                if whole.grad is None:
+                    continue
+                for twin, grad in zip(joint.parts[name], whole.grad.chunk(3), strict=True):
+                    twin.grad = grad if twin.grad is None else twin.grad + grad
+                whole.grad = None
+
     def clear(self) -> None:
-        for twin in self.twins:
-            twin.grad = None
+        for leaf in self.leaves:
+            leaf.grad = None
 
     @torch.no_grad()
     def hand_over(self, add: bool) -> None:
         """Give the masters the gradients of the twins, in fp32; ``add`` to those that they have."""
+        self.collect()
         pairs = [(m, t.grad) for m, t in zip(self.masters, self.twins, strict=True) if t.grad is not None]
         grads: list[Tensor] = []
         for master, _ in pairs:
@@ -83,6 +120,22 @@ class ComputeCopy:
         else:
             torch._foreach_copy_(grads, [g for _, g in pairs])
         self.clear()
+
+
+@torch.no_grad()
+def _join(
+    module: nn.Module, layers: tuple[nn.Linear, ...], dtype: torch.dtype, twins: dict[int, nn.Parameter]
+) -> _Joint:
+    """Make the twins of the layers, slices of one weight and one bias, and add them to `twins`."""
+    whole: dict[str, nn.Parameter] = {}
+    parts: dict[str, list[nn.Parameter]] = {}
+    for kind in ("weight", "bias"):
+        masters = [getattr(layer, kind) for layer in layers]
+        name = f"joined_{kind}"
+        whole[name] = nn.Parameter(torch.cat([m.detach().to(dtype) for m in masters]))
+        parts[name] = [nn.Parameter(piece) for piece in whole[name].detach().chunk(3)]
+        twins |= {id(m): twin for m, twin in zip(masters, parts[name], strict=True)}
+    return _Joint(module, type(module), whole, parts)
 
 
 def copyable(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -208,6 +209,7 @@ def _quantize(model: nn.Module, names: list[str], config: AdapterConfig, device:
         weight: Tensor = old.weight.detach()
         if isinstance(old, Conv1D):
             weight = weight.T.contiguous()
+        _check_kernel(weight.shape[1], device or weight.device)
         new: Any = Linear4bit(
             weight.shape[1],
             weight.shape[0],
@@ -235,6 +237,26 @@ def _quantize(model: nn.Module, names: list[str], config: AdapterConfig, device:
     model.is_loaded_in_4bit = True  # type: ignore[assignment]  # what PEFT looks at to choose its layer
     if device is not None:
         model.to(device)
+
+
+@cache
+def _check_kernel(width: int, device: torch.device) -> None:
+    """Raise UserError where bitsandbytes does not give back rows of this width as NF4 should (error about 9 %).
+
+    Its kernel for CPUs with AVX-512 takes blocks of 64 to lie within rows: narrower rows come back scrambled.
+    """
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, width, generator=generator).to(device)
+    error = (dequantize_4bit(*quantize_4bit(weight, quant_type="nf4")) - weight).norm() / weight.norm()
+    if not error < 0.12:
+        raise UserError(
+            f"bitsandbytes' 4-bit kernel for this {device.type} is wrong for rows of {width} weights",
+            key="adapter.quantization",
+            value="nf4",
+            fix="layers whose inputs are a multiple of 64 wide, adapter=lora, or a CUDA device",
+        )
 
 
 def _inject(model: PreTrainedModel, targets: list[str], config: AdapterConfig) -> None:

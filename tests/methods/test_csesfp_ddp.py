@@ -58,7 +58,7 @@ def _half(folder: str, case: int, rows: slice) -> tuple[Any, dict[str, Any]]:
 
 @pytest.mark.timeout(240)
 def test_two_ranks_give_the_gradient_of_one_big_batch(tiny: Callable[..., Path]) -> None:
-    folder = str(tiny("llama"))
+    folder = str(tiny("llama", width=64))
     found = two_ranks(_half, folder, len(CASES), 3)
     for case, halves in enumerate(found):
         method, batch = _half(folder, case, slice(None))

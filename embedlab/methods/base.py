@@ -222,11 +222,27 @@ class Method(LightningModule):
 
     def schedule_steps(self) -> int:
         """Updates of the whole run, at whose end the learning-rate schedule ends."""
-        steps = int(self.trainer.estimated_stepping_batches)
-        if self.step_mode != "graph" or steps == self.trainer.max_steps:
+        steps, accumulate = int(self.trainer.estimated_stepping_batches), self.optimizer_config.accumulate
+        if self.step_mode != "graph" or accumulate == 1:
             return steps
         # A captured step adds batches up by itself, so the trainer takes each for an update.
-        return max(1, steps // self.optimizer_config.accumulate)
+        batches, epochs, most = (
+            self.trainer.num_training_batches,
+            self.trainer.max_epochs,
+            self.trainer.max_steps,
+        )
+        if epochs is None or epochs < 0 or math.isinf(batches):
+            return steps
+        updates = math.ceil(batches / accumulate) * epochs
+        return max(1, updates if most < 0 else min(updates, most))
+
+    def accumulating(self) -> bool:
+        """Whether the present batch is only added up. The last batch of an epoch always ends in an update."""
+        if self.step_mode != "graph":
+            return bool(self.trainer.fit_loop._should_accumulate())
+        loop = self.trainer.fit_loop.epoch_loop
+        done = loop.batch_progress.current.ready % self.optimizer_config.accumulate == 0
+        return not done and not loop._num_ready_batches_reached()
 
     def _describe(self, rows: list[int]) -> str:
         describe = getattr(getattr(self.trainer, "datamodule", None), "describe_rows", None)
@@ -310,6 +326,14 @@ class Method(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Optimiser state is kept by position, so refuse a model whose parameters are in another order."""
         self.check_parameters(checkpoint.get("embedlab", {}).get("parameters"))
+        loop = checkpoint.get("loops", {}).get("fit_loop", {})
+        # Lightning counts updates in one place for captured steps and in another for all others.
+        for place in (
+            loop.get("epoch_loop.automatic_optimization.optim_progress", {}).get("optimizer", {}).get("step"),
+            loop.get("epoch_loop.manual_optimization.optim_step_progress"),
+        ):
+            if place is not None:
+                place["total"] = dict.fromkeys(("ready", "completed"), checkpoint["global_step"])
 
     def check_parameters(self, saved: list[str] | None) -> None:
         """Raise UserError if these names of a checkpoint, in their order, are not those of what is trained here."""

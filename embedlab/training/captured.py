@@ -62,7 +62,6 @@ class CapturedStep:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
         self._current: _Captured | None = None
-        self._batches = 0
         self.cells: int | None = None
         """Tokens that one pass over the present batch computes, where padding is left out."""
         self._capacities: dict[str, int] | None = None
@@ -100,8 +99,7 @@ class CapturedStep:
                 f"a captured step needs batches of one size, got {len(rows)} after {len(self.rows)}"
             )
         self.rows.copy_(rows, non_blocking=True)
-        self._batches += 1
-        updates = self._batches % self.accumulate == 0
+        updates = not self.method.accumulating()
         lengths, capacities = batch["lengths"], None
         if self._unpads(lengths):
             # Padding costs next to nothing then: few different lengths save graphs.
@@ -231,7 +229,11 @@ class CapturedStep:
                     copy.clear()
             if self.accumulate > 1:
                 torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
-        self.totals.add_(torch.cat([logged, norm[None], torch.ones_like(norm)[None]]))
+        values = torch.cat([logged, norm[None]])
+        counts = torch.ones_like(values)
+        if not updates:  # there is no norm
+            counts[-1].zero_()
+        self.totals.add_(torch.stack([values, counts]))
 
     def _capture(self, lengths: dict[str, int], updates: bool) -> _Captured:
         """Warm up without any effect on weights, gradients or random state, then record."""
@@ -244,7 +246,7 @@ class CapturedStep:
                     inputs = [*self._direct, *(t for copy in self._copies for t in copy.leaves)]
                     torch.autograd.grad(loss, inputs, allow_unused=True)
             if len(self.totals) == 0:
-                self.totals = torch.zeros(len(logged) + 2, device=self.device)
+                self.totals = torch.zeros(2, len(logged) + 1, device=self.device)
             del loss, logged
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.set_rng_state(random_state, self.device)

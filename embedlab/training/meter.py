@@ -37,14 +37,14 @@ class Meter:
             self._counts[name] = self._counts.get(name, 0) + 1
 
     def add_sum(self, totals: Tensor, names: list[str]) -> None:
-        """Totals that a captured step adds up by itself: ``[len(names) + 1]``, the last is the number of batches."""
+        """Totals that a captured step adds up by itself: ``[2, len(names)]``, sums and how many values are in each."""
         self._vector = (totals, names)
 
     def flush(self, step: int) -> None:
         """Start bringing the means since the last flush to the host; they belong to ``step``."""
         if self._vector is not None:
             totals, names = self._vector
-            means = totals[:-1] / totals[-1].clamp(min=1)
+            means = totals[0] / totals[1].clamp(min=1)
             totals.zero_()
         elif self._sums:
             names = list(self._sums)

@@ -440,7 +440,9 @@ def test_the_horizon_of_the_schedule(tiny: Tiny, horizon: str, expected: int) ->
     assert bepa.schedule_steps() == expected
     # A captured step adds up by itself: without a limit of steps its trainer counts batches.
     bepa.step_mode = "graph"
-    bepa._trainer = SimpleNamespace(estimated_stepping_batches=400, max_steps=-1)  # type: ignore[assignment]
+    bepa._trainer = SimpleNamespace(  # type: ignore[assignment]
+        estimated_stepping_batches=400, max_steps=-1, num_training_batches=200, max_epochs=2
+    )
     assert bepa.schedule_steps() == expected
 
 

@@ -19,9 +19,19 @@ NO_DROPOUT = "backbone.dropout=1e-9"  # none is refused: the views of SimCSE wou
 FP32 = ("trainer.precision=32-true", NO_DROPOUT)
 
 
-def column(folder: Path, name: str) -> list[float]:
+def by_step(folder: Path, name: str) -> dict[int, float]:
+    """What was recorded at each update, which has at most one record."""
     with (folder / "metrics.csv").open() as file:
-        return [float(r[name]) for r in csv.DictReader(file) if r.get(name)]
+        rows = [(int(r["step"]), float(r[name])) for r in csv.DictReader(file) if r.get(name)]
+    found = dict(rows)
+    assert len(found) == len(rows), f"{name} has several records of one update: {[s for s, _ in rows]}"
+    return found
+
+
+def column(folder: Path, name: str, steps: int = 6) -> list[float]:
+    found = by_step(folder, name)
+    assert list(found) == list(range(1, steps + 1))
+    return list(found.values())
 
 
 def both(compose_run, tmp_path, *overrides):  # type: ignore[no-untyped-def]
@@ -122,6 +132,9 @@ def test_a_run_goes_on_with_the_other_kind_of_step(compose_run, tmp_path, monkey
     assert parts == pytest.approx(whole, rel=0.05, abs=0.02)
     state = torch.load(tmp_path / "parts" / LAST, weights_only=True)["optimizer_states"][0]["state"]
     assert all(s["step"] == 6 for s in state.values())
+    ends = [torch.load(tmp_path / n / LAST, weights_only=True) for n in ("whole", "parts")]
+    assert [e["global_step"] for e in ends] == [6, 6]
+    assert ends[0]["lr_schedulers"][0]["last_epoch"] == ends[1]["lr_schedulers"][0]["last_epoch"] == 6
 
 
 def test_weights_written_from_outside_reach_the_next_step(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
@@ -158,7 +171,8 @@ def unpadded(compose_run, tmp_path, *overrides, model_type="bert"):  # type: ign
 @pytest.mark.parametrize("pooling", ["cls", "mean", "s2sent"])
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert"])
 def test_losses_without_padding_are_those_with_it(compose_run, tmp_path, model_type, pooling):  # type: ignore[no-untyped-def]
-    more = (f"pooling={pooling}", *FP32)
+    layers = ("pooling.n=2",) if pooling == "s2sent" else ()  # the model has two
+    more = (f"pooling={pooling}", *layers, *FP32)
     padded, packed = unpadded(compose_run, tmp_path, *more, model_type=model_type)
     for name in ("train/loss", "train/grad_norm"):
         assert column(packed, name) == pytest.approx(column(padded, name), rel=5e-3), name

@@ -58,7 +58,9 @@ def test_twins_are_the_new_weights(differences: dict[str, Any], case: str) -> No
 @pytest.mark.parametrize("grad", [torch.float32, torch.bfloat16])
 def test_on_a_device(grad: torch.dtype) -> None:
     found = compare([*SIZES, (768, 3072)], grad, 0.01, scale=3.7, device="cuda")
-    assert all(found[name] < 1e-6 for name in ("weights", "exp_avg", "exp_avg_sq")), found
+    # Of 2.4 million weights the largest is over 5 times their root mean square, where a unit in the last place is
+    # 4.8e-7; four updates round it differently (fused multiply-adds) by a few of those.
+    assert all(found[name] < 4e-6 for name in ("weights", "exp_avg", "exp_avg_sq")), found
     assert found["steps"] == 0
     assert found["twins"] <= 2**-8
 

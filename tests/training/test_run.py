@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -147,8 +148,14 @@ def test_scores_before_and_after_are_made_on_the_device(compose_run, sts_dir, tm
         "encode",
         lambda self, *a, **k: (seen.append(self.device.type), original(self, *a, **k))[1],
     )
+    folder = tmp_path / "sts"  # all seven tasks
+    shutil.copytree(sts_dir, folder)
+    pairs = (sts_dir / "stsb_test.tsv").read_text(encoding="utf-8")
+    for name in ("sts12", "sts13", "sts14", "sts15", "sts16"):
+        (folder / f"{name}_test.tsv").write_text(pairs, encoding="utf-8")
+    (folder / "sick_test.tsv").write_text(pairs.replace("score", "relatedness", 1), encoding="utf-8")
     config = compose_run(
-        "trainer=gpu", "trainer.max_steps=2", f"evaluation.sts_dir={sts_dir}", "evaluation.before=true",
+        "trainer=gpu", "trainer.max_steps=2", f"evaluation.sts_dir={folder}", "evaluation.before=true",
         "evaluation.final=[sts]",
     )  # fmt: skip
     train(config, tmp_path)

@@ -7,13 +7,16 @@ import os
 import time
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from embedlab.errors import UserError
+
+if TYPE_CHECKING:
+    from embedlab.methods.base import Method
 
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"
@@ -74,7 +77,7 @@ class LastCheckpoint(Callback):
         self._agree_after = 1
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        if trainer.fit_loop._should_accumulate():
+        if cast("Method", pl_module).accumulating():
             return
         step = trainer.global_step
         wanted = self.stop_requested is not None or (

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from embedlab.training.callbacks.scoring import BestEncoder
 from embedlab.training.callbacks.train_log import TrainLog
+
+if TYPE_CHECKING:
+    from embedlab.methods.base import Method
 
 
 class LossSelection(Callback):
@@ -22,7 +25,7 @@ class LossSelection(Callback):
         self.every = every
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        if trainer.global_step % self.every or trainer.fit_loop._should_accumulate():
+        if trainer.global_step % self.every or cast("Method", pl_module).accumulating():
             return
         logs = [c for c in trainer.callbacks if isinstance(c, TrainLog)]  # type: ignore[attr-defined]
         loss = logs[0].latest.get("train/loss") if logs else None

@@ -76,7 +76,7 @@ class TrainLog(Callback):
         self._cells += int(method.cells(batch) * method.passes)
         self._rows += int(len(batch["rows"]) * method.passes)
         self._batches += 1
-        if not trainer.fit_loop._should_accumulate() and trainer.global_step % self.every == 0:
+        if not method.accumulating() and trainer.global_step % self.every == 0:
             self._flush(trainer, method)
         self._write(trainer, method)
         self._ended = time.perf_counter()
@@ -86,6 +86,12 @@ class TrainLog(Callback):
         if self._batches:
             self._flush(trainer, method)
         self._write(trainer, method, wait=True)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """A run that goes on from the checkpoint does not make the records before it again."""
+        self._write(trainer, cast("Method", pl_module), wait=True)
 
     def _flush(self, trainer: Trainer, method: Method) -> None:
         now = time.perf_counter()

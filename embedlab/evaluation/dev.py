@@ -67,8 +67,8 @@ class DevSet:
 
         spearman (x100, ties by average ranks, NaN cosine = 0), mean_cosine (off the diagonal) and, with
         `geometry`, alignment (pairs rated above 4), uniformity and, with `rank` too, effective_rank. Alignment
-        and uniformity here are over this set's sentences; the published protocol takes the whole STS-B (suite `geometry`),
-        so compare runs with them, not papers. One transfer to the host, at the end.
+        and uniformity here are over this set's sentences; the published protocol takes the whole STS-B (suite
+        `geometry`), so compare runs with them, not papers. One transfer to the host, at the end.
         """
         if vectors.ndim != 2 or vectors.shape[0] != len(self.sentences):
             raise ValueError(f"vectors of shape {tuple(vectors.shape)} for {len(self.sentences)} sentences")

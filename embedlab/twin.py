@@ -75,11 +75,11 @@ class TwinEncoder(SentenceEncoder):
         for tower in self.towers:
             tower.tokenization = value
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None) -> Tensor:
         """Token ids and mask, [B, L], to the sum of the towers' vectors, [B, `dim`] in fp32."""
         total = None
         for tower, weight in zip(self.towers, self.weights, strict=True):
-            vectors = tower(input_ids, attention_mask)
+            vectors = tower(input_ids, attention_mask, capacity)
             vectors = vectors if weight == 1.0 else weight * vectors
             total = vectors if total is None else total + vectors
         assert total is not None
@@ -176,7 +176,7 @@ class CrossedTwin(TwinEncoder):
         self._cross = CrossAttention(first, second, cross_layers(n_ca, first.info.layers), route)
         self.train(twin.training)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None) -> Tensor:
         states = self._cross(input_ids, attention_mask, main=False).side
         parts = [
             weight * tower.pooling(own, attention_mask, tower.tokenization.marks)

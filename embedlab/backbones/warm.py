@@ -138,7 +138,7 @@ def _check_shape(ours: Any, theirs: Any, name: str) -> None:
             )
 
 
-def _copy_body(ours: nn.Module, theirs: nn.Module, name: str) -> int:
+def _copy_body(ours: Any, theirs: nn.Module, name: str) -> int:
     """Everything but the token embeddings, by name; counts the tensors."""
     mine, his = dict(ours.named_parameters()), dict(theirs.named_parameters())
     tokens = next(n for n, p in mine.items() if p is ours.get_input_embeddings().weight)

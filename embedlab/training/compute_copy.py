@@ -79,7 +79,7 @@ class ComputeCopy:
             owner._parameters[name] = twin
         for joint in self._joints:
             joint.module._parameters.update(joint.whole)
-            joint.module.__class__ = joined_class(joint.plain)
+            joint.module.__class__ = joined_class(joint.plain)  # type: ignore[arg-type]
         try:
             yield
         finally:

@@ -51,6 +51,13 @@ class FreshConfig:
                 value=self.heads,
                 fix="a divisor of the width",
             )
+        if self.init_from is not None and not (isinstance(self.init_from, str) and self.init_from):
+            raise UserError(
+                "neither the name of a shipped encoder nor the path of a model folder",
+                key="backbone.fresh.init_from",
+                value=self.init_from,
+                fix="mini, the path of a model folder, or null for random weights",
+            )
         if self.tokenizer not in TOKENIZERS:
             raise UserError(
                 "unknown tokenizer",

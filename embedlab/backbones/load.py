@@ -97,14 +97,17 @@ def load_backbone(
 
 def _take_over(whole: Any, tokenizer: Any, name: str, head: Head | None) -> None:
     """Begin a fresh model with the body of a shipped encoder or of a folder (`embedlab.backbones.warm`)."""
-    from embedlab.backbones.warm import warm_start
+    from embedlab.backbones.warm import check_donor, warm_start
 
     donor = donor_config(name)
     source = resolve(donor)
     found = read_config(donor, source)
-    other, missing = _pretrained(donor, source, found, head, "eager", torch.float32)
+    theirs = read_tokenizer(donor, source)
+    check_donor(whole.config, found, name)
+    with reading(donor):  # what is wrong with its files is not the fresh backbone's fault
+        other, missing = _pretrained(donor, source, found, head, "eager", torch.float32)
     _check_missing(donor, other, missing)
-    took = warm_start(whole, tokenizer, other, read_tokenizer(donor, source), name)
+    took = warm_start(whole, tokenizer, other, theirs, name)
     log.warning(
         "the body is that of %s; %d of %d token embeddings are its own, the others are drawn like them",
         name,

@@ -19,6 +19,7 @@ from embedlab.errors import UserError
 KEY = "backbone.fresh.init_from"
 _SHAPE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 _HEAD = {"layer_norm": "LayerNorm"}
+_KINDS = {"encoder": "bidirectional encoder", "decoder": "decoder"}
 
 
 class Warm(NamedTuple):
@@ -38,21 +39,32 @@ def warm_start(fresh: Any, tokenizer: Any, donor: Any, donor_tokenizer: Any, nam
     with mean and standard deviation of the copied ones by dimension, other biases are the copied ones' mean.
 
     Args:
-        fresh, donor: Hugging Face models of one class of head (or none), such as XLM-RoBERTa and BERT.
+        fresh, donor: Hugging Face models of one class of head (or none), such as XLM-RoBERTa and BERT, that
+            `check_donor` lets through.
         tokenizer, donor_tokenizer: of each.
         name: of the donor, for messages.
 
     Raises:
-        UserError: another shape, a body with other parts, or no token in common.
+        UserError: a body with other parts, a tokenizer of other weights, no tokens in common, or weights that are
+            not finite.
     """
-    _check_shape(fresh.config, donor.config, name)
     with torch.no_grad():
         copied = _copy_body(fresh.base_model, donor.base_model, name)
         copied += _copy_head(fresh, donor)
         here, there = shared_tokens(tokenizer, donor_tokenizer)
-        if not len(here):
-            raise UserError("has no token in common with the new vocabulary", key=KEY, value=name, fix="null")
+        if len(here) < 2:  # one has no distribution
+            raise UserError(
+                "has no tokens in common with the new vocabulary", key=KEY, value=name, fix="null"
+            )
         new = fresh.get_input_embeddings().weight
+        rows = len(donor.get_input_embeddings().weight)
+        if int(there.max()) >= rows:
+            raise UserError(
+                f"its tokenizer has a token {int(there.max())}, its embeddings end at {rows - 1}",
+                key=KEY,
+                value=name,
+                fix="the folder with the tokenizer that belongs to the weights",
+            )
         _fill(new, donor.get_input_embeddings().weight, here, there, spread=True)
         padding = getattr(fresh.get_input_embeddings(), "padding_idx", None)
         if padding is not None:
@@ -63,6 +75,14 @@ def warm_start(fresh: Any, tokenizer: Any, donor: Any, donor_tokenizer: Any, nam
                 _fill(ours.weight, theirs.weight, here, there, spread=True)
             if ours.bias is not None and theirs.bias is not None:
                 _fill(ours.bias, theirs.bias, here, there, spread=False)
+        bad = next((n for n, p in fresh.named_parameters() if not p.isfinite().all()), None)
+        if bad is not None:
+            raise UserError(
+                f"its weights are not finite, the first of them in {bad}",
+                key=KEY,
+                value=name,
+                fix="another checkpoint",
+            )
     return Warm(copied, len(here), len(tokenizer))
 
 
@@ -126,7 +146,23 @@ def _byte_letters() -> dict[str, int]:
     return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
 
 
-def _check_shape(ours: Any, theirs: Any, name: str) -> None:
+def check_donor(ours: Any, theirs: Any, name: str) -> None:
+    """Raise UserError if a checkpoint's configuration says that a fresh backbone cannot begin with its body.
+
+    Args:
+        ours, theirs: Hugging Face configurations of the fresh backbone and of the checkpoint.
+        name: of the checkpoint, for messages.
+    """
+    from embedlab.backbones.resolve import kind_of
+
+    if kind_of(ours) != kind_of(theirs):
+        raise UserError(
+            f"{theirs.model_type} is a {_KINDS[kind_of(theirs)]}, the fresh {ours.model_type} a "
+            f"{_KINDS[kind_of(ours)]}",
+            key=KEY,
+            value=name,
+            fix="a checkpoint of backbone.fresh's kind",
+        )
     for key in _SHAPE:
         a, b = getattr(ours, key, None), getattr(theirs, key, None)
         if a != b:

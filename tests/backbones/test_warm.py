@@ -27,6 +27,13 @@ def make(fresh: dict[str, Any], head: Any = "masked_lm") -> tuple[Any, Any]:
     return load_backbone(config, head=head, tokenizer=train_tokenizer(SHAPE | fresh, TEXTS))
 
 
+def save(backbone: Any, tokenizer: Any, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    write_model(backbone, folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def donor(tmp_path: Path) -> tuple[Any, Any, Path]:
     torch.manual_seed(0)
@@ -34,11 +41,7 @@ def donor(tmp_path: Path) -> tuple[Any, Any, Path]:
     with torch.no_grad():
         for parameter in backbone.parameters():
             parameter.normal_()
-    folder = tmp_path / "donor"
-    folder.mkdir()
-    write_model(backbone, folder)
-    tokenizer.save_pretrained(folder)
-    return backbone, tokenizer, folder
+    return backbone, tokenizer, save(backbone, tokenizer, tmp_path / "donor")
 
 
 def test_body_head_and_shared_tokens_are_the_donors(donor: tuple[Any, Any, Path]) -> None:
@@ -119,3 +122,57 @@ def test_another_shape_is_said(donor: tuple[Any, Any, Path], more: dict[str, Any
 def test_a_missing_donor_is_said() -> None:
     with pytest.raises(UserError, match="no such model folder or shipped encoder"):
         make(FRESH | {"init_from": "nowhere"})
+
+
+@pytest.mark.parametrize("name", ["", 5, ["mini"], True])
+def test_a_donor_is_a_name_or_a_path(name: Any) -> None:
+    with pytest.raises(UserError, match="neither the name of a shipped encoder nor the path") as error:
+        make(FRESH | {"init_from": name})
+    assert "backbone.fresh.init_from" in str(error.value)
+
+
+def test_a_donor_of_the_other_kind_is_said(tmp_path: Path) -> None:
+    folder = save(
+        *make(DONOR | {"model_type": "gpt2", "tokenizer": FRESH["tokenizer"]}, "causal_lm"), tmp_path
+    )
+    with pytest.raises(
+        UserError, match="gpt2 is a decoder, the fresh xlm-roberta a bidirectional encoder"
+    ) as error:
+        make(FRESH | {"init_from": str(folder)})
+    assert "backbone.fresh.init_from" in str(error.value)
+
+
+def test_broken_weights_are_the_donors(donor: tuple[Any, Any, Path]) -> None:
+    file = donor[2] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(UserError, match="cannot be read") as error:
+        make(FRESH | {"init_from": str(donor[2])})
+    assert str(error.value).startswith(f"{donor[2]}: ")
+
+
+def test_weights_that_are_not_finite_are_said(donor: tuple[Any, Any, Path]) -> None:
+    backbone, tokenizer, folder = donor
+    dict(backbone.named_parameters())["model.encoder.layer.1.output.dense.weight"].data[0, 0] = float("nan")
+    save(backbone, tokenizer, folder)
+    with pytest.raises(
+        UserError, match=r"not finite, the first of them in roberta\.encoder\.layer\.1\.output\.dense"
+    ):
+        make(FRESH | {"init_from": str(folder)})
+
+
+def test_a_tokenizer_of_other_weights_is_said(donor: tuple[Any, Any, Path]) -> None:
+    more = train_tokenizer(SHAPE | DONOR | {"vocab_size": 700}, [*TEXTS, *map(chr, range(0x4E00, 0x4F00))])
+    more.add_tokens(["quickly", *(chr(c) * 2 for c in range(0x3B1, 0x3C9))])
+    more.save_pretrained(donor[2])
+    with pytest.raises(UserError, match=r"its tokenizer has a token .*, its embeddings end at"):
+        make(FRESH | {"init_from": str(donor[2])})
+
+
+def test_one_token_in_common_is_too_few(donor: tuple[Any, Any, Path]) -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({chr(0x4E00 + i): i for i in range(50)} | {"?": 50}, "?"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(donor[2])
+    with pytest.raises(UserError, match="no tokens in common"):
+        make(FRESH | {"init_from": str(donor[2])})

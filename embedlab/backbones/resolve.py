@@ -274,6 +274,11 @@ def probe(config: BackboneConfig) -> BackboneInfo:
 
         fresh = FreshConfig.from_dict(config.fresh or {})
         found = set_dropout(fresh_config(fresh), config.dropout)
+        if fresh.init_from is not None:  # said before the run's text is tokenised
+            from embedlab.backbones.warm import check_donor
+
+            donor = donor_config(fresh.init_from)
+            check_donor(found, read_config(donor, resolve(donor)), fresh.init_from)
         info = describe(found, kind_of(found) == "encoder")
         return BackboneInfo(**{**vars(info), "has_mlm_head": info.kind == "encoder"})
     if config.source == "hub" and config.revision is None and (facts := known(config.name)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,7 +38,7 @@ def finished(config: RunConfig, folder: Path, checkpoint: Path) -> dict[str, flo
     reached = [f"trainer.{name}={most}" for name, most, done in asked if most == done]
     path = folder / AFTER
     # No file, or one of an earlier step: stopped between its last step and its scores.
-    scores = json.loads(path.read_text()) if reached and path.is_file() else None
+    scores = _read(path) if reached else None
     if scores is None or scores["training"]["steps"] != step:
         return None
     log.info(
@@ -47,3 +48,13 @@ def finished(config: RunConfig, folder: Path, checkpoint: Path) -> dict[str, flo
     )  # fmt: skip
     found: dict[str, float] = scores["scores"]
     return found
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The scores of a run; None: no such file, or another's, which the run may replace."""
+    try:
+        scores = json.loads(path.read_text(encoding="utf-8"))
+        whole = isinstance(scores["scores"], dict) and isinstance(scores["training"]["steps"], int)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return scores if whole else None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from embedlab.backbones import load_backbone, train_tokenizer
+from embedlab.backbones import load_backbone, probe, train_tokenizer
 from embedlab.backbones.config import BackboneConfig
 from embedlab.backbones.load import write_model
 from embedlab.backbones.warm import shared_tokens
@@ -122,6 +122,12 @@ def test_another_shape_is_said(donor: tuple[Any, Any, Path], more: dict[str, Any
 def test_a_missing_donor_is_said() -> None:
     with pytest.raises(UserError, match="no such model folder or shipped encoder"):
         make(FRESH | {"init_from": "nowhere"})
+
+
+@pytest.mark.parametrize(("name", "said"), [("nowhere", "no such model folder"), ("mini", "another shape")])
+def test_a_wrong_donor_is_said_without_weights_or_text(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        probe(BackboneConfig(source="fresh", name="x", fresh=SHAPE | FRESH | {"init_from": name}))
 
 
 @pytest.mark.parametrize("name", ["", 5, ["mini"], True])

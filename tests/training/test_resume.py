@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 from pathlib import Path
@@ -145,9 +146,11 @@ def test_a_finished_run_says_so_and_keeps_its_scores(length, compose_run, tmp_pa
     assert contents(tmp_path) == before
 
 
-def test_a_run_that_was_stopped_before_its_scores_gets_them(compose_run, tmp_path):  # type: ignore[no-untyped-def]
-    length = ("trainer.max_steps=9", "trainer.max_epochs=9")
-    train(compose_run(*length), tmp_path)
-    (tmp_path / "scores.json").unlink()
-    train(compose_run(*length, "ckpt_path=last"), tmp_path)
-    assert (tmp_path / "scores.json").is_file()
+@pytest.mark.parametrize("left", [None, "", "{", "[1]", "{}", '{"scores": {}, "training": null}'])
+def test_a_run_that_was_stopped_before_its_scores_gets_them(left, compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    length = ("trainer.max_steps=2", "trainer.max_epochs=9")
+    scores = train(compose_run(*length), tmp_path)
+    path = tmp_path / "scores.json"
+    path.unlink() if left is None else path.write_text(left)
+    assert train(compose_run(*length, "ckpt_path=last"), tmp_path) == scores
+    assert json.loads(path.read_text())["training"]["steps"] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import html
 import math
 import statistics
@@ -132,12 +133,25 @@ def make_report(
     metrics: Sequence[str] | None = None,
     title: str = "Runs",
 ) -> Report:
-    """The table of the groups, best first by ``metric`` (default: `headline`)."""
+    """The table of the groups, best first by ``metric`` (default: `headline`).
+
+    Raises:
+        UserError: no groups, or none of them has the metric.
+    """
     if not groups:
         raise UserError(
             "there is no finished run to report", fix="wait for one, or look at the trials' output.log"
         )
     by = metric or headline(groups)
+    if not any(g.values(by) for g in groups):
+        known = sorted({k for g in groups for r in g.runs for k in r.scores})
+        alike = difflib.get_close_matches(by, known, n=3, cutoff=0.3) or known[:3]
+        raise UserError(
+            "no run has this score",
+            key="metric",
+            value=by,
+            fix=f"a column of report.csv, such as {', '.join(alike)}",
+        )
     shown = list(metrics or shown_metrics(groups) or [by])
     if by not in shown:
         shown.append(by)

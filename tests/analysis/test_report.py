@@ -166,3 +166,11 @@ def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "scores.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         find_runs([tmp_path])
+
+
+def test_a_metric_that_no_run_has_writes_nothing(sweep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="no run has this score") as error:
+        main([str(sweep), "--metric", "stsb/spearmann", "--out", str(out)])
+    assert "stsb/spearman" in (error.value.fix or "")
+    assert not out.exists()

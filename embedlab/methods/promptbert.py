@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -138,9 +139,10 @@ class PromptBERT(Method):
         )
         self.bare = BareTemplates(self.templates, position_offset(encoder.backbone.model.config))
         most = encoder.backbone.info.max_positions
-        self.lengths = config.denoise_lengths
-        if most is not None:
-            self.lengths = min(self.lengths, most - max(t.overhead for t in self.templates) + 1)
+        room = math.inf if most is None else most - max(t.overhead for t in self.templates) + 1
+        self.most_lengths = room
+        """Sentence lengths for which the model has positions; rows may be padded to more."""
+        self.lengths = int(min(config.denoise_lengths, room))
 
     @classmethod
     def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
@@ -164,9 +166,10 @@ class PromptBERT(Method):
         if self.denoise:
             masks = tokens[1::2]
             longest = max(m.shape[1] - self.templates[w].overhead for w, m in zip(which, masks, strict=True))
-            noise = self.template_vectors(1 + max(which), max(self.lengths, longest + 1))
+            lengths = int(max(self.lengths, min(longest + 1, self.most_lengths)))
+            noise = self.template_vectors(1 + max(which), lengths)
             vectors = tuple(
-                v - noise[w][(m.sum(1) - self.templates[w].overhead).clamp(min=0)]
+                v - noise[w][(m.sum(1) - self.templates[w].overhead).clamp(min=0, max=lengths - 1)]
                 for v, w, m in zip(vectors, which, masks, strict=True)
             )
         ids = [batch[v].get("hash") if config.mask_duplicates else None for v in views]

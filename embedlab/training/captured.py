@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.backbone import Backbone
-from embedlab.backbones.unpad import row_capacity
+from embedlab.backbones.unpad import row_capacity, token_capacity
 from embedlab.training.compute_copy import ComputeCopy, copyable
 from embedlab.training.fused_update import FusedUpdate, total_norm, usable
 from embedlab.training.nonfinite import NonFiniteLoss
@@ -102,12 +102,11 @@ class CapturedStep:
         updates = not self.method.accumulating()
         lengths, capacities = batch["lengths"], None
         if self._unpads(lengths):
-            # Padding costs next to nothing then: few different lengths save graphs.
-            lengths = {name: row_capacity(length) for name, length in lengths.items()}
-            capacities = batch["capacities"]
+            lengths, capacities = joint_shapes(lengths, batch["capacities"])
         self.cells = None if capacities is None else sum(capacities.values())
         self._capacities = capacities
-        key = (*(tuple(sorted((of or {}).items())) for of in (lengths, capacities)), updates)
+        # Of capacities only the sum: methods that leave out padding have all views in one pass.
+        key = (tuple(sorted(lengths.items())), self.cells, updates)
         if key not in self._graphs:
             self._graphs[key] = self._capture(lengths, updates)
         self._current = self._graphs[key]
@@ -255,6 +254,26 @@ class CapturedStep:
             self._body(lengths, updates)
         torch.cuda.set_rng_state(random_state, self.device)
         return _Captured(graph, updates)
+
+
+def joint_shapes(
+    lengths: dict[str, int], capacities: dict[str, int]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Those of views that go through the model together, with few distinct widths and sums: each is a graph.
+
+    Args:
+        lengths: tokens of the longest row of each view.
+        capacities: at least the true tokens of each view.
+
+    Returns:
+        The cells of a row, equal for all views (padding costs next to nothing), and capacities that are no smaller.
+    """
+    total = sum(capacities.values())
+    first = next(iter(capacities))
+    width = row_capacity(max(lengths.values()))
+    return dict.fromkeys(lengths, width), capacities | {
+        first: capacities[first] + token_capacity(total) - total
+    }
 
 
 def _prepare(optimizer: torch.optim.AdamW, device: torch.device) -> Tensor:

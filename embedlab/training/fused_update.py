@@ -149,6 +149,7 @@ class _Addresses:
         self._n, self._device = n, device
         self._free: list[Tensor] = []
         self._waiting: list[tuple[Tensor, list[int]]] = []
+        self._blocks: list[Tensor] = []  # graphs read them as long as they live
         self._more()
         self.nothing = self._free.pop()
 
@@ -156,11 +157,15 @@ class _Addresses:
         # A row begins at a multiple of 16 bytes, or the kernel would be compiled anew for it.
         width = -(-self._n // 2) * 2
         block = torch.zeros(_ROWS, width, dtype=torch.int64, device=self._device)
+        self._blocks.append(block)
         self._free += [row[: self._n] for row in block.unbind(0)]
 
     def take(self, addresses: list[int]) -> Tensor:
         if self._device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
             return torch.tensor(addresses, device=self._device)
+        return self._reserve(addresses)
+
+    def _reserve(self, addresses: list[int]) -> Tensor:
         row = self._free.pop()
         self._waiting.append((row, addresses))
         return row

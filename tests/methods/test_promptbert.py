@@ -16,6 +16,7 @@ from embedlab.encoder import SentenceEncoder
 from embedlab.errors import UserError
 from embedlab.methods import method_class, method_config
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
+from embedlab.methods.simcse import widen
 from embedlab.pooling import build_pooling, pooling_config
 from embedlab.preparation import PREPARATIONS
 from embedlab.tokenization import Template, Tokenization
@@ -170,6 +171,19 @@ def test_lengths_beyond_those_expected_are_computed_too(tiny: Tiny) -> None:
         captured_vectors(few, batch(few, TEXTS)), captured_vectors(many, batch(many, TEXTS)), strict=True
     ):
         close(a, b)
+
+
+def test_rows_padded_beyond_the_models_positions(tiny: Tiny) -> None:
+    """A captured step without padding has rows of a power of two."""
+    m = method(tiny)
+    texts = [t for t in TEXTS if t]  # without a sentence nothing is left but rounding
+    wanted = m.losses(batch(m, texts)).losses["info_nce"]
+    wide = batch(m, texts)
+    for view in ("first", "second"):
+        for name, value in (("input_ids", m.templates[0].pad_id), ("attention_mask", 0)):
+            wide[view][name] = widen(wide[view][name], 128, value)
+        wide[view]["capacity"] = 192
+    close(m.losses(wide).losses["info_nce"], wanted)
 
 
 def test_positions_stay_within_the_models(tiny: Tiny) -> None:

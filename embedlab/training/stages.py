@@ -50,6 +50,8 @@ _IDENTITY = {
     "template": ("text",),
 }
 _OF_NO_MATTER = ("logger", "callbacks")
+_LATER = {"unpad": "auto"}
+"""Keys that recorded runs of before do not have, and what these did: by itself, whatever is new."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +305,7 @@ def _difference(folder: Path, values: dict[str, Any]) -> tuple[str, Any, Any] | 
 
 
 def _of_matter(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: values.get(key) for key in ("seed", *_SECTIONS) if key not in _OF_NO_MATTER}
+    return {key: values.get(key, _LATER.get(key)) for key in ("seed", *_SECTIONS) if key not in _OF_NO_MATTER}
 
 
 def _differences(a: Any, b: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -119,6 +119,14 @@ def test_a_stage_finished_with_another_configuration_is_not_taken(tmp_path: Path
     assert train.ran == []
 
 
+def test_a_stage_of_before_a_key_existed_is_taken(tmp_path: Path) -> None:
+    run_stages(MAIN, tmp_path, Recorder(fail="b"))
+    run_stages(MAIN | {"unpad": "auto"}, tmp_path, train := Recorder())
+    assert [(name, v["ckpt_path"]) for name, v in train.ran] == [("b", "last")]
+    with pytest.raises(UserError, match="unpad was"):
+        run_stages(MAIN | {"unpad": False}, tmp_path, Recorder())
+
+
 def test_a_result_may_go_to_a_later_stage(tmp_path: Path) -> None:
     chain = {
         "first": {"result": "stages.second.backbone.path", "backbone": {"source": "fresh", "path": None}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -130,8 +131,11 @@ class BestEncoder:
         self._written: int | None = None
 
     def offer(self, score: float, step: int, encoder: SentenceEncoder) -> bool:
-        """Keep the encoder's present weights if the score is higher than all before (NaN never is)."""
-        if not (self.score is None or score > self.score):
+        """Keep the encoder's present weights if the score is higher than all before.
+
+        NaN is kept only as the first, and any number is higher.
+        """
+        if not (self.score is None or score > self.score or (math.isnan(self.score) and score == score)):
             return False
         self.score, self.step = score, step
         with torch.no_grad():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 class LossSelection(Callback):
     """Every ``every`` updates, offers the weights with the negative of the newest logged mean loss.
 
+    It waits for that: the host may be many captured steps ahead of the device.
     The loss of a contrastive method falls while the vectors get worse, so prefer ``select=dev`` or ``last``.
     """
 
@@ -25,10 +26,11 @@ class LossSelection(Callback):
         self.every = every
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        if trainer.global_step % self.every or cast("Method", pl_module).accumulating():
+        method = cast("Method", pl_module)
+        if trainer.global_step % self.every or method.accumulating():
             return
         logs = [c for c in trainer.callbacks if isinstance(c, TrainLog)]  # type: ignore[attr-defined]
-        loss = logs[0].latest.get("train/loss") if logs else None
+        loss = logs[0].caught_up(trainer, method).get("train/loss") if logs else None
         if loss is not None:
             self.best.offer(-loss, trainer.global_step, pl_module.encoder)  # type: ignore[arg-type]
 

@@ -93,6 +93,11 @@ class TrainLog(Callback):
         """A run that goes on from the checkpoint does not make the records before it again."""
         self._write(trainer, cast("Method", pl_module), wait=True)
 
+    def caught_up(self, trainer: Trainer, method: Method) -> dict[str, float]:
+        """`latest`, after the device has given all means that were asked of it."""
+        self._write(trainer, method, wait=True)
+        return self.latest
+
     def _flush(self, trainer: Trainer, method: Method) -> None:
         now = time.perf_counter()
         seconds = max(now - self._since - self._away, 1e-9)

@@ -79,6 +79,17 @@ class ReplayableAdamW(torch.optim.AdamW):
         self.replay()
         return None
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """The kernel stays that of this device, whatever the device of the checkpoint had: clipping in a captured step
+        is the fused one's."""
+        groups = [
+            {**saved, "fused": own["fused"]}
+            for saved, own in zip(state_dict["param_groups"], self.param_groups, strict=False)
+        ]
+        if len(groups) == len(state_dict["param_groups"]):
+            state_dict = {**state_dict, "param_groups": groups}
+        super().load_state_dict(state_dict)
+
 
 def factor(step: int, *, schedule: Schedule, warmup: int, total: int) -> float:
     """Multiplier of the learning rate before update ``step`` (0 is the first)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from embedlab.errors import UserError
 from embedlab.training.optimizer import (
@@ -97,3 +98,17 @@ def test_a_replay_stands_for_the_step() -> None:
     optimizer.replay = None
     optimizer.step()
     assert not torch.equal(p.detach(), torch.ones(2))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_checkpoint_of_another_device_leaves_the_kernel(fused: bool) -> None:
+    """On CUDA it is the fused one, by which captured steps clip."""
+    parameters = [nn.Parameter(torch.randn(n)) for n in (3, 4)]
+    there, here = (ReplayableAdamW(parameters, lr=1e-3, fused=f) for f in (not fused, fused))
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    there.step()
+    here.load_state_dict(there.state_dict())
+    assert [g["fused"] for g in here.param_groups] == [fused]
+    here.step()
+    assert all(float(s["step"]) == 2 for s in here.state_dict()["state"].values())

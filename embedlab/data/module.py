@@ -198,10 +198,10 @@ class SentenceDataModule(LightningDataModule):
             # Sharded weights are restored after the optimiser is made, which has asked for the loader.
             self._loader.load_state_dict(self._resumed)
             self._resumed = None
-        if self.trainer is not None and state_dict["batch"] == 0 and state_dict["epoch"] > 0:
+        if self.trainer is not None and state_dict["batch"] + state_dict["epoch"] > 0:
             checkpoint = self.trainer._checkpoint_connector._loaded_checkpoint
             if "loops" in checkpoint:
-                _rest_on_the_last_batch(checkpoint["loops"]["fit_loop"])
+                _settle(checkpoint["loops"]["fit_loop"], state_dict["epoch"], state_dict["batch"])
 
     def _identity(self) -> dict[str, Any]:
         config = self.config
@@ -217,19 +217,22 @@ class SentenceDataModule(LightningDataModule):
         }
 
 
-def _rest_on_the_last_batch(loops: dict[str, Any]) -> None:
-    """Rewrite a checkpoint's loop counters from "the epoch is over" to "its last batch is done".
+def _settle(loops: dict[str, Any], epoch: int, batch: int) -> None:
+    """Rewrite a checkpoint's loop counters so that Lightning 2.6 goes on at this place in the data.
 
-    With a limit of steps, Lightning 2.6 restarts inside the epoch of the checkpoint, even where it has counted that
-    epoch as over; it finds no batch left in it and counts it again, so the run would end an epoch early by
-    `max_epochs`. From the last batch it goes on rightly.
+    With a limit of steps it restarts inside the epoch of the checkpoint, even where it has counted that epoch as over;
+    it finds no batch left in it and counts it again, so the run would end an epoch early by `max_epochs`. From the last
+    batch it goes on rightly. But then it does not count the next epoch as begun: `ready` and `started` of that run's
+    own checkpoints are one behind, by which the next resume would take an epoch for over that is not.
     """
     epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
-    if epochs["current"]["processed"] != epochs["current"]["started"]:
-        return
+    is_over = batch == 0 and epochs["current"]["processed"] == epoch
+    begun = epoch if batch == 0 else epoch + 1
     for count in (epochs["total"], epochs["current"]):
-        count["ready"] = count["started"] = count["processed"]
-        count["processed"] = count["completed"] = count["started"] - 1
+        count["ready"] = count["started"] = begun
+        count["processed"] = count["completed"] = begun - 1
+    if not is_over:
+        return
     for count in (batches["total"], batches["current"]):
         count["completed"] = count["processed"] - 1
     batches["is_last_batch"] = True

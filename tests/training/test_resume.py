@@ -83,6 +83,38 @@ def test_resume_is_exact(stop, extra, compose_run, sts_dir, tmp_path, monkeypatc
         assert one == other
 
 
+@pytest.mark.parametrize(("stops", "accumulate"), [((7, 9, 14, 16), 1), ((4, 6, 8, 11), 2)])
+def test_resume_is_exact_after_several_stops(stops, accumulate, compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    """Seven batches an epoch: the first stops are at and after the edge of one."""
+    settings = [f"optimizer.accumulate={accumulate}", "trainer.max_epochs=9", "trainer.max_steps=18"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(compose_run(*settings), whole)
+    again: tuple[str, ...] = ()
+    for stop in stops:
+        with monkeypatch.context() as patch:
+            StopAt(stop, patch)
+            with pytest.raises(Interrupted):
+                train(compose_run(*settings, *again), parts)
+        again = ("ckpt_path=last",)
+    train(compose_run(*settings, *again), parts)
+    expected, got = weights(whole), weights(parts)
+    assert all(torch.equal(expected[k], got[k]) for k in expected)
+    assert losses(whole) == losses(parts)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_finished_run_can_be_lengthened_again_and_again(accumulate, compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    settings = [f"optimizer.accumulate={accumulate}", "optimizer.schedule=constant", "trainer.max_steps=-1"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(compose_run(*settings, "trainer.max_epochs=4"), whole)
+    train(compose_run(*settings, "trainer.max_epochs=1"), parts)
+    for epochs in (2, 3, 4):
+        train(compose_run(*settings, f"trainer.max_epochs={epochs}", "ckpt_path=last"), parts)
+    expected, got = weights(whole), weights(parts)
+    assert all(torch.equal(expected[k], got[k]) for k in expected)
+    assert losses(whole) == losses(parts)
+
+
 def test_checkpoints_hold_no_code(compose_run, tmp_path):  # type: ignore[no-untyped-def]
     train(compose_run("trainer.max_steps=2"), tmp_path)
     state = torch.load(tmp_path / LAST, weights_only=True)

@@ -28,6 +28,8 @@ def main(argv: list[str]) -> int:
     """
     config = compose("export", argv)
     target, out = str(config["to"]), Path(str(config["out"]))
+    if config["out"] in (None, ""):
+        raise UserError("no folder is named", key="out", value=config["out"], fix="out=FOLDER")
     if target not in FORMATS:
         raise UserError("no such format", key="to", value=target, fix=f"one of {', '.join(FORMATS)}")
     if out.exists() and not out.is_dir():

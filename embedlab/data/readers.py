@@ -218,6 +218,14 @@ class JsonLines(FileReader):
                 raise self.error(f"not JSON ({bad})", row) from None
             if not isinstance(record, dict):
                 raise self.error(f"a JSON object is needed, and this is a {type(record).__name__}", row)
+            if "\\u" in line:
+                try:
+                    json.dumps(record, ensure_ascii=False).encode()
+                except UnicodeEncodeError as bad:
+                    half = f"\\u{ord(bad.object[bad.start]):04x}"
+                    raise self.error(
+                        f"{half} is half of a character (a surrogate without its other)", row
+                    ) from None
             if any(isinstance(value, dict) for value in record.values()):
                 record = dict(_flat(record))
             yield row, record

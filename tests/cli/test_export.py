@@ -120,6 +120,8 @@ def test_existing_folders(ckpt: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["to=tensorflow"], "to=tensorflow"),
         (["to=hf", "ckpt=/nowhere"], "/nowhere"),
         (["to=hf", "out=FILE"], "is a file"),
+        (["to=hf", "out=null"], "no folder is named"),
+        (["to=hf", "out="], "no folder is named"),
         ([], "to"),
     ],
 )

@@ -104,6 +104,12 @@ BAD = [
     ("open.csv", b'text,x\na,b\n"c,d\ne,f\n', 3, "not a well-formed csv record"),
     ("quote.csv", b'text\na\n"b" c\n', 3, "not a well-formed csv record"),
     ("broken.jsonl", b'{"text": "a"}\n{"text": \n', 2, "not JSON"),
+    (
+        "half.jsonl",
+        b'{"text": "\\ud83d\\ude00"}\n{"text": "\\ud83d x"}\n',
+        2,
+        "\\ud83d is half of a character",
+    ),
     ("list.jsonl", b'{"text": "a"}\n["b"]\n', 2, "a JSON object is needed"),
     ("key.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', 2, "no 'text' in this row, which has: txt"),
     ("not.parquet", b"PAR1 no", None, "not a readable parquet file"),

@@ -1,8 +1,9 @@
 """Attention among the tokens of each row, for rows that lie one after another without padding.
 
 transformers hands on ``cu_seq_lens_q`` (here the bounds of the rows) and ``max_length_q`` to attention functions, as
-for those of flash-attn. On CUDA the function is a Triton kernel (`embedlab.backbones.varlen_kernel`), elsewhere the
-same in plain PyTorch, with a mask over all pairs of slots.
+for those of flash-attn. On CUDA the function is a Triton kernel (`embedlab.backbones.varlen_kernel`). On the CPU rows
+are padded for attention alone (`padded_attention`); the operator itself has a mask over all pairs of slots there, and
+is what the kernel is tested against.
 """
 
 from __future__ import annotations
@@ -209,6 +210,74 @@ def _differentiate_joined(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 varlen_attention_joined.register_autograd(_differentiate_joined, setup_context=_save_joined)
 
 
+class _Spread(torch.autograd.Function):
+    """``[C, D]`` to ``[cells, D]``, 0 in cells of no slot."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cell: Tensor, cells: int) -> Tensor:
+        ctx.save_for_backward(cell)
+        return x.new_zeros(cells, x.shape[-1]).index_copy_(0, cell, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """The way back. (An indexing's own gradient would add rows up one by one; here no two have one place.)"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cell: Tensor) -> Tensor:
+        ctx.save_for_backward(cell)
+        ctx.cells = len(x)
+        return x.index_select(0, cell)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        cells = grad.new_zeros(ctx.cells, grad.shape[-1])
+        return cells.index_copy_(0, ctx.saved_tensors[0], grad), None
+
+
+def padded_attention(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float, dropout: float
+) -> Tensor:
+    """`varlen_attention` by PyTorch's own kernel on rows padded to the longest; reads the bounds on the host.
+
+    Args:
+        query, key, value: ``[1, H, C, D]``.
+        bounds: ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
+        scale: of the scores.
+        dropout: share of weights dropped, drawn from torch's own random state.
+
+    Returns:
+        ``[1, H, C, D]`` in the memory order ``[1, C, H, D]``; no meaning in slots of no row.
+    """
+    _, heads, slots, width = query.shape
+    bounds = bounds.long()
+    lengths = bounds.diff()
+    rows, longest = len(lengths), int(lengths.max())
+    spare = int(int(bounds[-1]) < slots)
+    number = torch.arange(slots, device=query.device)
+    row = torch.searchsorted(bounds[1:], number, right=True)
+    # Slots of no row, if any, meet in a last row of their own, which nothing reads.
+    cell = torch.where(row < rows, row * longest + number - bounds[row], rows * longest)
+
+    def spread(x: Tensor) -> Tensor:
+        flat = x.transpose(1, 2).reshape(slots, heads * width)
+        padded = _Spread.apply(flat, cell, (rows + spare) * longest)
+        return padded.view(rows + spare, longest, heads, width).transpose(1, 2)  # type: ignore[no-any-return]
+
+    # A row without tokens looks at its first cell: a softmax over nothing may be NaN.
+    real = torch.arange(longest, device=query.device) < lengths.clamp(min=1)[:, None]
+    real = torch.nn.functional.pad(real, (0, 0, 0, spare), value=True)[:, None, None]
+    mask = torch.zeros_like(real, dtype=query.dtype).masked_fill_(~real, float("-inf"))
+    out = nn.functional.scaled_dot_product_attention(
+        spread(query), spread(key), spread(value), mask, dropout, scale=scale
+    )
+    flat = _Collect.apply(out.transpose(1, 2).reshape(-1, heads * width), cell)
+    return flat.view(1, slots, heads, width).transpose(1, 2)  # type: ignore[no-any-return]
+
+
 def attention_function(
     module: nn.Module,
     query: Tensor,
@@ -225,6 +294,9 @@ def attention_function(
     if cu_seq_lens_q is None or max_length_q is None:
         raise ValueError(f"{VARLEN} needs the bounds of the rows, and this model does not hand them on")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if not query.is_cuda and not torch.compiler.is_compiling():
+        out = padded_attention(query, key, value, cu_seq_lens_q, float(scale), float(dropout))
+        return out.transpose(1, 2), None
     seed = torch.randint(2**31 - 1, (1,), device=query.device)
     out = varlen_attention(query, key, value, cu_seq_lens_q, seed, max_length_q, float(scale), float(dropout))
     return out.transpose(1, 2), None

@@ -37,6 +37,9 @@ Batch = dict[str, Any]
 Fields = dict[str, tuple[str, "Template | None"]]
 """View name to (column of the data, template around it)."""
 
+_LEAST_PADDING = 0.03
+"""Share of the cells from which on packing and unpacking cost less than they save."""
+
 
 @dataclass
 class Outcome:
@@ -62,9 +65,10 @@ class Method(LightningModule):
     head_kind: ClassVar[Literal["masked_lm", "causal_lm"] | None] = None
     """The language-modelling head that the method trains, loaded with the backbone."""
     can_unpad: ClassVar[bool] = False
-    """Whether the method hands on the capacity of its views, so that a captured step can leave out padding."""
+    """Whether the method hands on the capacity of its views, so that a step can leave out padding."""
     unpad: bool = False
-    """Leave out padding in a captured step, where the backbone and the lengths of the rows allow it."""
+    """Leave out padding in a captured step, where the backbone and the lengths of the rows allow it, and in an eager
+    one on the CPU (on CUDA the host would have to wait for the number of true tokens)."""
 
     def __init__(
         self, encoder: SentenceEncoder, config: MethodConfig, optimizer: OptimizerConfig, step: str = "eager"
@@ -78,6 +82,7 @@ class Method(LightningModule):
         self.automatic_optimization = step != "graph"
         self.meter = Meter()
         self._captured: CapturedStep | None = None
+        self._unpadded_cells: int | None = None
         self._dev: DevForward | None = None
         self._is_sharded = False
         self.save_hyperparameters({"method": asdict(config), "optimizer": asdict(optimizer)}, logger=False)
@@ -174,7 +179,7 @@ class Method(LightningModule):
             return None
         uneven = batch.get("shares")
         with shares(uneven):
-            loss, logged = self.total(self.tokens(batch))
+            loss, logged = self.total(self._without_padding(self.tokens(batch)))
         if uneven is not None:
             loss = loss * weight(uneven)
         if not math.isfinite(loss.item()):
@@ -183,6 +188,19 @@ class Method(LightningModule):
             )
         self.meter.add(logged)
         return loss
+
+    def _without_padding(self, batch: Batch) -> Batch:
+        """The batch whose views tell their true tokens, where an eager step gains by computing no others."""
+        self._unpadded_cells = None
+        if not self.unpad or self.device.type != "cpu" or self.optimizer_config.chunk is not None:
+            return batch
+        masks = {k: v["attention_mask"] for k, v in batch.items() if isinstance(v, dict)}
+        true = {name: int(mask.sum()) for name, mask in masks.items()}
+        cells = sum(map(len, masks.values())) * max(mask.shape[1] for mask in masks.values())
+        if sum(true.values()) > (1 - _LEAST_PADDING) * cells:
+            return batch
+        self._unpadded_cells = sum(true.values())
+        return {k: {**v, "capacity": true[k]} if k in true else v for k, v in batch.items()}
 
     def _graph_step(self, batch: Batch) -> None:
         from embedlab.training.captured import CapturedStep
@@ -279,8 +297,8 @@ class Method(LightningModule):
 
     def cells(self, batch: Batch) -> int:
         """Tokens that one pass over a batch computes, padding included."""
-        captured = self._captured.cells if self._captured is not None else None
-        return batch.get("cells", 0) if captured is None else captured
+        unpadded = self._unpadded_cells if self._captured is None else self._captured.cells
+        return batch.get("cells", 0) if unpadded is None else unpadded
 
     @property
     def passes(self) -> float:

@@ -175,7 +175,8 @@ class RunConfig:
         return "compile" if cuda else "eager"
 
     def resolved_unpad(self) -> bool:
-        """Whether a captured step leaves out padding; ``auto``: where method and backbone can."""
+        """Whether a captured step, or an eager one on the CPU, leaves out padding; ``auto``: where method and backbone
+        can."""
         # YAML has read true and false; LightningCLI hands them on as words.
         wanted = {"true": True, "false": False}.get(str(self.unpad).lower(), self.unpad)
         if wanted not in (True, False, "auto"):
@@ -188,8 +189,11 @@ class RunConfig:
         return why is None
 
     def _cannot_unpad(self) -> str | None:
-        if self.resolved_step() != "graph":
-            return "that is for captured steps (step=graph)"
+        step = self.resolved_step()
+        if step != "graph" and (step != "eager" or self.trainer.on_cuda()):
+            return "that is for captured steps (step=graph), and for eager ones on the CPU"
+        if self.optimizer.chunk is not None or self.adapter.gradient_checkpointing:
+            return "optimizer.chunk and adapter.gradient_checkpointing compute padded rows again"
         if not method_class(self.method.name).can_unpad:
             return f"method={self.method.name} computes padded rows"
         if self.data.pack is not None:

@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from embedlab.backbones import Backbone
 from embedlab.backbones.unpad import Slots, row_capacity, token_capacity
-from embedlab.backbones.varlen_attention import varlen_attention
+from embedlab.backbones.varlen_attention import padded_attention, varlen_attention
 from tests.backbones.test_attention import NoHostReads, load
 
 Tiny = Callable[..., Path]
@@ -131,6 +131,22 @@ def test_the_reference_agrees_with_autograd(dropout: float) -> None:
         assert (moved[0] - moved[1]).item() / 2e-2 == pytest.approx(
             grad[0, 1, 4, 2].item(), rel=2e-2, abs=2e-3
         )
+
+
+@pytest.mark.parametrize("unused", [0, 3])
+def test_rows_padded_for_attention_alone_give_the_references_gradients(unused: int) -> None:
+    bounds = torch.tensor([0, 3, 3, 8], dtype=torch.int32)  # a row without tokens too
+    draw = torch.Generator().manual_seed(1)
+    joint = torch.randn(1, 8 + unused, 3, 2, 4, generator=draw, requires_grad=True)
+    found = []
+    for fast in (False, True):
+        q, k, v = (x.transpose(1, 2) for x in joint.unbind(2))
+        if fast:
+            out = padded_attention(q, k, v, bounds, 0.5, 0.0)[:, :, :8]
+        else:
+            out = varlen_attention(q, k, v, bounds, torch.tensor([5]), 8, 0.5, 0.0)[:, :, :8]
+        found.append((out, *torch.autograd.grad(out.sin().sum(), joint)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
 
 
 _KERNEL = """

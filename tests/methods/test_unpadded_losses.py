@@ -67,3 +67,40 @@ def test_promptbert(tiny: Tiny, model_type: str) -> None:
         SentenceEncoder(backbone, pooling, tokenization), PromptBERTConfig(), OptimizerConfig()
     )
     both(method, {name: view(tokenization, SENTENCES[:6]) for name in ("first", "second")})
+
+
+def test_an_eager_step_on_the_cpu_computes_true_tokens_alone(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, tokenizer = load_backbone(BackboneConfig(source="local", path=str(tiny("bert"))))
+    pooling = build_pooling(pooling_config({"name": "cls"}), backbone.info)
+    method = SimCSE(
+        SentenceEncoder(backbone, pooling, Tokenization(tokenizer)), SimCSEConfig(), OptimizerConfig()
+    )
+    method.eval()
+    sizes: list[int] = []
+    monkeypatch.setattr(backbone.model.encoder, "forward", _noting(sizes, backbone.model.encoder.forward))
+    rows = torch.arange(6)
+    batch: dict[str, Any] = {"rows": rows, "sentence": view(method.encoder.tokenization, SENTENCES[:6])}
+    mask = batch["sentence"]["attention_mask"]
+    batch |= {"tokens": int(mask.sum()), "cells": mask.numel()}
+    losses = [method.training_step(batch, 0)]
+    assert method.cells(batch) == mask.numel()
+    method.unpad = True
+    losses.append(method.training_step(batch, 0))
+    assert method.cells(batch) == int(mask.sum())
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-5)
+    assert sizes == [2 * mask.numel(), 2 * int(mask.sum())]
+
+    full = {"rows": rows, "sentence": {**batch["sentence"], "attention_mask": torch.ones_like(mask)}}
+    assert method._without_padding(full) is full
+    monkeypatch.setattr(method, "optimizer_config", OptimizerConfig(chunk=2))
+    assert method._without_padding(batch) is batch
+
+
+def _noting(sizes: list[int], forward: Callable[..., Any]) -> Callable[..., Any]:
+    def noting(hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(hidden.shape[0] * hidden.shape[1])
+        return forward(hidden, *args, **kwargs)
+
+    return noting

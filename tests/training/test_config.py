@@ -95,14 +95,22 @@ def test_batches_of_two_sizes_are_not_captured(compose_run, monkeypatch):  # typ
 @pytest.mark.parametrize(
     ("overrides", "cause"),
     [
-        ((), "step=graph"),
-        (("method=distil", "method.teacher=x"), "step=graph"),
+        (("step=compile",), "step=graph"),
+        (("optimizer.chunk=2",), "optimizer.chunk"),
+        (("method=distil", "method.teacher=x"), "method=distil"),
     ],
 )
 def test_unpad_is_refused_where_padding_stays(compose_run, overrides, cause):  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=cause):
         compose_run("unpad=true", *overrides).resolved_unpad()
     assert compose_run("unpad=auto", *overrides).resolved_unpad() is False
+
+
+def test_eager_steps_leave_out_padding_on_the_cpu_alone(compose_run, monkeypatch):  # type: ignore[no-untyped-def]
+    assert compose_run().resolved_unpad() is True
+    assert compose_run("unpad=false").resolved_unpad() is False
+    monkeypatch.setattr(TrainerConfig, "on_cuda", lambda self: True)
+    assert compose_run("step=eager").resolved_unpad() is False
 
 
 def test_unpad_names_what_it_cannot_do(compose_run, monkeypatch):  # type: ignore[no-untyped-def]

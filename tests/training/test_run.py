@@ -17,6 +17,7 @@ from embedlab.training.nonfinite import NonFiniteLoss
 from embedlab.training.run import build, train
 
 GOLDEN = [2.5677, 2.2533, 1.7982, 2.0496, 2.0203]
+GOLDEN_UNPADDED = [2.2702, 2.6812, 2.1255, 2.145, 2.1757]  # dropout draws for other shapes
 
 
 def test_what_a_run_leaves(compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
@@ -129,12 +130,29 @@ def test_a_bad_configuration_is_refused_before_anything_is_loaded(override, key,
         compose_run(override).check()
 
 
-def test_losses_of_five_steps(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+def logged(folder, name):  # type: ignore[no-untyped-def]
+    with (folder / "metrics.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row[name]]
+
+
+@pytest.mark.parametrize(("unpad", "golden"), [("false", GOLDEN), ("auto", GOLDEN_UNPADDED)])
+def test_losses_of_five_steps(unpad, golden, compose_run, tmp_path):  # type: ignore[no-untyped-def]
     """Golden losses of SimCSE on a fixed tiny model and seed: a change of recipe or data order shows here."""
-    train(compose_run("trainer.max_steps=5"), tmp_path)
-    with (tmp_path / "metrics.csv").open() as file:
-        values = [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
-    assert values == pytest.approx(GOLDEN, abs=2e-3)
+    train(compose_run("trainer.max_steps=5", f"unpad={unpad}"), tmp_path)
+    assert logged(tmp_path, "train/loss") == pytest.approx(golden, abs=2e-3)
+
+
+def test_padding_changes_nothing_but_what_dropout_draws(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    for unpad in ("false", "auto"):
+        never = "backbone.dropout=1e-9"  # 0 is refused: SimCSE's views would be one
+        train(compose_run("trainer.max_steps=5", f"unpad={unpad}", never), tmp_path / unpad)
+    for name in ("train/loss", "train/grad_norm"):
+        padded, unpadded = (logged(tmp_path / unpad, name) for unpad in ("false", "auto"))
+        assert len(padded) == 5
+        assert unpadded == pytest.approx(padded, rel=1e-4), name
+    assert max(logged(tmp_path / "auto", "speed/padding_share")) < min(
+        logged(tmp_path / "false", "speed/padding_share")
+    )
 
 
 @pytest.mark.gpu

@@ -402,8 +402,11 @@ def merged(backbone: Backbone) -> Backbone:
 
     config = copy.deepcopy(backbone.model.config)
     config.dtype = torch.float32
+    model: Any = backbone.model
+    # BERT and its like are loaded without their pooler.
+    bare = {"add_pooling_layer": False} if getattr(model, "pooler", model) is None else {}
     with torch.device("meta"):
-        plain = type(backbone.model)(config)
+        plain = type(model)(config, **bare)
     plain.load_state_dict(dict(merged_weights(backbone.model)), assign=True)
     for (
         name,

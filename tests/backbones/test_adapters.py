@@ -17,6 +17,7 @@ from embedlab.backbones.adapters import (
     adapt,
     adapter_state,
     load_adapter_state,
+    merged,
     merged_weights,
     rank_device,
 )
@@ -132,6 +133,14 @@ def test_state_holds_adapters_only_and_loads_back(tiny: Callable[..., Path], ada
     del state[next(k for k in state if "lora_B" in k)]
     with pytest.raises(RuntimeError, match="lora_B"):
         outer.load_state_dict(state, strict=True)
+
+
+@pytest.mark.parametrize("adapter", [LORA, QLORA], ids=["lora", "qlora"])
+@pytest.mark.parametrize("kind", ["bert", "xlm-roberta", "distilbert", "modernbert"])
+def test_an_adapted_encoder_is_merged(tiny: Callable[..., Path], kind: str, adapter: AdapterConfig) -> None:
+    backbone = _load(tiny(kind, width=64), adapter)
+    _stir(backbone)
+    torch.testing.assert_close(_vectors(merged(backbone)), _vectors(backbone), rtol=1e-3, atol=1e-3)
 
 
 def test_peft_reads_the_adapter(tiny: Callable[..., Path], tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
 
 def resolve_tasks(names: str | Sequence[str] | None, languages: Sequence[str] | None = None) -> list[Any]:
     """mteb's task objects for task names, list names and list files; UserError for a name that is none of
-    these.
+    these, or a language that is none.
     """
     mteb = _mteb()
     tasks = {}
@@ -112,6 +112,11 @@ def resolve_tasks(names: str | Sequence[str] | None, languages: Sequence[str] | 
                 value=name,
                 fix=f"a name of mteb.get_tasks(), a list ({lists}) or a .txt file of names",
             ) from error
+        except ValueError as error:  # says which code
+            raise UserError(
+                str(error).partition(", you can find")[0], key="languages", value=",".join(map(str, languages or ())),
+                fix="codes of ISO 639-3, such as deu",
+            ) from error  # fmt: skip
         tasks[task.metadata.name] = task
     return list(tasks.values())
 

@@ -112,6 +112,8 @@ def test_list_files(tmp_path: Path) -> None:
         resolve_tasks("missing.txt")
     with pytest.raises(UserError, match=r"has no such task .tasks=STS99"):
         resolve_tasks("STS12,STS99")
+    with pytest.raises(UserError, match=r"Invalid language code: xx .languages=deu,xx"):
+        resolve_tasks("STS17", ["deu", "xx"])
 
 
 def test_bad_settings(tmp_path: Path) -> None:

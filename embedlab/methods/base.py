@@ -140,6 +140,10 @@ class Method(LightningModule):
         wanted = self.trainer.num_devices * self.trainer.num_nodes
         if world_size() != wanted:
             raise RuntimeError(f"{wanted} processes were asked for, and {world_size()} train together")
+        if self._captured is not None:
+            # Graphs of an earlier fit update memory where the weights no longer are.
+            self._captured = self._dev = None
+            self.meter = Meter()
         # Lightning leaves a module as it arrives, and a Hugging Face model arrives in evaluation mode.
         self.train()
         for module in self.frozen():

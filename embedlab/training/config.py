@@ -179,7 +179,7 @@ class RunConfig:
         can."""
         # YAML has read true and false; LightningCLI hands them on as words.
         wanted = {"true": True, "false": False}.get(str(self.unpad).lower(), self.unpad)
-        if wanted not in (True, False, "auto"):
+        if not isinstance(wanted, bool) and wanted != "auto":
             raise UserError("neither yes nor no", key="unpad", value=self.unpad, fix="auto, true or false")
         if wanted is False:
             return False

@@ -127,3 +127,9 @@ def test_unpad_names_what_it_cannot_do(compose_run, monkeypatch):  # type: ignor
             compose_run("unpad=true", *overrides, model_type=model_type).resolved_unpad()
     with pytest.raises(UserError, match="neither yes nor no"):
         compose_run("unpad=perhaps").resolved_unpad()
+
+
+@pytest.mark.parametrize("value", ["1", "0", "1.0", "yes", "null"])
+def test_unpad_is_a_switch_or_auto(compose_run, value):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match="auto, true or false"):
+        compose_run(f"unpad={value}").resolved_unpad()

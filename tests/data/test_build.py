@@ -234,7 +234,7 @@ def test_bad_input_leaves_nothing_behind(tmp_path: Path, cache: Path, content: b
 
 def test_half_a_surrogate_pair_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"text": "bad \\ud83d"}\n')
-    with pytest.raises(UserError, match=r"a.jsonl:2: a text that is not Unicode"):
+    with pytest.raises(UserError, match=r"a.jsonl:2: .*half of a character"):
         build_token_table(DataConfig(files=str(tmp_path / "a.jsonl")), FIELDS)
 
 

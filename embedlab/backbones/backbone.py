@@ -110,12 +110,12 @@ class Backbone(nn.Module):
         before, kernel = self._native, self.model.config._attn_implementation
         self._native = native
         if self.attention == "sdpa" and short_kernel(self.model.config, longest):
-            self.model.set_attn_implementation(SHORT)
+            kernel = SHORT
         try:
-            yield
+            with self._attending(kernel):
+                yield
         finally:
             self._native = before
-            self.model.set_attn_implementation(kernel)
 
     def unpads(self, longest: int) -> bool:
         """Whether `forward` can leave out padding on the card, in rows of at most `longest` tokens."""
@@ -186,7 +186,9 @@ class Backbone(nn.Module):
             arguments["token_type_ids"] = torch.zeros_like(ids)
         if self._takes_positions:
             arguments["position_ids"] = positions
-        with self.arithmetic(ids.device), self._varlen(), self._placed(positions):
+        from embedlab.backbones.varlen_attention import register
+
+        with self.arithmetic(ids.device), self._attending(register()), self._placed(positions):
             out = self.model(
                 input_ids=ids,
                 attention_mask=None,
@@ -198,11 +200,10 @@ class Backbone(nn.Module):
         return slots.unpack_all(out.hidden_states if all_layers else (out.last_hidden_state,))
 
     @contextmanager
-    def _varlen(self) -> Iterator[None]:
-        from embedlab.backbones.varlen_attention import register
-
+    def _attending(self, kernel: str) -> Iterator[None]:
+        """With another attention function of transformers'."""
         before = self.model.config._attn_implementation
-        self.model.set_attn_implementation(register())
+        self.model.set_attn_implementation(kernel)
         try:
             yield
         finally:

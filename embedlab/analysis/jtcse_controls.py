@@ -6,16 +6,13 @@ the same, so that the differences vary far less than the scores.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 
-import yaml
-
+from embedlab.analysis.paired import Difference, paired_difference
+from embedlab.analysis.runs import read_run
 from embedlab.errors import UserError
 from embedlab.evaluation.table import Metric, Table, score_table
 
@@ -36,25 +33,17 @@ PAIRS = (
     ("d", "b"),
     ("e", "d"),
     ("f", "e"),
+    ("f", "d"),
     ("f", "b"),
     ("g", "e"),
+    ("g", "d"),
     ("h", "f"),
+    ("h", "g"),
     ("h", "b"),
 )
 """What is held against what."""
 
 Scores = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Paired by seed: mean and standard deviation of the differences, their number, two-sided p of a paired t-test
-    (None for fewer than two, or where all are equal)."""
-
-    mean: float
-    sd: float
-    n: int
-    p: float | None
 
 
 def read_sweep(folder: Path) -> dict[str, dict[int, Scores]]:
@@ -64,14 +53,15 @@ def read_sweep(folder: Path) -> dict[str, dict[int, Scores]]:
         UserError: no trial of this experiment is there.
     """
     found: dict[str, dict[int, Scores]] = {name: {} for name in NAMES}
-    for config in sorted(folder.glob("*/config.yaml")):
-        values = yaml.safe_load(config.read_text(encoding="utf-8"))
-        scores = config.parent / "scores.json"
-        if values.get("arm") in found and scores.is_file():
-            found[values["arm"]][int(values["seed"])] = _scores(scores)
+    for path in sorted(folder.glob("*/scores.json")):
+        run = read_run(path)
+        if run is not None and run.config.get("arm") in found:
+            found[run.config["arm"]][run.seed] = dict(run.scores)
     for arm, stage in (("a1", "stage1_a"), ("a2", "stage1_b")):
-        for scores in sorted(folder.glob(f"stage1_own/seed*/{stage}/scores.json")):
-            found[arm][int(scores.parts[-3].removeprefix("seed"))] = _scores(scores)
+        for path in sorted(folder.glob(f"stage1_own/seed*/{stage}/scores.json")):
+            run = read_run(path)
+            if run is not None:
+                found[arm][int(path.parts[-3].removeprefix("seed"))] = dict(run.scores)
     found = {arm: seeds for arm, seeds in found.items() if seeds}
     if not set(found) - {"a1", "a2"}:
         raise UserError(
@@ -80,24 +70,13 @@ def read_sweep(folder: Path) -> dict[str, dict[int, Scores]]:
     return found
 
 
-def _scores(path: Path) -> Scores:
-    scores = json.loads(path.read_text(encoding="utf-8"))["scores"]
-    return {key: math.nan if value is None else float(value) for key, value in scores.items()}
-
-
-def compare(first: Mapping[int, Scores], second: Mapping[int, Scores], metric: str) -> Comparison | None:
+def compare(first: Mapping[int, Scores], second: Mapping[int, Scores], metric: str) -> Difference | None:
     """`first` minus `second` over the seeds that both have; None where there is no such seed."""
-    from scipy.stats import ttest_rel
-
-    seeds = [s for s in first if s in second and metric in first[s] and metric in second[s]]
-    if not seeds:
-        return None
-    a, b = [first[s][metric] for s in seeds], [second[s][metric] for s in seeds]
-    change = [x - y for x, y in zip(a, b, strict=True)]
-    if len(seeds) < 2:
-        return Comparison(change[0], math.nan, 1, None)
-    p = float(ttest_rel(a, b).pvalue) if stdev(change) > 0 else None
-    return Comparison(fmean(change), stdev(change), len(seeds), p)
+    one, other = (
+        {s: v[metric] for s, v in arm.items() if not math.isnan(v.get(metric, math.nan))}
+        for arm in (first, second)
+    )
+    return paired_difference(one, other)
 
 
 def controls_table(arms: Mapping[str, Mapping[int, Scores]], metrics: tuple[Metric, ...]) -> Table:
@@ -115,13 +94,18 @@ def differences_table(arms: Mapping[str, Mapping[int, Scores]], metric: Metric) 
         found = compare(arms.get(one, {}), arms.get(other, {}), metric.key)
         if found is None:
             continue
-        change = f"{found.mean:+.{metric.digits}f}" + (
-            "" if found.n < 2 else f" ± {found.sd:.{metric.digits}f}"
-        )
-        p = "-" if found.p is None else f"{found.p:.3f}"
-        rows.append((f"{NAMES[one]}  minus  {NAMES[other]}", change, str(found.n), p))
-    caption = "Paired by seed; p of a two-sided paired t-test, not corrected for the number of rows."
-    return Table(f"{metric.label}: differences", ("", "difference", "n", "p"), tuple(rows), caption)
+        interval, detectable = "", ""
+        if found.n > 1:
+            interval = f" [{found.low:+.{metric.digits}f}, {found.high:+.{metric.digits}f}]"
+            detectable = f"{found.detectable:.{metric.digits}f}"
+        change = f"{found.mean:+.{metric.digits}f}{interval}"
+        rows.append((f"{NAMES[one]}  minus  {NAMES[other]}", change, str(found.n), detectable, found.verdict))
+    caption = (
+        "Paired by seed, 95 % confidence interval, not corrected for the number of rows. Detectable: the smallest "
+        "true difference that so many seeds would have shown in four of five experiments."
+    )
+    columns = ("", "difference", "n", "detectable", "verdict")
+    return Table(f"{metric.label}: differences", columns, tuple(rows), caption)
 
 
 def main(argv: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 from embedlab.errors import UserError
 
 SCORES = "scores.json"
-# Keys of a configuration that do not make another recipe.
-_NOT_A_RECIPE = ("seed", "ckpt_path", "logger", "callbacks", "stages_dir")
+# Keys of a configuration that do not make another recipe. arms, recipe, recipes: tables of an experiment's file, in which
+# its arms are looked up; what was found there is in the sections.
+_NOT_A_RECIPE = ("seed", "ckpt_path", "logger", "callbacks", "stages_dir", "arms", "recipe", "recipes")
 _NOR_THESE = ("evaluation.before", "evaluation.final", "data.report", "data.processes", "data.cache_dir")
 
 
@@ -77,7 +79,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
         for path in sorted(folder.rglob(SCORES), key=lambda p: (len(p.parts), str(p))):
             if any(parent in known for parent in path.parent.parents) or path.parent.name == "export":
                 continue
-            if run := _read(path):
+            if run := read_run(path):
                 known.append(path.parent)
                 runs.append(run)
         for path in sorted(folder.rglob("trial.yaml")):
@@ -90,7 +92,8 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
     return runs, unfinished
 
 
-def _read(path: Path) -> Run | None:
+def read_run(path: Path) -> Run | None:
+    """The run that wrote this ``scores.json``; None: it is of an evaluation, not of a run."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -114,7 +117,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
     Two runs of one recipe and one seed are one result: the later folder counts.
     """
-    flat = [_flatten({k: v for k, v in run.config.items() if k not in _NOT_A_RECIPE}) for run in runs]
+    flat = [_recipe(run) for run in runs]
     keys = sorted({key for config in flat for key in config if key not in _NOR_THESE})
     absent = object()
     varied = [k for k in keys if len({_hashable(c.get(k, absent)) for c in flat}) > 1]
@@ -137,6 +140,19 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         g if labels.count(g.label) == 1 else replace(g, label=f"{g.label} ({g.runs[0].folder})")
         for g in result
     ]
+
+
+def _recipe(run: Run) -> dict[str, Any]:
+    """What makes the recipe of a run, by dotted keys. Neither the seed does, nor the seed in the path of another run
+    that the method begins with (a tower, a teacher)."""
+    settings = _flatten({k: v for k, v in run.config.items() if k not in _NOT_A_RECIPE})
+    of_seed = re.compile(rf"(?:(?<=seed)|(?<=[-_=/])){run.seed}(?=/|$)")
+    return {
+        key: of_seed.sub("SEED", value)
+        if key.startswith("method.") and isinstance(value, str) and "/" in value
+        else value
+        for key, value in settings.items()
+    }
 
 
 def _label(settings: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
-import yaml
 
 from embedlab.analysis.jtcse_controls import compare, controls_table, differences_table, main, read_sweep
 from embedlab.errors import UserError
@@ -15,9 +15,12 @@ STS = Metric("sts7/spearman", "Avg", "higher")
 
 def trial(folder: Path, score: float | None, **config: object) -> None:
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
     if score is not None:
-        (folder / "scores.json").write_text(json.dumps({"scores": {"sts7/spearman": score, "x/nan": None}}))
+        scores = {"sts7/spearman": score, "x/nan": None}
+        training = {"seed": config["seed"]}
+        (folder / "scores.json").write_text(
+            json.dumps({"scores": scores, "config": config, "training": training})
+        )
 
 
 @pytest.fixture
@@ -45,16 +48,19 @@ def test_differences_are_paired_by_seed(sweep: Path) -> None:
     arms = read_sweep(sweep)
     same = compare(arms["f"], arms["b"], STS.key)
     assert same is not None
-    assert (same.mean, same.sd, same.n, same.p) == (1.0, 0.0, 3, None)
+    assert (same.mean, same.low, same.high, same.n) == (1.0, 1.0, 1.0, 3)
     more = compare(arms["h"], arms["f"], STS.key)
     assert more is not None
     assert more.mean == pytest.approx(0.5 + 0.1 / 3)
-    assert more.p is not None
-    assert 0 < more.p < 0.01
+    assert more.low < more.mean < more.high
+    assert more.verdict == "better"
+    assert more.detectable > more.mean - more.low
     alone = compare(arms["b"], arms["a1"], STS.key)
     assert alone is not None
-    assert (alone.mean, alone.n, alone.p) == (5.0, 1, None)
+    assert (alone.mean, alone.n, alone.verdict) == (5.0, 1, "not resolved")
+    assert math.isnan(alone.detectable)
     assert compare(arms["b"], {}, STS.key) is None
+    assert compare(arms["b"], arms["f"], "x/nan") is None
 
 
 def test_tables_say_n(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,6 +68,8 @@ def test_tables_say_n(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = controls_table(arms, (STS,)).markdown()
     assert "| (b) their sum, no stage 2 | 71.00 ± 1.00 | 3 |" in table
     assert "(a) stage-1 tower I | 66.00" in table
-    assert "+1.00 ± 0.00 | 3 | - |" in differences_table(arms, STS).markdown()
+    differences = differences_table(arms, STS).markdown()
+    assert "+1.00 [+1.00, +1.00] | 3 | 0.00 | better |" in differences
+    assert "+5.00 | 1 |  | not resolved |" in differences
     assert main([str(sweep)]) == 0
     assert "(h) all (JTCSE)" in capsys.readouterr().out

@@ -67,6 +67,36 @@ def test_a_part_is_called_by_its_name_and_by_what_its_namesakes_lack(tmp_path: P
     }
 
 
+def test_towers_of_a_seed_and_the_tables_of_arms_make_no_other_recipe(tmp_path: Path) -> None:
+    for seed in range(3):
+        for arm in ("f", "h"):
+            folder = tmp_path / f"{arm}-{seed}"
+            write_run(folder, seed, 70.0 + seed)
+            content = json.loads((folder / "scores.json").read_text())
+            content["config"] |= {"arm": arm, "arms": {"f": 1, "h": 2}, "stages_dir": f"../own/seed{seed}"}
+            content["config"]["method"] |= {"tower1": f"/x/stage1_own/seed{seed}/stage1_a/export"}
+            (folder / "scores.json").write_text(json.dumps(content))
+        write_run(tmp_path / f"student-{seed}", seed, 69.0)
+        content = json.loads((tmp_path / f"student-{seed}" / "scores.json").read_text())
+        content["config"]["method"] = {"name": "distil", "teacher": f"/x/h-{seed}/export"}
+        (tmp_path / f"student-{seed}" / "scores.json").write_text(json.dumps(content))
+    groups = group_runs(find_runs([tmp_path])[0])
+    assert sorted((g.label, len(g.runs)) for g in groups) == [
+        ("arm=f, method=simcse", 3),
+        ("arm=h, method=simcse", 3),
+        ("method=distil", 3),
+    ]
+
+
+def test_other_towers_make_another_recipe(tmp_path: Path) -> None:
+    for name in ("stage1_a", "stage2_a"):
+        write_run(tmp_path / name, 1, 70.0)
+        content = json.loads((tmp_path / name / "scores.json").read_text())
+        content["config"]["method"] |= {"tower1": f"/x/{name}/export"}
+        (tmp_path / name / "scores.json").write_text(json.dumps(content))
+    assert len(group_runs(find_runs([tmp_path])[0])) == 2
+
+
 def test_what_is_scored_makes_no_other_recipe(tmp_path: Path) -> None:
     for seed, before in ((0, True), (1, False)):
         write_run(tmp_path / str(seed), seed, 70.0)

@@ -10,8 +10,8 @@ from pathlib import Path
 from embedlab.errors import UserError
 
 
-def find_file(data_dir: str | Path, name: str) -> Path:
-    """`name`.tsv.gz or `name`.tsv in `data_dir`; UserError when neither is there."""
+def find_file(data_dir: str | Path, name: str, kind: str | None = None) -> Path:
+    """`name`.tsv.gz or `name`.tsv in `data_dir`, or in its folder `kind`; UserError when neither is there."""
     folder = Path(data_dir)
     if not folder.is_dir():
         raise UserError(
@@ -21,10 +21,11 @@ def find_file(data_dir: str | Path, name: str) -> Path:
             value=str(data_dir),
             fix=f"give the folder that holds {name}.tsv.gz",
         )
-    for suffix in (".tsv.gz", ".tsv"):
-        path = folder / f"{name}{suffix}"
-        if path.is_file():
-            return path
+    for place in (folder, *([folder / kind] if kind else [])):
+        for suffix in (".tsv.gz", ".tsv"):
+            path = place / f"{name}{suffix}"
+            if path.is_file():
+                return path
     raise UserError(
         f"has no {name}.tsv.gz",
         file=folder,

@@ -98,8 +98,8 @@ class STSPairs:
 def load_sts(
     task: str, data_dir: str | Path | None = None, text: Text = "raw", split: str = "test"
 ) -> STSPairs:
-    """Pairs of one task (`SEVEN`), from `data_dir` (files sts12_test.tsv.gz ... stsb_dev, sick_test) or the
-    hub.
+    """Pairs of one task (`SEVEN`), from `data_dir` or its folder sts/ (files sts12_test.tsv.gz ... stsb_dev,
+    sick_test), or the hub.
 
     split: "test", for stsb also "dev" and "train". text: "raw" as published, "tok" SentEval's lower-cased
     tokens (columns sentence1_tok and sentence2_tok). SICK's file has no such columns: there "tok" is the raw
@@ -119,7 +119,7 @@ def load_sts(
         raise UserError("no such text variant", key="sts_text", value=text, fix="choose raw or tok")
     if data_dir is None:
         return _from_hub(task, split, text, source)
-    return _from_file(task, split, text, source, find_file(data_dir, source.file))
+    return _from_file(task, split, text, source, find_file(data_dir, source.file, "sts"))
 
 
 def _from_file(task: str, split: str, text: Text, source: _Source, path: Path) -> STSPairs:

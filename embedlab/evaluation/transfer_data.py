@@ -134,7 +134,7 @@ TASKS: dict[str, Task] = {
 def load_transfer(name: str, data_dir: str | Path | None = None) -> dict[str, Split]:
     """The splits of one task (`SEVEN`), in SentEval's order.
 
-    data_dir: folder with mr.tsv.gz, cr, subj, mpqa, sst2_{train,dev,test}, trec_{train,test},
+    data_dir: folder (or its folder transfer/) with mr.tsv.gz, cr, subj, mpqa, sst2_{train,dev,test}, trec_{train,test},
     mrpc_{train,test} (.tsv or .tsv.gz; columns label and sentence; coarse and question; label, sentence1 and
     sentence2); None: the hub.
 
@@ -154,13 +154,13 @@ def source(name: str, data_dir: str | Path | None) -> str:
     """Where `load_transfer` reads a task, for the protocol."""
     task = TASKS[name]
     if data_dir is not None:
-        return ", ".join(str(find_file(data_dir, task.file(split))) for split in task.splits)
+        return ", ".join(str(find_file(data_dir, task.file(split), "transfer")) for split in task.splits)
     return "hub:" + ", ".join(sorted({hub for hub, _, _ in task.hub.splits.values()}))
 
 
 def _read(task: Task, split: str, data_dir: str | Path | None) -> Split:
     if data_dir is not None:
-        path = find_file(data_dir, task.file(split))
+        path = find_file(data_dir, task.file(split), "transfer")
         table = read_tsv(path, [task.label, *task.texts])
         return _split(task, table[task.label], [table[column] for column in task.texts], path)
     hub, config, parts = task.hub.splits[split]

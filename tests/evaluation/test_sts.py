@@ -80,6 +80,13 @@ def test_suite_encodes_each_sentence_once_and_scores_both_texts(folder: Path) ->
     assert swapped["sts7_raw/spearman"] == scores["sts7/spearman"]
 
 
+def test_the_folder_of_all_kinds_will_do(tmp_path: Path) -> None:
+    write_sts_folder(tmp_path / "sts")
+    for split in ("dev", "test"):
+        one, other = (load_sts("stsb", where, split=split) for where in (tmp_path, tmp_path / "sts"))
+        assert (one.first, one.second, list(one.gold)) == (other.first, other.second, list(other.gold))
+
+
 def test_wrong_row_counts_are_told_in_the_protocol(folder: Path) -> None:
     _, protocol = SUITES["sts"](HashedWords(), {"data_dir": str(folder), "tasks": ["sts16"]})
     assert len(protocol["warnings"]) == 1

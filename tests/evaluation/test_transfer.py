@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import types
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from embedlab.evaluation import SUITES, transfer
 from embedlab.evaluation.classifier import ClassifierConfig, LabelledVectors
 from embedlab.evaluation.protocol import check
 from embedlab.evaluation.transfer import Mode, evaluate_task, nested_kfold_outcome, run
-from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer
+from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer, source
 from tests.evaluation.helpers import Constant, HashedWords, write_tsv
 from tests.evaluation.senteval_reference import nested_folds
 from tests.evaluation.test_kept import Known
@@ -90,6 +91,16 @@ def test_rows_are_sorted_as_senteval_does(tmp_path: Path) -> None:
     split = load_transfer("mr", tmp_path)["all"]
     assert split.first == ["a", "a a", "c c c", "b b b", "z z z"], "by tokens, label, then as in the file"
     assert split.labels.tolist() == [1, 0, 0, 1, 1]
+
+
+def test_the_folder_of_all_kinds_will_do(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "transfer")
+    for task in SEVEN:
+        one, other = load_transfer(task, tmp_path), load_transfer(task, folder)
+        assert {k: (v.first, v.second) for k, v in one.items()} == {
+            k: (v.first, v.second) for k, v in other.items()
+        }
+        assert str(tmp_path / "transfer") in source(task, tmp_path)
 
 
 def test_all_seven_tasks(folder: Path, quick: None) -> None:

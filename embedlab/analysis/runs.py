@@ -13,7 +13,7 @@ from typing import Any
 from embedlab.errors import UserError
 
 SCORES = "scores.json"
-# Keys of a configuration that do not make another recipe. arms, recipe, recipes: tables of an experiment's file, in which
+# Keys of a configuration that do not make another recipe. arms, recipe, recipes: tables of an experiment, in which
 # its arms are looked up; what was found there is in the sections.
 _NOT_A_RECIPE = ("seed", "ckpt_path", "logger", "callbacks", "stages_dir", "arms", "recipe", "recipes")
 _NOR_THESE = ("evaluation.before", "evaluation.final", "data.report", "data.processes", "data.cache_dir")

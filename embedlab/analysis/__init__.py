@@ -1,1 +1,1 @@
-"""Figures and tables of checkpoints and results, for notebooks and reports. Figures need the extra `plot`."""
+"""Figures and tables of checkpoints and results, for notebooks and reports."""

@@ -42,7 +42,9 @@ class Report:
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
         return "\n".join([*lines, "", *(f"{r}\n" for r in self.remarks)])
 
-    def html(self) -> str:
+    def html(self, figure: str | None = None) -> str:
+        """A page of its own; ``figure``: a picture beside it."""
+
         def row(cells: Sequence[str], tag: str) -> str:
             return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
 
@@ -50,7 +52,9 @@ class Report:
         notes = "".join(f"<p>{html.escape(r)}</p>" for r in self.remarks)
         head = f"<!doctype html><meta charset=utf-8><title>{html.escape(self.title)}</title>"
         caption = f"<caption>{html.escape(self.title)}</caption>"
-        return f"{head}\n<table border=1>{caption}\n{row(self.columns, 'th')}\n{body}\n</table>\n{notes}\n"
+        picture = f"<img src={html.escape(figure)} alt='scores by the swept numbers'>\n" if figure else ""
+        table = f"<table border=1>{caption}\n{row(self.columns, 'th')}\n{body}\n</table>"
+        return f"{head}\n{table}\n{notes}\n{picture}"
 
     def latex(self) -> str:
         def line(cells: Sequence[str]) -> str:
@@ -109,15 +113,17 @@ def shown_metrics(groups: Sequence[Group]) -> list[str]:
 
 
 def find_baseline(groups: Sequence[Group], name: str | None) -> Group | None:
-    """The group whose label contains ``name``.
+    """The group that is called ``name``, or whose label has all settings of it, or contains it.
 
     Raises:
         UserError: none or several.
     """
     if name is None:
         return None
-    exact = [g for g in groups if g.label == name]
-    found = exact or [g for g in groups if name in g.label]
+    parts = set(name.split(", "))
+    found = [g for g in groups if g.label == name]
+    found = found or [g for g in groups if parts <= set(g.label.split(", "))]
+    found = found or [g for g in groups if name in g.label]
     if len(found) != 1:
         labels = "; ".join(g.label for g in groups)
         what = "no recipe" if not found else f"{len(found)} recipes"
@@ -263,7 +269,9 @@ def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
         for at, values in enumerate(data, 1):
             axis.plot([at] * len(values), values, "o", color="0.4", markersize=3, markerfacecolor="none")
         axis.set_xlabel(key)
-    axes[0][0].set_ylabel(TITLES.get(metric, metric))
+    axes[0][0].set_ylabel(TITLES.get(metric, metric) + (" x 100" if metric.endswith("spearman") else ""))
+    runs = sum(len(g.values(metric)) for g in groups)
+    figure.suptitle(f"{len(groups)} recipes, {runs} runs; a point is a run", fontsize="small")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

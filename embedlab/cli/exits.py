@@ -23,7 +23,6 @@ EXTRA_OF_MODULE = {
     "mteb": "eval",
     "ir_measures": "eval",
     "sklearn": "eval",
-    "matplotlib": "plot",
     "umap": "plot",
     "onnx": "onnx",
     "onnxruntime": "onnx",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -40,7 +38,6 @@ def main(argv: Sequence[str]) -> int:
         find_baseline,
         headline,
         make_report,
-        swept_numbers,
         write_csv,
     )
     from embedlab.analysis.runs import find_runs, group_runs
@@ -56,14 +53,12 @@ def main(argv: Sequence[str]) -> int:
     print(report.markdown())
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.md").write_text(report.markdown(), encoding="utf-8")
-    (out / "report.html").write_text(report.html(), encoding="utf-8")
     (out / "report.tex").write_text(report.latex(), encoding="utf-8")
     write_csv(groups, out / "report.csv")
     written = ["report.md", "report.csv", "report.html", "report.tex"]
-    if swept_numbers(groups):
-        if importlib.util.find_spec("matplotlib") is None:
-            print("No figure: matplotlib is not installed (pip install 'embedlab[plot]').", file=sys.stderr)
-        elif box_plot(groups, options.metric or headline(groups), out / "report.png"):
-            written.append("report.png")
+    figure = box_plot(groups, options.metric or headline(groups), out / "report.png")
+    if figure:
+        written.append("report.png")
+    (out / "report.html").write_text(report.html("report.png" if figure else None), encoding="utf-8")
     print(f"Written to {out}: {', '.join(written)}")
     return 0

@@ -161,12 +161,25 @@ def test_baseline_by_name_is_one(sweep: Path) -> None:
         find_baseline(groups, "bert")
 
 
+def test_baseline_by_settings_in_any_order_and_whole(tmp_path: Path) -> None:
+    for n in (1, 12):
+        for m in (1, 4):
+            write_run(tmp_path / f"{n}-{m}", 0, 70.0, n=n, m=m)
+    groups = group_runs(find_runs([tmp_path])[0])
+    for name in ("pooling.n=1, pooling.m=4", "pooling.m=4, pooling.n=1"):
+        found = find_baseline(groups, name)
+        assert found is not None
+        assert set(found.label.split(", ")) == {"pooling.n=1", "pooling.m=4"}
+    with pytest.raises(UserError, match="2 recipes"):
+        find_baseline(groups, "pooling.n=1")
+
+
 def test_the_command_writes_every_form(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
     out = tmp_path / "out"
     assert main([str(sweep), "baseline=pooling.n=1", f"out={out}"]) == 0
+    assert "<img src=report.png" in (out / "report.html").read_text()
     assert {p.name for p in out.iterdir()} == {
         "report.md",
         "report.csv",

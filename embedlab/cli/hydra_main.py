@@ -18,6 +18,14 @@ from embedlab.errors import UserError
 Task = Callable[[dict[str, Any]], Any]
 
 
+class Refusal(BaseException):
+    """What a callback of Hydra's raises to end the command: of an `Exception` Hydra makes a warning."""
+
+    def __init__(self, error: UserError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
     """Run ``task`` on the configuration that ``argv`` composes: once, or once for each job under ``-m``.
 
@@ -27,7 +35,8 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
     Returns: 0.
 
     Raises:
-        UserError: a configuration that does not compose; also whatever ``task`` raises, as it is.
+        UserError: a configuration that does not compose, a callback's `Refusal`; also whatever ``task`` raises, as it
+            is.
         SystemExit: after ``--help`` and the like, or from ``task`` or a launcher.
     """
     import hydra
@@ -42,6 +51,8 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
         # Hydra would otherwise print every exception itself and exit 1.
         with _arguments([sys.argv[0], *arguments]), _environment("HYDRA_FULL_ERROR", "1"):
             hydra.main(str(_paths.conf_dir()), config_name, version_base="1.3")(job)()
+    except Refusal as refusal:
+        raise refusal.error from None
     except InstantiationException:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:

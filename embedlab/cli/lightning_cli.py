@@ -20,6 +20,7 @@ from embedlab.cli.processes import start_ranks, wants_processes
 from embedlab.data import DataConfig
 from embedlab.errors import UserError
 from embedlab.training.cli_values import from_file
+from embedlab.training.folder import check_free
 from embedlab.training.optimizer import OptimizerConfig
 from embedlab.training.ranks import launched
 from embedlab.training.settings import CallbacksConfig, LoggerConfig, ScoringConfig
@@ -109,6 +110,8 @@ class EmbedlabCLI(LightningCLI):
         from embedlab.training.run import Run
         from embedlab.training.stages import has_stages, run_stages, summary
 
+        if self.subcommand == "fit":
+            check_free(folder, values.get("ckpt_path"), "trainer.default_root_dir")
         whole = values
         staged = has_stages(values)
         if staged:

@@ -12,6 +12,7 @@ import yaml
 
 from embedlab.cli.hydra_main import in_sweep, run, run_dir
 from embedlab.cli.processes import start_ranks, wants_processes
+from embedlab.training.folder import check_free
 
 log = logging.getLogger(__name__)
 AS_FILE = "--cli-config"
@@ -21,6 +22,9 @@ def main(argv: Sequence[str]) -> int:
     """Compose and train; a configuration that wants several processes is started again under torchrun.
 
     With ``--cli-config`` nothing is trained: the file for `embedlab fit --config` is printed.
+
+    Raises:
+        UserError: bad input, or a folder that holds another run.
     """
     if AS_FILE in argv:
         from embedlab.cli.run_file import print_run_file
@@ -29,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
     status: list[int] = []
 
     def task(values: dict[str, Any]) -> None:
+        check_free(run_dir(), values.get("ckpt_path"), "hydra.sweep.dir" if in_sweep() else "hydra.run.dir")
         status.append(train_one(values, run_dir()))
         if status[-1] and in_sweep():  # in another process, perhaps, whose launcher sees exceptions only
             raise RuntimeError(f"the trial in {run_dir()} ended with status {status[-1]}")

@@ -17,6 +17,7 @@ from embedlab.evaluation.dev import DevSet
 from embedlab.evaluation.protocol import write_json
 from embedlab.evaluation.sts import load_sts
 from embedlab.evaluation.table import LEE_METRICS, STS_METRICS, Metric, before_after_table, geometry_metrics
+from embedlab.training.folder import AFTER as AFTER
 
 if TYPE_CHECKING:
     from embedlab.data import SentenceDataModule
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 BEFORE = "scores_before.json"
-AFTER = "scores.json"
 METRICS = (
     *LEE_METRICS,
     *geometry_metrics("lee"),

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from embedlab.errors import UserError
+from embedlab.training.folder import LAST, PREVIOUS, check_free
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None
         Each trial's status: ``finished``, ``failed`` or ``interrupted``.
 
     Raises:
-        UserError: a folder holds a trial of another configuration.
+        UserError: a folder holds a trial of another configuration, or a run that is no trial.
         KeyboardInterrupt: after an interrupt, when all children have ended.
     """
     if parallel is not None and (type(parallel) is not int or parallel < 1):
@@ -148,6 +149,7 @@ def _claim(trial: Trial) -> None:
                 fix="another hydra.sweep.dir, or the sweep's own command",
             )
         return
+    check_free(trial.folder, trial.config.get("ckpt_path"), "hydra.sweep.dir")
     trial.folder.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(trial.config, sort_keys=False), encoding="utf-8")
 
@@ -171,7 +173,7 @@ def _devices() -> list[int]:
 def _start(trial: Trial, device: int | None) -> _Running:
     config = dict(trial.config)
     (trial.folder / STATUS).unlink(missing_ok=True)
-    if (trial.folder / "last.ckpt").exists() or (trial.folder / "previous.ckpt").exists():
+    if (trial.folder / LAST).exists() or (trial.folder / PREVIOUS).exists():
         config["ckpt_path"] = "last"
     path = trial.folder / "resolved.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")

@@ -11,7 +11,7 @@ import torch
 
 from embedlab.errors import UserError
 from embedlab.training.config import RunConfig
-from embedlab.training.final import AFTER
+from embedlab.training.folder import AFTER
 
 log = logging.getLogger(__name__)
 

@@ -44,6 +44,7 @@ from embedlab.training.callbacks.train_log import TrainLog
 from embedlab.training.checkpoint import load_encoder
 from embedlab.training.config import RunConfig
 from embedlab.training.final import Finale, load_dev
+from embedlab.training.folder import check_free
 from embedlab.training.half import FrozenHalf
 from embedlab.training.metrics_file import MetricsFile
 from embedlab.training.ranks import global_rank
@@ -66,10 +67,11 @@ def train(config: RunConfig, folder: Path) -> dict[str, float]:
         The final scores, ``task/metric``.
 
     Raises:
-        UserError: bad configuration or data.
+        UserError: bad configuration or data, or a folder that holds another run.
         Interrupted: a signal; the checkpoint is written.
         NonFiniteLoss: the loss is no number.
     """
+    check_free(Path(folder), config.ckpt_path, "folder")
     return Run(config, folder).fit()
 
 

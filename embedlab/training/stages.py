@@ -32,7 +32,8 @@ from typing import Any
 import yaml
 
 from embedlab.errors import UserError
-from embedlab.training.callbacks.checkpoints import LAST, PREVIOUS, find_checkpoint
+from embedlab.training.callbacks.checkpoints import find_checkpoint
+from embedlab.training.folder import AFTER, LAST, PREVIOUS
 from embedlab.training.ranks import launched
 
 log = logging.getLogger(__name__)
@@ -188,8 +189,6 @@ def finished(folder: Path, values: dict[str, Any]) -> bool:
     Raises:
         UserError: it holds that of another one.
     """
-    from embedlab.training.final import AFTER
-
     if not ((folder / AFTER).is_file() and (folder / "export").is_dir()):
         return False
     odd = _difference(folder, values)
@@ -208,7 +207,7 @@ def finished(folder: Path, values: dict[str, Any]) -> bool:
 def summary(folder: Path, values: dict[str, Any]) -> None:
     """Print what each stage and the main run came to, one row each."""
     from embedlab.evaluation.table import score_table
-    from embedlab.training.final import AFTER, BEFORE, METRICS
+    from embedlab.training.final import BEFORE, METRICS
 
     home = _home(values, folder)
     places = [(name, home / name) for name in values["stages"] if (home / name / AFTER).is_file()]

@@ -14,12 +14,12 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from embedlab.errors import UserError
+from embedlab.training.folder import LAST as LAST
+from embedlab.training.folder import PREVIOUS as PREVIOUS
 
 if TYPE_CHECKING:
     from embedlab.methods.base import Method
 
-LAST = "last.ckpt"
-PREVIOUS = "previous.ckpt"
 RANKS_AGREE_EVERY = 20  # steps at most
 AGREE_SECONDS = 2.0
 

@@ -1,0 +1,37 @@
+"""A run's folder: the files that say that one is there, and what may begin beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from embedlab.errors import UserError
+
+LAST = "last.ckpt"
+PREVIOUS = "previous.ckpt"
+AFTER = "scores.json"
+
+
+def check_free(folder: Path, ckpt_path: str | None, key: str) -> None:
+    """Refuse to begin a run where one is already: its checkpoints, export and scores would be replaced.
+
+    Args:
+        folder: of the run.
+        ckpt_path: None, a file, ``last`` or ``auto``; a run that goes on in its own folder may.
+        key: that says where the folder is.
+
+    Raises:
+        UserError: the folder holds the checkpoint or the scores of a run that would not go on.
+    """
+    checkpoints = [name for name in (LAST, PREVIOUS) if (folder / name).exists()]
+    found = [name for name in (AFTER,) if (folder / name).exists()] + checkpoints
+    if not found or ckpt_path == "last" or (ckpt_path == "auto" and checkpoints):
+        return
+    if ckpt_path not in (None, "auto") and Path(ckpt_path).resolve().parent == folder.resolve():
+        return
+    go_on = "ckpt_path=last to go on with it, " if checkpoints else ""
+    raise UserError(
+        f"this folder holds a run already ({', '.join(found)}), which a new one would replace",
+        file=folder,
+        key=key,
+        fix=f"another {key}, {go_on}or delete the folder",
+    )

@@ -57,7 +57,7 @@ def test_a_seed_is_a_seed(seed, compose_run, tmp_path):  # type: ignore[no-untyp
         return torch.load(tmp_path / name / LAST, weights_only=True)["state_dict"]["head.0.weight"]
 
     assert torch.equal(final("a", seed), final("b", seed))
-    assert not torch.equal(final("a", seed), final("c", seed + 1))
+    assert not torch.equal(final("c", seed), final("d", seed + 1))
 
 
 def test_dropout_is_on_in_training_and_off_in_scoring(compose_run, tmp_path):  # type: ignore[no-untyped-def]

@@ -1,8 +1,9 @@
-"""Where the package keeps its configuration, its shipped encoder and its caches."""
+"""Where the package keeps its configuration, its shipped encoder and its caches; who may read what it writes."""
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -32,3 +33,15 @@ def cache_dir() -> Path:
     # The XDG base directory specification: a relative path is invalid and to be ignored.
     base = Path(shared) if os.path.isabs(shared) else Path.home() / ".cache"
     return base / "embedlab"
+
+
+def ordinary_mode(path: Path) -> None:
+    """Give a file or folder the mode that `open` or `mkdir` would have.
+
+    `tempfile` and safetensors (0.8) make what only its owner may read: nobody else could load it.
+    """
+    umask = os.umask(0)
+    os.umask(umask)
+    mode = path.stat().st_mode
+    special = stat.S_IMODE(mode) & 0o7000  # a group's folder hands its group on
+    path.chmod(special | (0o777 if stat.S_ISDIR(mode) else 0o666) & ~umask)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab import __version__
+from embedlab._paths import ordinary_mode
 from embedlab.errors import UserError
 from embedlab.loading import load as load
 from embedlab.pooling import build_pooling
@@ -322,6 +323,7 @@ class SentenceEncoder(nn.Module):
         state = {k: v.detach().cpu().contiguous() for k, v in self.pooling.state_dict().items()}
         if state:
             save_file(state, folder / POOLING_WEIGHTS)
+            ordinary_mode(folder / POOLING_WEIGHTS)
         (folder / CARD).write_text(self.card_text(merge), encoding="utf-8")
 
     def card_text(self, merge: bool = True) -> str:

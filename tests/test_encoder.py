@@ -228,6 +228,21 @@ def test_a_folder_is_one_of_hugging_face(tiny: Tiny, tmp_path: Path) -> None:
     assert load_backbone(config, head="masked_lm")[0].info.has_mlm_head
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_everyone_may_read_what_the_umask_lets(tiny: Tiny, tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        encoder = build(tiny("bert"), "cls_mlp")
+        encoder.save(tmp_path / "e")
+        encoder.to_sentence_transformers(tmp_path / "st")
+    finally:
+        os.umask(before)
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert sum(p.suffix == ".safetensors" for p in files) > 3
+    assert {p.stat().st_mode & 0o777 for p in files} == {mode}
+    assert {p.stat().st_mode & 0o777 for p in (tmp_path / "e", tmp_path / "st")} == {0o777 & ~umask}
+
+
 def test_half_precision_on_disk_is_fp32_in_memory(tiny: Tiny, tmp_path: Path) -> None:
     encoder = build(tiny("bert"), "cls_mlp", head="masked_lm")
     encoder.save(tmp_path / "e", dtype="float16")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,18 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str],
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert _paths.cache_dir() == Path(expected)
+
+
+@pytest.mark.parametrize(("umask", "file", "folder"), [(0o022, 0o644, 0o2755), (0o007, 0o660, 0o2770)])
+def test_an_ordinary_mode_is_the_umasks(tmp_path: Path, umask: int, file: int, folder: int) -> None:
+    (tmp_path / "a").touch(0o600)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b").chmod(0o2700)  # the folder of a group
+    before = os.umask(umask)
+    try:
+        for name in "ab":
+            _paths.ordinary_mode(tmp_path / name)
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "ab"] == [file, folder]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from embedlab._paths import ordinary_mode
 from embedlab.errors import UserError
 from embedlab.training.ranks import local_rank
 
@@ -434,6 +435,7 @@ def write_adapter(backbone: Backbone, folder: Path) -> None:
     peft.save_pretrained(folder)
     state = adapter_state(backbone.model)
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    ordinary_mode(folder / WEIGHTS)
     check_saved(state, load_file(folder / WEIGHTS), str(folder / WEIGHTS))
 
 

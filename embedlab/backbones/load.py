@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from embedlab._paths import ordinary_mode
 from embedlab.backbones.adapters import merged
 from embedlab.backbones.attention import register
 from embedlab.backbones.backbone import Backbone
@@ -330,6 +331,8 @@ def write_model(backbone: Backbone, folder: Path, dtype: torch.dtype | None = No
                 state[name] = cast.setdefault(key, value.to(dtype))
     with quiet():
         whole.save_pretrained(folder, state_dict=state)
+    for weights in folder.glob("*.safetensors"):
+        ordinary_mode(weights)
     if dtype is not None:
         file = folder / "config.json"
         config = json.loads(file.read_text(encoding="utf-8"))

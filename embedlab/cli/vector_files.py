@@ -14,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedlab._paths import ordinary_mode
 from embedlab.errors import UserError
 
 FORMATS = (".npy", ".parquet")
@@ -38,10 +39,8 @@ class VectorFile(ABC):
             handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
         except OSError as error:
             raise UserError(f"cannot be written ({error.strerror})", file=self.path) from error
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp's file is its owner's alone
         self._temporary = Path(name)
+        ordinary_mode(self._temporary)
         self._open(os.fdopen(handle, "w+b"))
         return self
 

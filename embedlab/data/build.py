@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedlab._paths import cache_dir
+from embedlab._paths import cache_dir, ordinary_mode
 from embedlab.data.config import DataConfig
 from embedlab.data.lock import locked
 from embedlab.data.progress import progress_bar
@@ -131,7 +131,7 @@ def _build(
     folder = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp-", dir=place.parent))
     try:
         _fill(folder, config, fields, source, progress)
-        folder.chmod(0o755)  # mkdtemp's 0700 would shut others out of a shared cache
+        ordinary_mode(folder)
         shutil.rmtree(place, ignore_errors=True)  # a damaged or an older one
         try:
             folder.rename(place)

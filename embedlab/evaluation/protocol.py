@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from embedlab._paths import ordinary_mode
 from embedlab.errors import UserError
 
 REQUIRED: tuple[str, ...] = (
@@ -140,10 +141,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(_plain(content), stream, indent=2, ensure_ascii=False, allow_nan=False)
             stream.write("\n")
-        # mkstemp makes files that only their owner reads; give this one what an ordinary open() would have.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
+        ordinary_mode(Path(temporary))
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

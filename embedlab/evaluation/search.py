@@ -7,7 +7,6 @@ line), offsets.npy (int64 [n + 1], where each line of texts.txt begins). A folde
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embedlab._paths import ordinary_mode
 from embedlab.errors import UserError
 from embedlab.evaluation.nearest import TopK, unit
 from embedlab.evaluation.vectors import Encoder, embed
@@ -191,9 +191,7 @@ def _new_folder(target: Path) -> Iterator[Path]:
     old: Path | None = None
     try:
         yield work
-        umask = os.umask(0)
-        os.umask(umask)
-        work.chmod(0o777 & ~umask)
+        ordinary_mode(work)
         if target.exists():
             # Two renames: for an instant there is no index, never half of one.
             old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from embedlab._paths import ordinary_mode
+
 if TYPE_CHECKING:
     from embedlab.encoder import SentenceEncoder
 
@@ -60,10 +62,9 @@ def write_sentence_transformers(encoder: SentenceEncoder, folder: Path) -> None:
             if weights:
                 from safetensors.torch import save_file
 
-                save_file(
-                    {k: v.detach().cpu().float().contiguous() for k, v in weights.items()},
-                    folder / path / "model.safetensors",
-                )
+                file = folder / path / "model.safetensors"
+                save_file({k: v.detach().cpu().float().contiguous() for k, v in weights.items()}, file)
+                ordinary_mode(file)
             modules.append((str(i), path, _STOCK + kind))
         if prompt:
             settings |= {"prompts": {"template": prompt}, "default_prompt_name": "template"}

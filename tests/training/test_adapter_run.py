@@ -61,6 +61,8 @@ def test_an_adapter_alone_comes_back_on_its_base(compose_run: Compose, tmp_path:
     encoder.save(tmp_path / "adapter", merge=False)
     encoder.save(tmp_path / "whole")
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    modes = {p.stat().st_mode for p in (tmp_path / "adapter").iterdir()}
+    assert len(modes) == 1, "the weights may be read by whom the other files may be"
     alone, whole = (SentenceEncoder.load(tmp_path / name) for name in ("adapter", "whole"))
     vectors = encoder.encode(TEXTS)
     np.testing.assert_allclose(alone.encode(TEXTS), vectors, atol=1e-5)

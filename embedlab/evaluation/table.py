@@ -158,7 +158,8 @@ def before_after_table(
     names: tuple[str, str] = ("before", "after"),
 ) -> Table:
     """One row a metric: before, after, change and whether that is better. Each side has the scores of its
-    seeds; a single run shows its interval where the scores have one (`key_low`, `key_high`).
+    seeds; a single run shows its interval where the scores have one (`key_low`, `key_high`), and its change is
+    "not resolved" where each score lies in the interval of the other.
 
     The heading of each side says its n.
     """
@@ -174,7 +175,10 @@ def before_after_table(
             for side, values in zip((before, after), sides, strict=True)
         ]
         change = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
-        rows.append((metric.label, *cells, f"{change:+.{metric.digits}f}", _verdict(change, metric)))
+        verdict = _verdict(change, metric)
+        if verdict and len(before) == len(after) == 1 and _overlap(before[0], after[0], metric.key):
+            verdict = "not resolved"
+        rows.append((metric.label, *cells, f"{change:+.{metric.digits}f}", verdict))
     heads = [f"{name} (n={len(side)})" for name, side in zip(names, (before, after), strict=True)]
     return Table(title, ("metric", *heads, "change", ""), tuple(rows), caption)
 
@@ -185,6 +189,16 @@ def _with_interval(scores: Scores, metric: Metric) -> str:
     if low is None or high is None:
         return text
     return f"{text} [{number(low, metric.digits)}, {number(high, metric.digits)}]"
+
+
+def _overlap(one: Scores, other: Scores, key: str) -> bool:
+    """Whether each score lies in the interval of the other; False where one has none."""
+    if not all(f"{key}_{end}" in side for side in (one, other) for end in ("low", "high")):
+        return False
+    return all(
+        side[f"{key}_low"] <= value[key] <= side[f"{key}_high"]
+        for side, value in ((one, other), (other, one))
+    )
 
 
 def _verdict(change: float, metric: Metric) -> str:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from embedlab import __version__
 from embedlab._paths import ordinary_mode
+from embedlab.damage import damage
 from embedlab.errors import UserError
 from embedlab.loading import load as load
 from embedlab.pooling import build_pooling
@@ -399,7 +400,9 @@ class SentenceEncoder(nn.Module):
             pooling.load_state_dict(load_file(weights) if weights.is_file() else {})
         except (SafetensorError, RuntimeError, OSError) as error:
             raise UserError(
-                f"the pooling's weights do not fit: {error}", file=weights, fix="another copy of the encoder"
+                f"the pooling's weights do not fit: {damage(error) or error}",
+                file=weights,
+                fix="another copy of the encoder",
             ) from error
         tokenization = Tokenization.from_dict(tokenizer, card["tokenization"])
         return cls(backbone, pooling, tokenization, card["card"]).eval()

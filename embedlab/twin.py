@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
+from embedlab.damage import damage
 from embedlab.encoder import _FORMAT, CARD, POOLING_WEIGHTS, SentenceEncoder, read_card, whole_folder
 from embedlab.errors import UserError
 from embedlab.tokenization import Tokenization
@@ -291,6 +292,7 @@ def _folder(path: str, key: str) -> Path:
 
 def _take_weights(pooling: Pooling, folder: Path, key: str) -> None:
     """A pooling with weights goes on from those of the checkpoint."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     file = folder / POOLING_WEIGHTS
@@ -302,4 +304,12 @@ def _take_weights(pooling: Pooling, folder: Path, key: str) -> None:
             key=key,
             fix="the pooling of the stage-1 run",
         )
-    pooling.load_state_dict(load_file(file))
+    try:
+        pooling.load_state_dict(load_file(file))
+    except (SafetensorError, RuntimeError, OSError) as error:
+        raise UserError(
+            f"the pooling's weights do not fit: {damage(error) or error}",
+            file=file,
+            key=key,
+            fix="another copy of the stage-1 run",
+        ) from error

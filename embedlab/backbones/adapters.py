@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab._paths import ordinary_mode
+from embedlab.damage import damage
 from embedlab.errors import UserError
 from embedlab.training.ranks import local_rank
 
@@ -486,5 +487,9 @@ def read_adapter(card: Mapping[str, Any], folder: Path, attention: str | None) -
     try:
         load_adapter_state(backbone.model, load_file(folder / WEIGHTS))
     except (SafetensorError, ValueError, OSError) as error:
-        raise UserError(f"the adapter cannot be read: {error}", file=folder / WEIGHTS) from error
+        raise UserError(
+            f"the adapter cannot be read: {damage(error) or error}",
+            file=folder / WEIGHTS,
+            fix="another copy of the encoder",
+        ) from error
     return backbone.eval(), tokenizer

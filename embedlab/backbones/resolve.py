@@ -17,6 +17,7 @@ from urllib.request import getproxies
 from embedlab._paths import assets_dir
 from embedlab.backbones.config import BackboneConfig, BackboneInfo
 from embedlab.backbones.known import known
+from embedlab.damage import damage
 from embedlab.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def _explain(config: BackboneConfig, error: Exception) -> NoReturn:
         raise UserError(f"a package is missing: {text}", **where, fix=fix) from error
     file = None if config.source == "hub" else config.path or config.name
     raise UserError(
-        f"the model's files cannot be read: {type(error).__name__}: {text[:300]}",
+        f"the model's files cannot be read: {damage(error) or f'{type(error).__name__}: {text[:300]}'}",
         file=file,
         **where,
         fix="another copy of the model",

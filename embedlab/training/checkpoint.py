@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from embedlab.damage import damage
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,13 +34,12 @@ def load_encoder(path: Path) -> SentenceEncoder:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         record, state = checkpoint["embedlab"]["encoder"], checkpoint["state_dict"]
-    except KeyError:
-        raise UserError(
-            "is no checkpoint of embedlab", file=path, fix="give a run's last.ckpt or its folder"
-        ) from None
     except Exception as error:
-        text = str(error).strip().splitlines()
-        raise UserError(f"cannot be read: {text[0][:200] if text else error!r}", file=path) from None
+        fix = "another copy of it, or a run's last.ckpt, previous.ckpt or folder"
+        if (problem := damage(error)) is None and not isinstance(error, OSError | RuntimeError | MemoryError):
+            raise UserError("is no checkpoint of embedlab", file=path, fix=fix) from None
+        text = problem or (str(error).strip().splitlines() or [repr(error)])[0][:200]
+        raise UserError(f"cannot be read: {text}", file=path, fix=fix) from None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file in (*record["files"], *record["weights"]):

@@ -13,6 +13,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from embedlab.damage import damage
 from embedlab.errors import UserError
 from embedlab.training.folder import LAST as LAST
 from embedlab.training.folder import PREVIOUS as PREVIOUS
@@ -220,7 +221,12 @@ def find_checkpoint(ckpt_path: str | None, folder: Path) -> Path | None:
             )
         problem = unreadable(path)
         if problem:
-            raise UserError(f"the checkpoint cannot be read: {problem}", file=path, key="ckpt_path")
+            raise UserError(
+                f"the checkpoint cannot be read: {problem}",
+                file=path,
+                key="ckpt_path",
+                fix="another copy of it, or ckpt_path=last for the newest whole one of the run's folder",
+            )
         return path
     found = [p for p in (folder / LAST, folder / PREVIOUS) if p.is_file()]
     if not found and ckpt_path == "auto":
@@ -239,7 +245,12 @@ def find_checkpoint(ckpt_path: str | None, folder: Path) -> Path | None:
                 log.warning("Going on from %s, of step %d.", path, step_of(path))
             return path
         log.warning("%s cannot be read (%s).", path, problem)
-    raise UserError(f"none of {', '.join(p.name for p in found)} can be read", file=folder, key="ckpt_path")
+    raise UserError(
+        f"none of {', '.join(p.name for p in found)} can be read",
+        file=folder,
+        key="ckpt_path",
+        fix="another copy of one, or ckpt_path=null and another folder to begin again",
+    )
 
 
 def unreadable(path: Path) -> str | None:
@@ -255,7 +266,7 @@ def unreadable(path: Path) -> str | None:
         if not isinstance(content, dict) or not {"global_step", "state_dict"} <= set(content):
             return "weights alone, with no step to go on from"
     except Exception as error:
-        return (str(error).strip().splitlines() or [repr(error)])[0][:200]
+        return damage(error) or (str(error).strip().splitlines() or [repr(error)])[0][:200]
     return None
 
 

@@ -81,7 +81,9 @@ def main(argv: list[str]) -> int:
         other = Configured.of(
             load_encoder(config["compare"], config["max_length"]), config, sys.stderr.isatty()
         )
-    for suite, runner in runners.items():
+    for i, (suite, runner) in enumerate(runners.items(), start=1):
+        if len(runners) > 1:
+            print(f"embedlab: suite {suite} ({i} of {len(runners)})", file=sys.stderr)
         path = paths[suite]
         kept = path.with_suffix(".unfinished")
         settings = _settings(config, suite) | {"device": str(encoder.encoder.device), "kept": kept}

@@ -58,6 +58,17 @@ def test_several_suites_from_the_parent_folder(ckpt: Path, sts: Path, tmp_path: 
     assert "10 bootstrap" in block["aggregation"]
 
 
+def test_several_suites_say_which_one_is_being_scored(
+    ckpt: Path, sts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["evaluate", f"ckpt={ckpt}", f"data_dir={sts.parent}", f"out={tmp_path / 'results'}"]
+    assert main([*arguments, "suite=sts,geometry"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("embedlab: suite ")]
+    assert said == ["embedlab: suite sts (1 of 2)", "embedlab: suite geometry (2 of 2)"]
+    assert main([*arguments, "suite=sts"]) == 0
+    assert "embedlab: suite" not in capsys.readouterr().err
+
+
 def test_tasks_text_and_length_can_be_chosen(ckpt: Path, sts: Path, tmp_path: Path) -> None:
     out = tmp_path / "s.json"
     arguments = [

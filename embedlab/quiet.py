@@ -1,10 +1,13 @@
-"""Other packages' loggers, silent for a while."""
+"""Other packages' loggers, silent for a while, and a warning of theirs that is nobody's to mend here."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+LEAF_SPEC = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
+"""torch to Lightning, in every run: the pattern for `warnings.filterwarnings`."""
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def train_one(values: dict[str, Any], folder: Path, whole: Path | None = None) -
 def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, Any] | None = None) -> int:
     """Train in this process; an interrupted run ends with the shell's status for its signal.
 
-    ``extra``: arguments of Lightning's trainer beyond the configuration's.
+    ``whole``: as for `train_one`; ``extra``: arguments of Lightning's trainer beyond the configuration's.
     """
     from embedlab.training.callbacks.checkpoints import Interrupted
     from embedlab.training.nonfinite import NonFiniteLoss
@@ -77,7 +77,7 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
     from embedlab.training.run import Run
 
     try:
-        Run(config, folder, extra=extra).fit()
+        Run(config, folder, extra=extra, part=whole is not None and whole != folder).fit()
     except Interrupted as stop:
         again = whole or stop.checkpoint.parent
         if config.callbacks.requeue and requeue(stop.number):

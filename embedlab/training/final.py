@@ -6,6 +6,8 @@ import importlib.util
 import json
 import logging
 import platform
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +74,7 @@ class Finale:
         encoder: that is trained.
         data: it is trained on.
         dev: the set that selects, where the run has STS files.
+        part: whether the run is a stage of a larger one, whose result is what will be used.
     """
 
     def __init__(
@@ -81,8 +84,10 @@ class Finale:
         encoder: SentenceEncoder,
         data: SentenceDataModule,
         dev: DevSet | None,
+        part: bool = False,
     ) -> None:
         self.config, self.folder, self.encoder, self.data, self.dev = config, folder, encoder, data, dev
+        self.part = part
         self.device: torch.device | None = None
         """Where to score; None: where the encoder is. Lightning has the model on the CPU before and after a fit."""
         self._data_dir = sts_folder(config.evaluation)
@@ -148,7 +153,10 @@ class Finale:
             if self.dev is not None:
                 vectors = self.encoder.encode(self.dev.sentences, output="tensor")
                 scores |= {f"dev/{k}": v for k, v in self.dev.score(vectors).items()}
-            for name in self.suites():
+            suites = self.suites()
+            for i, name in enumerate(suites, start=1):
+                if suites != ["lee"]:  # which takes seconds
+                    log.info("Scoring %s (suite %d of %d).", name, i, len(suites))
                 found, protocols[name] = SUITES[name](self.encoder, settings)
                 scores |= found
         finally:
@@ -164,10 +172,17 @@ class Finale:
             caption = f"{lee}One seed: n=1."
             before_after_table([before], [scores], METRICS, title, caption).print()
         print(f"Scores: {self.folder / AFTER}")
-        print(
-            f'Encode with the result: python -c "import embedlab; '
-            f"print(embedlab.load('{self.folder / 'export'}').encode(['a cat', 'a dog']).shape)\""
-        )
+        if not self.part:
+            print(
+                f'Encode with the result: {shlex.quote(this_python())} -c "import embedlab; '
+                f"print(embedlab.load('{self.folder / 'export'}').encode(['a cat', 'a dog']).shape)\""
+            )
+
+
+def this_python() -> str:
+    """The interpreter in use, which has this package: relative to the working directory where it lies below it."""
+    path, here = Path(sys.executable), Path.cwd()
+    return str(path.relative_to(here) if here in path.parent.parents else path)
 
 
 def device_name(device: torch.device) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation.protocol import write_json
+from embedlab.quiet import LEAF_SPEC
 from embedlab.training.callbacks.scoring import gather_rows
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def look(run: Run, subcommand: str) -> None:
     options: dict[str, Any] = {"ckpt_path": run.checkpoint, "weights_only": True}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
+        warnings.filterwarnings("ignore", LEAF_SPEC)
         if subcommand == "validate":
             if run.finale.dev is None:
                 raise UserError(

@@ -26,6 +26,7 @@ from embedlab.encoder import whole_folder
 from embedlab.errors import UserError
 from embedlab.methods import method_class
 from embedlab.methods.base import Method
+from embedlab.quiet import LEAF_SPEC
 from embedlab.tokenization import Tokenization
 from embedlab.training.callbacks.checkpoints import (
     LAST,
@@ -86,13 +87,19 @@ class Run:
         folder: of the run.
         purpose: ``fit``, or to look at an encoder that is there: ``validate``, ``test``, ``predict``.
         extra: arguments of Lightning's trainer beyond the configuration's.
+        part: whether it is a stage of a larger run.
 
     Raises:
         UserError: bad configuration or data.
     """
 
     def __init__(
-        self, config: RunConfig, folder: Path, purpose: str = "fit", extra: dict[str, Any] | None = None
+        self,
+        config: RunConfig,
+        folder: Path,
+        purpose: str = "fit",
+        extra: dict[str, Any] | None = None,
+        part: bool = False,
     ) -> None:
         for line in config.check():
             log.warning(line)
@@ -122,7 +129,7 @@ class Run:
             (self.folder / "config.yaml").write_text(
                 yaml.safe_dump(config.plain, sort_keys=False), encoding="utf-8"
             )
-        self.finale = Finale(config, self.folder, self.method.encoder, self.data, dev)
+        self.finale = Finale(config, self.folder, self.method.encoder, self.data, dev, part)
         loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
         self.trainer, self.selection = build_trainer(config, self.folder, loggers, self.finale, extra)
         self.finale.device = self.trainer.strategy.root_device
@@ -354,6 +361,7 @@ def _quiet() -> None:
         ".*`training_step` returned `None`.*",
         ".*Consider increasing the value of the `num_workers`.*",
         ".*Found keys that are not in the model state dict.*",
+        LEAF_SPEC,
     ):
         warnings.filterwarnings("ignore", text)
 
@@ -361,13 +369,16 @@ def _quiet() -> None:
 def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule) -> None:
     """What a run is about to do; says how many candidates an anchor meets, which accumulation does not raise."""
     per_device, world = config.data.batch_size, trainer.world_size
+    candidates = ""
+    if config.method.needs_others and not config.method.idle:
+        met = per_device * (world if getattr(config.method, "gather_negatives", True) else 1)
+        candidates = f"{met} in-batch candidates an anchor, "
     log.info(
-        "step=%s precision=%s devices=%d | batch %d on each device, %d in-batch candidates an anchor, "
-        "%d sentences an update",
+        "step=%s precision=%s devices=%d | batch %d on each device, %s%d sentences an update",
         config.resolved_step(),
         trainer.precision,
         world,
         per_device,
-        per_device * world,
+        candidates,
         per_device * world * config.optimizer.accumulate,
     )

@@ -57,6 +57,7 @@ def test_one_command_trains_both_towers_and_then_the_twin(
         "stage a and the twin have a table before and after; b has none before"
     )
     assert "The run and its stages" in out
+    assert out.count("Encode with the result") == 1, "of the run, not of its stages"
     towers = [embedlab.load(home / name) for name in ("stage1_a", "stage1_b")]
     assert towers[0].fingerprint() != towers[1].fingerprint()
     # Before stage 2 the twin is the sum of its towers: control (b).

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from embedlab.errors import UserError
 from embedlab.evaluation.finetune.buckets import Batch, Buckets, Epochs
 from embedlab.evaluation.finetune.config import FineTuneConfig
+from embedlab.quiet import LEAF_SPEC
 from embedlab.training.optimizer import OptimizerConfig, build_optimizer
 
 _REPORTS = 10  # progress lines of one training, where there is no terminal
@@ -217,7 +218,7 @@ def _quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning.*")
-            warnings.filterwarnings("ignore", message=".*isinstance.treespec.*")
+            warnings.filterwarnings("ignore", message=LEAF_SPEC)
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

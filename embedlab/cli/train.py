@@ -80,7 +80,9 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
         Run(config, folder, extra=extra, part=whole is not None and whole != folder).fit()
     except Interrupted as stop:
         again = whole or stop.checkpoint.parent
-        if config.callbacks.requeue and requeue(stop.number):
+        # The same command again would be refused in this folder, unless it goes on.
+        resumes = config.ckpt_path in ("auto", "last")
+        if config.callbacks.requeue and resumes and requeue(stop.number):
             print("embedlab: interrupted; the job is queued again", file=sys.stderr)
         else:
             print(f"embedlab: interrupted; go on with ckpt_path=last hydra.run.dir={again}", file=sys.stderr)

@@ -117,11 +117,13 @@ def test_a_schedulers_signal_writes_a_checkpoint_and_queues_the_job_again(
 
 def test_ctrl_c_and_a_wish_queue_nothing(compose_run, tmp_path, scheduler, monkeypatch):  # type: ignore[no-untyped-def]
     assert not requeue(signal.SIGINT)
-    with monkeypatch.context() as patch:
-        StopAt(1, patch, signal.SIGTERM)
-        status = fit(compose_run("trainer.max_steps=3", "callbacks.requeue=false"), tmp_path / "run")
-    assert status == 128 + signal.SIGTERM
-    assert not scheduler.exists()
+    # A command that would not go on is not asked for again.
+    for name, more in (("wish", ("ckpt_path=auto", "callbacks.requeue=false")), ("no way on", ())):
+        with monkeypatch.context() as patch:
+            StopAt(1, patch, signal.SIGTERM)
+            status = fit(compose_run("trainer.max_steps=3", *more), tmp_path / name)
+        assert status == 128 + signal.SIGTERM
+        assert not scheduler.exists()
 
 
 def test_only_the_first_rank_asks_and_an_array_task_by_its_name(scheduler, monkeypatch):  # type: ignore[no-untyped-def]

@@ -19,7 +19,7 @@ def damage(error: Exception) -> str | None:
     text = str(error)
     if "Unsupported global" in text or "Unsupported class" in text or "TorchScript" in text:
         return OBJECTS
-    if "PytorchStreamReader" in text or "weights_only" in text:
+    if any(word in text for word in ("PytorchStreamReader", "inline_container", "weights_only")):
         return DAMAGED
     kinds = (SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile, EOFError)
     return DAMAGED if isinstance(error, kinds) else None

@@ -6,8 +6,10 @@ import csv
 import difflib
 import html
 import math
+import re
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,15 +122,25 @@ def find_baseline(groups: Sequence[Group], name: str | None) -> Group | None:
     """
     if name is None:
         return None
-    parts = set(name.split(", "))
     found = [g for g in groups if g.label == name]
-    found = found or [g for g in groups if parts <= set(g.label.split(", "))]
+    found = found or [g for g in groups if _settings(name) <= _settings(g.label)]
     found = found or [g for g in groups if name in g.label]
     if len(found) != 1:
         labels = "; ".join(g.label for g in groups)
         what = "no recipe" if not found else f"{len(found)} recipes"
         raise UserError(f"{what} by this name", key="baseline", value=name, fix=f"one of: {labels}")
     return found[0]
+
+
+def _settings(label: str) -> set[str]:
+    """The settings of a label, ``key=value`` each; numbers in one form (1e-4 is 0.0001)."""
+    found = set()
+    for part in re.split(r",\s*(?=[\w.]+=)", label.strip()):
+        key, sign, value = part.strip().partition("=")
+        with suppress(ValueError):
+            value = repr(float(value))
+        found.add(f"{key}{sign}{value}")
+    return found
 
 
 def make_report(

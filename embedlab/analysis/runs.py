@@ -100,8 +100,13 @@ def read_run(path: Path) -> Run | None:
         raise UserError(f"cannot be read: {error}", file=path) from None
     if not isinstance(content, dict) or "training" not in content:
         return None
-    scores = {k: math.nan if v is None else float(v) for k, v in content["scores"].items()}
-    return Run(path.parent, scores, content.get("config", {}), content["training"])
+    try:
+        scores = {k: math.nan if v is None else float(v) for k, v in content["scores"].items()}
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"holds no scores by name ({error!r})", file=path, fix="the file as the run wrote it"
+        ) from None
+    return Run(path.parent, scores, content.get("config") or {}, content["training"])
 
 
 def _unfinished(folder: Path) -> Unfinished:

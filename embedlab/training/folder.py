@@ -20,14 +20,21 @@ def check_free(folder: Path, ckpt_path: str | None, key: str) -> None:
         key: that says where the folder is.
 
     Raises:
-        UserError: the folder holds the checkpoint or the scores of a run that would not go on.
+        UserError: the folder holds the checkpoint or the scores of a run that would not go on; no such checkpoint.
     """
+    if ckpt_path is not None and not isinstance(ckpt_path, str):
+        raise UserError("not a path", key="ckpt_path", value=ckpt_path, fix="FILE.ckpt, last or auto")
     checkpoints = [name for name in (LAST, PREVIOUS) if (folder / name).exists()]
     found = [name for name in (AFTER,) if (folder / name).exists()] + checkpoints
     if not found or ckpt_path == "last" or (ckpt_path == "auto" and checkpoints):
         return
-    if ckpt_path not in (None, "auto") and Path(ckpt_path).resolve().parent == folder.resolve():
-        return
+    if ckpt_path not in (None, "auto"):
+        if not Path(ckpt_path).is_file():
+            raise UserError(
+                "no such checkpoint", key="ckpt_path", value=ckpt_path, fix="FILE.ckpt, last or auto"
+            )
+        if Path(ckpt_path).resolve().parent == folder.resolve():
+            return
     go_on = "ckpt_path=last to go on with it, " if checkpoints else ""
     raise UserError(
         f"this folder holds a run already ({', '.join(found)}), which a new one would replace",

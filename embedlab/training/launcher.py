@@ -26,6 +26,8 @@ OUTPUT = "output.log"
 STATUS = "trial.json"
 RUNNER = "embedlab.cli.trial"
 FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
+# By its own handler, and by the signal before it had one.
+_INTERRUPTS = tuple(x for s in (signal.SIGTERM, signal.SIGINT) for x in (128 + s, -s))
 _IGNORED = ("ckpt_path",)  # keys that do not make another trial
 
 
@@ -75,8 +77,7 @@ def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None
             "must be at least 1, or null", key="hydra.launcher.parallel", value=parallel, fix="a whole number"
         )
     sweep.mkdir(parents=True, exist_ok=True)
-    for trial in trials:
-        _claim(trial)
+    claim(trials)
     devices = _devices()
     slots: list[int | None] = list(devices[:parallel] if parallel else devices) or [None] * (parallel or 1)
     waiting = [t for t in trials if status_of(t.folder) != FINISHED]
@@ -128,8 +129,19 @@ def status_of(folder: Path) -> str | None:
         return None
 
 
-def _claim(trial: Trial) -> None:
-    """Write the trial's configuration; a folder of another trial is not taken over."""
+def claim(trials: Sequence[Trial]) -> None:
+    """Write each trial's configuration in its folder, after a look at all of them.
+
+    Raises:
+        UserError: a folder holds a trial of another configuration, or a run that is no trial.
+    """
+    for trial in [t for t in trials if not _is_claimed(t)]:
+        trial.folder.mkdir(parents=True, exist_ok=True)
+        (trial.folder / CONFIG).write_text(yaml.safe_dump(trial.config, sort_keys=False), encoding="utf-8")
+
+
+def _is_claimed(trial: Trial) -> bool:
+    """Whether the trial's configuration is in its folder; a folder of another trial or run is not taken over."""
     path = trial.folder / CONFIG
     if path.exists():
         there = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -148,10 +160,9 @@ def _claim(trial: Trial) -> None:
                 key="hydra.sweep.dir",
                 fix="another hydra.sweep.dir, or the sweep's own command",
             )
-        return
+        return True
     check_free(trial.folder, trial.config.get("ckpt_path"), "hydra.sweep.dir")
-    trial.folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(trial.config, sort_keys=False), encoding="utf-8")
+    return False
 
 
 def _identity(config: dict[str, Any]) -> dict[str, Any]:
@@ -199,13 +210,7 @@ def _collect(running: list[_Running], sweep: Path, trials: Sequence[Trial]) -> l
         if code is None:
             still.append(run)
             continue
-        status = (
-            FINISHED
-            if code == 0
-            else INTERRUPTED
-            if code in (128 + signal.SIGTERM, 128 + signal.SIGINT)
-            else FAILED
-        )
+        status = FINISHED if code == 0 else INTERRUPTED if code in _INTERRUPTS else FAILED
         seconds = round(time.monotonic() - run.began, 1)
         (run.trial.folder / STATUS).write_text(
             json.dumps(

@@ -189,7 +189,7 @@ def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, de
             fix="intervals from low to high (above 0 on a log scale); in a folder begun with others, another folder",
         ) from None  # fmt: skip
     one = Trial(folder / str(trial.number), compose([*space.fixed, *chosen]), chosen)
-    launcher._claim(one)
+    launcher.claim([one])
     return _Live(trial, launcher._start(one, device))
 
 

@@ -97,6 +97,17 @@ def test_other_towers_make_another_recipe(tmp_path: Path) -> None:
     assert len(group_runs(find_runs([tmp_path])[0])) == 2
 
 
+def test_scores_that_are_no_numbers_are_said_in_one_line(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", 0, 70.0)
+    content = json.loads((tmp_path / "a" / "scores.json").read_text())
+    (tmp_path / "a" / "scores.json").write_text(json.dumps(content | {"config": None}))
+    assert len(group_runs(find_runs([tmp_path])[0])) == 1
+    for scores in ({"sts7/spearman": "high"}, [1], None):
+        (tmp_path / "a" / "scores.json").write_text(json.dumps(content | {"scores": scores}))
+        with pytest.raises(UserError, match="no scores by name"):
+            find_runs([tmp_path])
+
+
 def test_what_is_scored_makes_no_other_recipe(tmp_path: Path) -> None:
     for seed, before in ((0, True), (1, False)):
         write_run(tmp_path / str(seed), seed, 70.0)
@@ -166,7 +177,7 @@ def test_baseline_by_settings_in_any_order_and_whole(tmp_path: Path) -> None:
         for m in (1, 4):
             write_run(tmp_path / f"{n}-{m}", 0, 70.0, n=n, m=m)
     groups = group_runs(find_runs([tmp_path])[0])
-    for name in ("pooling.n=1, pooling.m=4", "pooling.m=4, pooling.n=1"):
+    for name in ("pooling.n=1, pooling.m=4", "pooling.m=4,pooling.n=1", " pooling.m=4.0,  pooling.n=1e0"):
         found = find_baseline(groups, name)
         assert found is not None
         assert set(found.label.split(", ")) == {"pooling.n=1", "pooling.m=4"}

@@ -43,6 +43,9 @@ def test_what_may_begin(there: list[str], ckpt_path: str | None, free: bool, tmp
     for name in there:
         (folder / name).touch()
     given = ckpt_path and ckpt_path.replace("HERE", str(folder))
+    if given and "/" in given:
+        Path(given).parent.resolve().mkdir(exist_ok=True)
+        Path(given).resolve().touch()
     if free:
         check_free(folder, given, "hydra.run.dir")
         return
@@ -51,6 +54,15 @@ def test_what_may_begin(there: list[str], ckpt_path: str | None, free: bool, tmp
     assert str(folder) in str(error.value)
     assert "another hydra.run.dir" in str(error.value)
     assert ("ckpt_path=last" in str(error.value)) == any(name != AFTER for name in there)
+
+
+@pytest.mark.parametrize(
+    ("ckpt_path", "message"), [(3, "not a path"), ("nowhere.ckpt", "no such checkpoint")]
+)
+def test_what_names_no_checkpoint(ckpt_path: object, message: str, tmp_path: Path) -> None:
+    (tmp_path / LAST).touch()
+    with pytest.raises(UserError, match=message):
+        check_free(tmp_path, ckpt_path, "hydra.run.dir")  # type: ignore[arg-type]
 
 
 def test_train_is_refused_before_anything_is_written(compose_run, text_file, tiny, tmp_path, capsys):  # type: ignore[no-untyped-def]
@@ -104,6 +116,9 @@ def test_a_sweep_takes_its_own_trials_and_no_other_run(tmp_path, monkeypatch):  
     with pytest.raises(UserError, match=r"holds a run already .*hydra.sweep.dir"):
         run_trials([Trial(tmp_path / "0", {"do": "go"}, [])], tmp_path)
     assert [p.name for p in (tmp_path / "0").iterdir()] == [LAST]
+    with pytest.raises(UserError, match="holds a run already"):
+        run_trials([Trial(tmp_path / name, {"do": "go"}, []) for name in ("1", "0")], tmp_path)
+    assert not (tmp_path / "1").exists(), "all are looked at before the first is written"
     (tmp_path / "0" / launcher.CONFIG).write_text("do: go\n")
     (tmp_path / "0" / AFTER).touch()
     assert run_trials([Trial(tmp_path / "0", {"do": "go"}, [])], tmp_path) == ["finished"]

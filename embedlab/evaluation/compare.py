@@ -6,6 +6,7 @@ seeds, which `embedlab report` shows, and which is the larger one for unsupervis
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from embedlab.evaluation.settings import whole
 from embedlab.evaluation.sts import SEVEN, STSPairs, all_sentences, load_sts
 from embedlab.evaluation.vectors import Encoder, Vectors
 
+log = logging.getLogger(__name__)
 RESAMPLES, SEED, LEVEL = 1000, 0, 0.95
 _CHUNK = 50  # resamples ranked at a time: bounds the memory
 
@@ -64,6 +66,7 @@ def compare_sts(
         ``task/change`` (Spearman x100, on all pairs), its interval ``task/change_low`` and ``task/change_high``
         (95 %), and ``task/worse``, the share of resamples in which ``second`` is lower.
     """
+    log.info("comparing: encoding with both, then %d resamples of each task", resamples)
     vectors = [Vectors(encoder, all_sentences(tasks)) for encoder in (first, second)]
     scores: dict[str, float] = {}
     points, samples = [], []

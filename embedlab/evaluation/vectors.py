@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.errors import UserError
+
+LONG = 2000
+"""Sentences from which on their encoding is worth a progress bar."""
 
 
 class Encoder(Protocol):
@@ -32,9 +37,11 @@ def unique(texts: Iterable[str]) -> tuple[list[str], dict[str, int]]:
 def encode(encoder: Encoder, sentences: Sequence[str]) -> Tensor:
     """Vectors of `sentences` as a float32 tensor [n, D] on the CPU, whatever the encoder returns.
 
-    Raises ValueError when the encoder does not give one vector a sentence.
+    On a terminal, many of them with a progress bar, where the encoder has one. Raises ValueError when the encoder
+    does not give one vector a sentence.
     """
-    vectors = encoder.encode(list(sentences))
+    bar = len(sentences) >= LONG and sys.stderr.isatty() and _has_bar(encoder)
+    vectors = encoder.encode(list(sentences), **({"show_progress_bar": True} if bar else {}))
     if not isinstance(vectors, Tensor):
         vectors = torch.from_numpy(np.array(vectors, dtype=np.float32))
     vectors = vectors.detach().to("cpu", torch.float32)
@@ -43,6 +50,13 @@ def encode(encoder: Encoder, sentences: Sequence[str]) -> Tensor:
             f"encode() gave shape {tuple(vectors.shape)} for {len(sentences)} sentences, expected [n, D]"
         )
     return vectors
+
+
+def _has_bar(encoder: Encoder) -> bool:
+    try:
+        return "show_progress_bar" in inspect.signature(encoder.encode).parameters
+    except (TypeError, ValueError):  # a callable that tells nothing
+        return False
 
 
 class Vectors:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +58,27 @@ def test_texts_of_the_same_tokens_are_encoded_once(
     np.testing.assert_allclose(together, one_by_one, atol=1e-6)
     assert np.array_equal(together[0], together[3])
     assert encoder.encode([]).shape == (0, encoder.dim)
+
+
+class WithBar(HashedWords):
+    bars = 0
+
+    def encode(self, sentences: Sequence[str], show_progress_bar: bool = False) -> np.ndarray:
+        self.bars += show_progress_bar
+        return super().encode(sentences)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_many_sentences_have_a_progress_bar_on_a_terminal(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    monkeypatch.setattr("embedlab.evaluation.vectors.LONG", 3)
+    encoder = WithBar()
+    for n, bars in ((2, 0), (3, int(terminal))):
+        encode(encoder, ["a cat"] * n)
+        assert encoder.bars == bars
+    assert encode(HashedWords(), ["a cat"] * 3).shape[0] == 3, "an encoder without one"
 
 
 def test_shared_vectors_encode_a_text_once_over_tasks() -> None:

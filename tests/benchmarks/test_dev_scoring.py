@@ -9,20 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.dev_scoring import main
-from tests.training.conftest import sentences
 
 
 def test_a_scoring_and_its_share(
-    tiny: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny_run: Callable[[str], tuple[list[str], Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tiny("bert", width=32, heads=2, ffn=64)
-    monkeypatch.setattr("benchmarks.dev_scoring.architecture", lambda *_: folder)
-    (tmp_path / "text.txt").write_text("\n".join(sentences(80)), encoding="utf-8")
-    out = tmp_path / "out.json"
-    run = ["--backbone", str(folder), "--sentences", str(tmp_path / "text.txt"), "--json", str(out)]
+    run, out = tiny_run("dev_scoring")
     found = main([*run, "--batch", "4", "--pairs", "10", "--every", "2", "--step", "eager"])
     assert found["step_ms"] > 0
     assert found["share"] < 1

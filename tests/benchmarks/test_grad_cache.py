@@ -9,20 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.grad_cache import main
-from tests.training.conftest import sentences
 
 
 def test_a_row_for_each_chunk(
-    tiny: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny_run: Callable[[str], tuple[list[str], Path]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tiny("bert", width=32, heads=2, ffn=64)
-    monkeypatch.setattr("benchmarks.grad_cache.architecture", lambda *_: folder)
-    (tmp_path / "text.txt").write_text("\n".join(sentences(80)), encoding="utf-8")
-    out = tmp_path / "out.json"
-    run = ["--backbone", str(folder), "--sentences", str(tmp_path / "text.txt"), "--json", str(out)]
+    run, out = tiny_run("grad_cache")
     assert main([*run, "--batch", "8", "--chunks", "4,2", "--steps", "6", "--step", "eager"]) == 0
     arms = json.loads(out.read_text())["arms"]
     assert [arm["chunk"] for arm in arms] == [None, 4, 2]

@@ -94,12 +94,9 @@ def differences_table(arms: Mapping[str, Mapping[int, Scores]], metric: Metric) 
         found = compare(arms.get(one, {}), arms.get(other, {}), metric.key)
         if found is None:
             continue
-        interval, detectable = "", ""
-        if found.n > 1:
-            interval = f" [{found.low:+.{metric.digits}f}, {found.high:+.{metric.digits}f}]"
-            detectable = f"{found.detectable:.{metric.digits}f}"
-        change = f"{found.mean:+.{metric.digits}f}{interval}"
-        rows.append((f"{NAMES[one]}  minus  {NAMES[other]}", change, str(found.n), detectable, found.verdict))
+        detectable = "" if found.n < 2 else f"{found.detectable:.{metric.digits}f}"
+        names = f"{NAMES[one]}  minus  {NAMES[other]}"
+        rows.append((names, found.text(metric.digits), str(found.n), detectable, found.verdict))
     caption = (
         "Paired by seed, 95 % confidence interval, not corrected for the number of rows. Detectable: the smallest "
         "true difference that so many seeds would have shown in four of five experiments."

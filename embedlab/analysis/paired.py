@@ -30,6 +30,11 @@ class Difference:
     high: float
     detectable: float
 
+    def text(self, digits: int = 2) -> str:
+        """The mean with its interval, ``+0.22 [-0.01, +0.44]``; with one seed the mean alone."""
+        mean = f"{self.mean:+.{digits}f}"
+        return mean if self.n < 2 else f"{mean} [{self.low:+.{digits}f}, {self.high:+.{digits}f}]"
+
     @property
     def verdict(self) -> str:
         """``better`` or ``worse`` where the interval leaves out 0 (higher is better), else ``not resolved``."""

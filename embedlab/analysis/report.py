@@ -223,12 +223,8 @@ def _difference_cells(group: Group, baseline: Group, metric: str) -> list[str]:
     if found is None:
         return ["no seed in common", "", ""]
     if found.n == 1:
-        return [f"{found.mean:+.2f} (n=1)", "–", found.verdict]
-    return [
-        f"{found.mean:+.2f} [{found.low:+.2f}, {found.high:+.2f}]",
-        f"{found.detectable:.2f}",
-        found.verdict,
-    ]
+        return [f"{found.text()} (n=1)", "–", found.verdict]
+    return [found.text(), f"{found.detectable:.2f}", found.verdict]
 
 
 def write_csv(groups: Sequence[Group], path: Path) -> None:

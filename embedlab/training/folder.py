@@ -24,8 +24,8 @@ def check_free(folder: Path, ckpt_path: str | None, key: str) -> None:
     """
     if ckpt_path is not None and not isinstance(ckpt_path, str):
         raise UserError("not a path", key="ckpt_path", value=ckpt_path, fix="FILE.ckpt, last or auto")
-    checkpoints = [name for name in (LAST, PREVIOUS) if (folder / name).exists()]
-    found = [name for name in (AFTER,) if (folder / name).exists()] + checkpoints
+    found = [name for name in (AFTER, LAST, PREVIOUS) if (folder / name).exists()]
+    checkpoints = [name for name in found if name != AFTER]
     if not found or ckpt_path == "last" or (ckpt_path == "auto" and checkpoints):
         return
     if ckpt_path not in (None, "auto"):

@@ -1,10 +1,10 @@
 """Cached gradients (``optimizer.chunk``): what a batch costs in chunks, and the memory that it saves.
 
-    python -m benchmarks.grad_cache --backbone FOLDER --sentences FILE [--batch 512] [--chunks 256,128,64]
+    python -m benchmarks.grad_cache --backbone FOLDER --sentences FILE [--batch 512] [--chunks 512,256,128]
                                     [--layers 12] [--step compile] [--json OUT]
 
 Unsupervised SimCSE of BERT's shape under Lightning's trainer on the same sentences: the whole batch at once, then in
-chunks of that many sentences, whose forward pass runs twice. By arithmetic a step takes 4/3 of the time (Gao et al.
+chunks of that many rows (a sentence has two, one a view), whose forward pass runs twice. By arithmetic a step takes 4/3 of the time (Gao et al.
 2021, arXiv 2101.06983, measured 1.2). All arms run with the same ``--step``: a captured step takes no chunks.
 """
 
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--backbone", type=Path, required=True, help="folder whose tokenizer is used")
     parser.add_argument("--sentences", type=Path, required=True)
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--chunks", default="256,128,64")
+    parser.add_argument("--chunks", default="512,256,128")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--step", default="compile" if torch.cuda.is_available() else "eager")
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{device}, torch {torch.__version__}, batch {options.batch}, step={options.step}")
     for row in rows:
         memory = "" if row["peak_bytes"] is None else f"   peak {row['peak_bytes'] / 2**20:8,.0f} MiB"
-        name = "whole batch" if row["chunk"] is None else f"chunks of {row['chunk']}"
+        name = "whole batch" if row["chunk"] is None else f"{row['chunk']} rows"
         print(f"{name:<16} {1e3 * row['seconds']:9.2f} ms   {row['ratio']:.2f}x{memory}")
     if options.json:
         facts = {"device": device, "torch": torch.__version__, "batch": options.batch, "step": options.step}

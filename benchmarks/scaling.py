@@ -5,7 +5,7 @@
 For each number of devices W, W processes start once (`CUDA_VISIBLE_DEVICES` names the first W devices; gloo on the
 CPU) and run every workload in turn under Lightning's trainer, strategy ddp, with this project's methods and loaders:
 unsupervised SimCSE on BERT-base's shape at a global batch of 64, 512 and 4096 sentences (4096 with cached gradients,
-1,024 sentences a chunk), CSE-SFP with LoRA on SmolLM2-135M's shape at 1024.
+512 sentences, that is 1,024 rows, a chunk), CSE-SFP with LoRA on SmolLM2-135M's shape at 1024.
 Weights are random, the text is made of the shipped tokenizer's words, 29 tokens a sentence on average, at most 32.
 The global batch is the same for every W, so the speed-up is a strong-scaling one: speed on W / (W x speed on one).
 Steps run eagerly, as under step=eager: compiled ones would measure the compiler, at a shape for each W.

@@ -219,7 +219,10 @@ def _cell(group: Group, metric: str) -> str:
 def _difference_cells(group: Group, baseline: Group, metric: str) -> list[str]:
     if group is baseline:
         return ["baseline", "", ""]
-    found: Difference | None = paired_difference(group.values(metric), baseline.values(metric))
+    values = group.values(metric)
+    if not values:
+        return ["not scored", "", ""]
+    found: Difference | None = paired_difference(values, baseline.values(metric))
     if found is None:
         return ["no seed in common", "", ""]
     if found.n == 1:

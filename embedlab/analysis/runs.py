@@ -16,7 +16,10 @@ SCORES = "scores.json"
 # Keys of a configuration that do not make another recipe. arms, recipe, recipes: tables of an experiment, in which
 # its arms are looked up; what was found there is in the sections.
 _NOT_A_RECIPE = ("seed", "ckpt_path", "logger", "callbacks", "stages_dir", "arms", "recipe", "recipes")
-_NOR_THESE = ("evaluation.before", "evaluation.final", "data.report", "data.processes", "data.cache_dir")
+_NOR_THESE = (
+    "evaluation.before", "evaluation.final", "evaluation.sts_dir", "data.report", "data.processes",
+    "data.cache_dir",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_what_is_scored_makes_no_other_recipe(tmp_path: Path) -> None:
         write_run(tmp_path / str(seed), seed, 70.0)
         path = tmp_path / str(seed) / "scores.json"
         content = json.loads(path.read_text())
-        content["config"]["evaluation"] = {"before": before}
+        content["config"]["evaluation"] = {"before": before, "sts_dir": f"/data/of/machine{seed}"}
         path.write_text(json.dumps(content))
     (group,) = group_runs(find_runs([tmp_path])[0])
     assert len(group.runs) == 2
@@ -162,6 +162,20 @@ def test_the_table_says_n_and_what_is_missing(sweep: Path) -> None:
     row = next(line for line in text.splitlines() if line.startswith("| pooling.n=3"))
     assert "73.30 ± 1.30" in row
     assert "better" in row
+
+
+def test_a_recipe_without_the_score_is_not_scored(sweep: Path) -> None:
+    for seed in (0, 1, 2):
+        path = sweep / f"3-{seed}" / "scores.json"
+        content = json.loads(path.read_text())
+        content["scores"]["pawsx-en/roc_auc"] = 50.0
+        path.write_text(json.dumps(content))
+    groups = group_runs(find_runs([sweep])[0])
+    scored = find_baseline(groups, "pooling.n=3")
+    text = make_report(groups, [], scored, "pawsx-en/roc_auc").markdown()
+    row = next(line for line in text.splitlines() if line.startswith("| pooling.n=1"))
+    assert "not scored" in row
+    assert "no seed in common" not in row
 
 
 def test_baseline_by_name_is_one(sweep: Path) -> None:

@@ -4,8 +4,9 @@
                                     [--layers 12] [--step compile] [--json OUT]
 
 Unsupervised SimCSE of BERT's shape under Lightning's trainer on the same sentences: the whole batch at once, then in
-chunks of that many rows (a sentence has two, one a view), whose forward pass runs twice. By arithmetic a step takes 4/3 of the time (Gao et al.
-2021, arXiv 2101.06983, measured 1.2). All arms run with the same ``--step``: a captured step takes no chunks.
+chunks of that many rows (a sentence has two, one a view), whose forward pass runs twice. By arithmetic a step takes 4/3
+of the time (Gao et al. 2021, arXiv 2101.06983, measured 1.2). All arms run with the same ``--step``: a captured step
+takes no chunks.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{device}, torch {torch.__version__}, batch {options.batch}, step={options.step}")
     for row in rows:
         memory = "" if row["peak_bytes"] is None else f"   peak {row['peak_bytes'] / 2**20:8,.0f} MiB"
-        name = "whole batch" if row["chunk"] is None else f"{row['chunk']} rows"
-        print(f"{name:<16} {1e3 * row['seconds']:9.2f} ms   {row['ratio']:.2f}x{memory}")
+        name = "whole batch" if row["chunk"] is None else f"chunks of {row['chunk']} rows"
+        print(f"{name:<19} {1e3 * row['seconds']:9.2f} ms   {row['ratio']:.2f}x{memory}")
     if options.json:
         facts = {"device": device, "torch": torch.__version__, "batch": options.batch, "step": options.step}
         options.json.write_text(json.dumps({**facts, "arms": rows}, indent=1))

@@ -95,8 +95,15 @@ class SentenceEncoder(nn.Module):
         return cached(self._vectors, input_ids, attention_mask, chunk=self.chunk)
 
     def _vectors(self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None) -> Tensor:
+        position = None
+        if self.backbone.reads_one(input_ids.device):
+            position = self.pooling.position(attention_mask, self.tokenization.marks)
         hidden = self.backbone(
-            input_ids, attention_mask, all_layers=self.pooling.needs_all_layers, capacity=capacity
+            input_ids,
+            attention_mask,
+            all_layers=self.pooling.needs_all_layers,
+            capacity=capacity,
+            position=position,
         )
         vectors: Tensor = self.pooling(hidden, attention_mask, self.tokenization.marks)
         return vectors

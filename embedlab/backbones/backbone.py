@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from embedlab.backbones import last_block
 from embedlab.backbones.kernels import SHORT, short_kernel
 from embedlab.backbones.unpad import MODEL_TYPES, Slots, row_capacity
 
@@ -123,6 +124,10 @@ class Backbone(nn.Module):
             return False
         return short_kernel(self.model.config, longest)
 
+    def reads_one(self, device: torch.device) -> bool:
+        """Whether `forward` gains by being told the one token of each row that is read (its `position`)."""
+        return last_block.applies(self, device)
+
     def arithmetic(self, device: torch.device) -> AbstractContextManager[Any]:
         """What a forward pass computes in, for code that runs blocks by itself: without autocast in a native one."""
         return torch.autocast(device.type, enabled=False) if self._native else nullcontext()
@@ -134,6 +139,7 @@ class Backbone(nn.Module):
         position_ids: Tensor | None = None,
         all_layers: bool = False,
         capacity: int | None = None,
+        position: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Hidden states, the last one after the final norm.
 
@@ -146,12 +152,18 @@ class Backbone(nn.Module):
                 1-tuple.
             capacity: compute that many tokens, the true ones (which may not be more) and no padding; for
                 model types of `embedlab.backbones.unpad`. None: compute all cells.
+            position: [B], the one token of each row whose last state is wanted. The others' may be 0 then
+                (`embedlab.backbones.last_block`).
 
         Returns:
             [B, L, D] each; with a capacity 0 at padding.
         """
+        if all_layers or attention_mask is None or position_ids is not None:
+            position = None
+        if position is not None and not self.reads_one(input_ids.device):
+            position = None
         if capacity is not None and attention_mask is not None:
-            return self._unpadded(input_ids, attention_mask, position_ids, all_layers, capacity)
+            return self._unpadded(input_ids, attention_mask, position_ids, all_layers, capacity, position)
         if attention_mask is None and self.info.kind == "decoder":
             # Without a mask transformers looks whether the positions are those of packed sequences, on the
             # host.
@@ -162,6 +174,8 @@ class Backbone(nn.Module):
                 position_ids = self._positions(attention_mask)
             arguments["position_ids"] = position_ids
         with self.arithmetic(input_ids.device):
+            if position is not None and attention_mask is not None:
+                return (last_block.padded(self, input_ids, attention_mask, position),)
             out = self.model(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
@@ -174,28 +188,38 @@ class Backbone(nn.Module):
         return (attention_mask.long().cumsum(-1) - 1).clamp(min=0) + self._offset
 
     def _unpadded(
-        self, input_ids: Tensor, mask: Tensor, position_ids: Tensor | None, all_layers: bool, capacity: int
+        self,
+        input_ids: Tensor,
+        mask: Tensor,
+        position_ids: Tensor | None,
+        all_layers: bool,
+        capacity: int,
+        position: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """`forward` on the true tokens alone, [1, C], and back to [B, L, D]."""
         slots = Slots(mask, capacity)
         pad = self.model.config.pad_token_id or 0
         ids = slots.pack(input_ids, pad)
         positions = slots.pack(self._positions(mask) if position_ids is None else position_ids, self._offset)
-        arguments = dict(self._extra)
+        arguments: dict[str, Any] = {}
         if self._takes_token_types:  # the models' own are for no more tokens than there are positions
             arguments["token_type_ids"] = torch.zeros_like(ids)
         if self._takes_positions:
             arguments["position_ids"] = positions
         from embedlab.backbones.varlen_attention import register
 
+        bounds = {"cu_seq_lens_q": slots.bounds, "max_length_q": row_capacity(input_ids.shape[1])}
         with self.arithmetic(ids.device), self._attending(register()), self._placed(positions):
+            if position is not None:
+                embedded = self.model.embeddings(input_ids=ids, **arguments)
+                return (slots.unpack(last_block.packed(self, embedded, slots, position, **bounds)),)
             out = self.model(
                 input_ids=ids,
                 attention_mask=None,
                 output_hidden_states=all_layers,
-                cu_seq_lens_q=slots.bounds,
-                max_length_q=row_capacity(input_ids.shape[1]),
+                **bounds,
                 **arguments,
+                **self._extra,
             )
         return slots.unpack_all(out.hidden_states if all_layers else (out.last_hidden_state,))
 

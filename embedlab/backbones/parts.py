@@ -80,9 +80,17 @@ class Parts(ABC):
     def attention(self, m: int) -> Any:
         """The attention module of block m."""
 
-    @abstractmethod
+    def query(self, m: int, states: Tensor) -> Tensor:
+        """Queries ``[B, H, L, D / H]`` of block m, where positions are no part of them."""
+        raise NotImplementedError
+
+    def key_value(self, m: int, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, ``[B, H, L, D / H]`` each, of block m, where positions are no part of them."""
+        raise NotImplementedError
+
     def project(self, m: int, states: Tensor, frame: Frame) -> Heads:
         """Queries, keys and values of block m from its input ``[B, L, D]``."""
+        return Heads(self.query(m, states), *self.key_value(m, states))
 
     @abstractmethod
     def output(self, m: int, context: Tensor) -> Tensor:
@@ -140,9 +148,14 @@ class BertParts(Parts):
     def attention(self, m: int) -> Any:
         return self.blocks[m].attention.self
 
-    def project(self, m: int, states: Tensor, frame: Frame) -> Heads:
+    def query(self, m: int, states: Tensor) -> Tensor:
         own = self.attention(m)
-        return Heads(*(split(p(states), own.attention_head_size) for p in (own.query, own.key, own.value)))
+        return split(own.query(states), own.attention_head_size)
+
+    def key_value(self, m: int, states: Tensor) -> tuple[Tensor, Tensor]:
+        own = self.attention(m)
+        key, value = (split(p(states), own.attention_head_size) for p in (own.key, own.value))
+        return key, value
 
     def output(self, m: int, context: Tensor) -> Tensor:
         return self.blocks[m].attention.output.dense(context)
@@ -161,9 +174,14 @@ class DistilBertParts(Parts):
     def attention(self, m: int) -> Any:
         return self.blocks[m].attention
 
-    def project(self, m: int, states: Tensor, frame: Frame) -> Heads:
+    def query(self, m: int, states: Tensor) -> Tensor:
         own = self.attention(m)
-        return Heads(*(split(p(states), own.attention_head_size) for p in (own.q_lin, own.k_lin, own.v_lin)))
+        return split(own.q_lin(states), own.attention_head_size)
+
+    def key_value(self, m: int, states: Tensor) -> tuple[Tensor, Tensor]:
+        own = self.attention(m)
+        key, value = (split(p(states), own.attention_head_size) for p in (own.k_lin, own.v_lin))
+        return key, value
 
     def output(self, m: int, context: Tensor) -> Tensor:
         return self.attention(m).out_lin(context)

@@ -44,6 +44,7 @@ class Slots:
         real = mask.reshape(-1) != 0
         cells = real.numel()
         order = real.cumsum(0)
+        self._real, self._order = real.view(self.shape), order.view(self.shape)
         # What has no place goes to one more slot, which is cut off: its value does not matter.
         slot = torch.where(real, order - 1, capacity).clamp(max=capacity)
         number = torch.arange(cells, device=mask.device)
@@ -52,6 +53,12 @@ class Slots:
         self.used = (self.cell < cells)[None]
         ends = order.view(self.shape)[:, -1].clamp(max=capacity)
         self.bounds = torch.nn.functional.pad(ends, (1, 0)).int()
+
+    def of(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """The slot of the cell at ``position`` [B] of each row, and whether there is a token in it: ``[B]`` each."""
+        at = position[:, None]
+        slot = (self._order.gather(1, at) - 1).clamp(min=0, max=len(self.cell) - 1)
+        return slot[:, 0], self._real.gather(1, at)[:, 0]
 
     def pack(self, x: Tensor, value: int) -> Tensor:
         """``[B, L]`` to ``[1, C]``; `value` in unused slots."""

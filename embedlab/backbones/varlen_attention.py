@@ -238,6 +238,47 @@ class _Collect(torch.autograd.Function):
         return cells.index_copy_(0, ctx.saved_tensors[0], grad), None
 
 
+class Padded:
+    """Packed rows in padded form, for attention alone; reads the bounds on the host.
+
+    Args:
+        bounds: ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
+        slots: C.
+    """
+
+    def __init__(self, bounds: Tensor, slots: int) -> None:
+        bounds = bounds.long()
+        lengths = bounds.diff()
+        rows, longest = len(lengths), int(lengths.max())
+        # Slots of no row, if any, meet in a last row of their own, which nothing reads.
+        self._spare = int(int(bounds[-1]) < slots)
+        self._rows, self._longest, self._lengths = rows + self._spare, longest, lengths
+        number = torch.arange(slots, device=bounds.device)
+        row = torch.searchsorted(bounds[1:], number, right=True)
+        self._cell = torch.where(row < rows, row * longest + number - bounds[row], rows * longest)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """``[1, H, C, D]`` to ``[B (+ 1), H, longest, D]``, 0 in cells of no slot."""
+        _, heads, slots, width = x.shape
+        flat = x.transpose(1, 2).reshape(slots, heads * width)
+        padded = _Spread.apply(flat, self._cell, self._rows * self._longest)
+        return padded.view(self._rows, self._longest, heads, width).transpose(1, 2)  # type: ignore[no-any-return]
+
+    def collect(self, x: Tensor) -> Tensor:
+        """The way back, in the memory order ``[1, C, H, D]``; no meaning in slots of no row."""
+        _, heads, _, width = x.shape
+        flat = _Collect.apply(x.transpose(1, 2).reshape(-1, heads * width), self._cell)
+        return flat.view(1, -1, heads, width).transpose(1, 2)  # type: ignore[no-any-return]
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """What to add to the scores, ``[B (+ 1), 1, 1, longest]``: -inf at cells of no slot."""
+        # A row without tokens looks at its first cell: a softmax over nothing may be NaN.
+        number = torch.arange(self._longest, device=self._lengths.device)
+        real = number < self._lengths.clamp(min=1)[:, None]
+        real = torch.nn.functional.pad(real, (0, 0, 0, self._spare), value=True)[:, None, None]
+        return torch.zeros_like(real, dtype=dtype).masked_fill_(~real, float("-inf"))
+
+
 def padded_attention(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float, dropout: float
 ) -> Tensor:
@@ -252,30 +293,12 @@ def padded_attention(
     Returns:
         ``[1, H, C, D]`` in the memory order ``[1, C, H, D]``; no meaning in slots of no row.
     """
-    _, heads, slots, width = query.shape
-    bounds = bounds.long()
-    lengths = bounds.diff()
-    rows, longest = len(lengths), int(lengths.max())
-    spare = int(int(bounds[-1]) < slots)
-    number = torch.arange(slots, device=query.device)
-    row = torch.searchsorted(bounds[1:], number, right=True)
-    # Slots of no row, if any, meet in a last row of their own, which nothing reads.
-    cell = torch.where(row < rows, row * longest + number - bounds[row], rows * longest)
-
-    def spread(x: Tensor) -> Tensor:
-        flat = x.transpose(1, 2).reshape(slots, heads * width)
-        padded = _Spread.apply(flat, cell, (rows + spare) * longest)
-        return padded.view(rows + spare, longest, heads, width).transpose(1, 2)  # type: ignore[no-any-return]
-
-    # A row without tokens looks at its first cell: a softmax over nothing may be NaN.
-    real = torch.arange(longest, device=query.device) < lengths.clamp(min=1)[:, None]
-    real = torch.nn.functional.pad(real, (0, 0, 0, spare), value=True)[:, None, None]
-    mask = torch.zeros_like(real, dtype=query.dtype).masked_fill_(~real, float("-inf"))
+    padded = Padded(bounds, query.shape[2])
     out = nn.functional.scaled_dot_product_attention(
-        spread(query), spread(key), spread(value), mask, dropout, scale=scale
-    )
-    flat = _Collect.apply(out.transpose(1, 2).reshape(-1, heads * width), cell)
-    return flat.view(1, slots, heads, width).transpose(1, 2)  # type: ignore[no-any-return]
+        padded.spread(query), padded.spread(key), padded.spread(value), padded.mask(query.dtype), dropout,
+        scale=scale,
+    )  # fmt: skip
+    return padded.collect(out)
 
 
 def attention_function(

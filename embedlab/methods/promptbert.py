@@ -196,19 +196,31 @@ class PromptBERT(Method):
         length = max(x.shape[1] for x in ids)
         mask = torch.cat([widen(m, length, 0) for m in masks])
         joint = torch.cat([widen(x, length, self.templates[0].pad_id) for x in ids])
-        hidden = self._hidden(joint, mask, capacity=capacity)
-        return self._pool(hidden, mask, [self.templates[w] for w in which])
+        templates = [self.templates[w] for w in which]
+        return self._pool(self._hidden(joint, mask, templates, capacity=capacity), mask, templates)
 
     def template_vectors(self, templates: int, lengths: int) -> tuple[Tensor, ...]:
         """delta of the first templates, ``[lengths, D]`` each: row t is for sentences of t tokens."""
         ids, mask, positions = self.bare(templates, lengths)
-        return self._pool(self._hidden(ids, mask, positions), mask, self.templates[:templates])
+        own = self.templates[:templates]
+        return self._pool(self._hidden(ids, mask, own, positions), mask, own)
 
     def _hidden(
-        self, ids: Tensor, mask: Tensor, positions: Tensor | None = None, capacity: int | None = None
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        templates: Sequence[Tokenization],
+        positions: Tensor | None = None,
+        capacity: int | None = None,
     ) -> tuple[Tensor, ...]:
-        every = self.encoder.pooling.needs_all_layers
-        return self.encoder.backbone(ids, mask, positions, all_layers=every, capacity=capacity)
+        """Hidden states of rows of which each template has an equal share."""
+        pooling, masks = self.encoder.pooling, mask.chunk(len(templates))
+        backbone, position = self.encoder.backbone, None
+        if backbone.reads_one(ids.device):
+            read = [pooling.position(m, t.marks) for m, t in zip(masks, templates, strict=True)]
+            position = None if None in read else torch.cat([r for r in read if r is not None])
+        every = pooling.needs_all_layers
+        return backbone(ids, mask, positions, all_layers=every, capacity=capacity, position=position)
 
     def _pool(
         self, hidden: tuple[Tensor, ...], mask: Tensor, templates: Sequence[Tokenization]

@@ -78,9 +78,23 @@ class Pooling(nn.Module):
         """
         raise NotImplementedError
 
+    def position(self, attention_mask: Tensor, marks: Marks) -> Tensor | None:
+        """The only token of each row that `forward` reads in the last layer, [B]; None: it reads more."""
+        return None
+
     def take_stats(self) -> dict[str, Tensor]:
         """What the last training batch shows of the pooling, as scalars to log; empty until the next one."""
         return {}
+
+
+class OneToken(Pooling):
+    """The last layer at one token."""
+
+    def position(self, attention_mask: Tensor, marks: Marks) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        return token_at(hidden[-1], self.position(attention_mask, marks))
 
 
 def wide(x: Tensor) -> Tensor:

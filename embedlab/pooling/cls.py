@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from embedlab.errors import UserError
-from embedlab.pooling.base import Marks, Pooling, PoolingConfig, first_index, token_at
+from embedlab.pooling.base import Marks, OneToken, PoolingConfig, first_index
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -30,10 +30,10 @@ class ClsConfig(PoolingConfig):
         return []
 
 
-class Cls(Pooling):
+class Cls(OneToken):
     """The first real token, whatever the padding side."""
 
     name = "cls"
 
-    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        return token_at(hidden[-1], first_index(attention_mask))
+    def position(self, attention_mask: Tensor, marks: Marks) -> Tensor:
+        return first_index(attention_mask)

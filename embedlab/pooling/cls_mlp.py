@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from embedlab.pooling.base import Marks, Pooling, PoolingConfig, first_index, token_at
-from embedlab.pooling.cls import ClsConfig
+from embedlab.pooling.base import Marks, PoolingConfig
+from embedlab.pooling.cls import Cls, ClsConfig
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -20,7 +20,7 @@ class ClsMlpConfig(ClsConfig):
     name: str = "cls_mlp"
 
 
-class ClsMlp(Pooling):
+class ClsMlp(Cls):
     """tanh(W h_cls + b), W [D, D]; initialised as Hugging Face does, N(0, 0.02) and zero bias.
 
     Its weights are part of the encoder and saved with it. (Unsupervised SimCSE's head exists in training
@@ -36,7 +36,7 @@ class ClsMlp(Pooling):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        vectors = token_at(hidden[-1], first_index(attention_mask))
+        vectors = super().forward(hidden, attention_mask, marks)
         dtype = torch.promote_types(vectors.dtype, self.linear.weight.dtype)
         with torch.autocast(vectors.device.type, enabled=False):
             weight, bias = self.linear.weight.to(dtype), self.linear.bias.to(dtype)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from embedlab.pooling.base import Marks, Pooling, PoolingConfig, last_index, token_at
+from embedlab.pooling.base import Marks, OneToken, PoolingConfig, last_index
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -26,10 +26,10 @@ class LastConfig(PoolingConfig):
         return []
 
 
-class Last(Pooling):
+class Last(OneToken):
     """The last real token, whatever the padding side."""
 
     name = "last"
 
-    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        return token_at(hidden[-1], last_index(attention_mask))
+    def position(self, attention_mask: Tensor, marks: Marks) -> Tensor:
+        return last_index(attention_mask)

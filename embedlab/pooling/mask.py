@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from embedlab.errors import UserError
-from embedlab.pooling.base import Marks, Pooling, PoolingConfig, mark_index, token_at
+from embedlab.pooling.base import Marks, OneToken, PoolingConfig, mark_index
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
@@ -37,10 +37,10 @@ class MaskConfig(PoolingConfig):
         return []
 
 
-class Mask(Pooling):
+class Mask(OneToken):
     """The template's mask token, found by its distance from the row's end: a [MASK] in a text is no harm."""
 
     name = "mask"
 
-    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        return token_at(hidden[-1], mark_index(attention_mask, marks, "mask"))
+    def position(self, attention_mask: Tensor, marks: Marks) -> Tensor:
+        return mark_index(attention_mask, marks, "mask")

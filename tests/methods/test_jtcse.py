@@ -102,8 +102,9 @@ def test_invariant_18_the_side_stream_leaves_the_main_streams_alone(tiny: Tiny) 
     side = []
     for n in (1, 2, 4):
         u, v, s, _ = vectors(method(tiny, replace(BASE, n_ca=n)))
-        assert torch.equal(u, reference[0])
-        assert torch.equal(v, reference[1])
+        # Equal up to rounding: alone, a tower's last block computes the token that is read (backbones.last_block).
+        torch.testing.assert_close(u, reference[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(v, reference[1], rtol=1e-5, atol=1e-6)
         side.append(s)
     assert (side[0] - side[1]).abs().max() > 1e-4, "the number of exchanges must matter"
     plain = vectors(method(tiny, replace(BASE, terms=("nce", "cross"))))
@@ -194,7 +195,7 @@ def test_tncse_is_the_same_without_the_side_stream(tiny: Tiny) -> None:
     there, here = losses(tncse), losses(jtcse)
     assert set(there) == {"nce", "cross", "ictm"}
     for name in there:
-        assert torch.equal(there[name], here[name])
+        torch.testing.assert_close(there[name], here[name], rtol=1e-5, atol=1e-6)
     assert tncse.passes == 4.0
     assert jtcse.passes == 4.0 * (1 + 3 / 4), "with exchanges in layers 2 and 4 of 4, layers 2 to 4 run twice"
 

@@ -79,7 +79,8 @@ def test_an_eager_step_on_the_cpu_computes_true_tokens_alone(
     )
     method.eval()
     sizes: list[int] = []
-    monkeypatch.setattr(backbone.model.encoder, "forward", _noting(sizes, backbone.model.encoder.forward))
+    first: Any = backbone.blocks[0]
+    monkeypatch.setattr(first, "forward", _noting(sizes, first.forward))
     rows = torch.arange(6)
     batch: dict[str, Any] = {"rows": rows, "sentence": view(method.encoder.tokenization, SENTENCES[:6])}
     mask = batch["sentence"]["attention_mask"]

@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
+from embedlab.evaluation.ratings import RatedCosines, separation
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from embedlab.analysis.vectors import RatedCosines
 
 _LINES = ("-", "--", "-.", ":", (0, (1, 1)), (0, (5, 1)))
 _MARKS = "os^Dvx*P<>hp+"
@@ -23,20 +23,21 @@ def _axes(axes: Axes | None) -> Axes:
     return plt.subplots(figsize=(5, 3.2))[1] if axes is None else axes
 
 
-def cosine_density(cosines: RatedCosines, title: str = "", axes: Axes | None = None) -> Axes:
+def cosine_density(
+    cosines: RatedCosines | Mapping[str, NDArray[np.float64]], title: str = "", axes: Axes | None = None
+) -> Axes:
     """Density of the cosines by rating group (S2Sent, figure 8), with the separation in the title."""
     from scipy.stats import gaussian_kde
 
     axes = _axes(axes)
     x = np.linspace(-0.2, 1.0, 300)
-    for i, (name, values) in enumerate(cosines.groups()):
+    groups = cosines.groups() if isinstance(cosines, RatedCosines) else cosines
+    for i, (name, values) in enumerate(groups.items()):
         if len(values) > 2 and np.ptp(values) > 0:
             axes.plot(
                 x, gaussian_kde(values)(x), linestyle=_LINES[i % len(_LINES)], color=str(0.12 * i), label=name
             )
-    axes.set(
-        xlabel="cosine", ylabel="density", title=f"{title} separation {cosines.separation():.2f}".strip()
-    )
+    axes.set(xlabel="cosine", ylabel="density", title=f"{title} separation {separation(groups):.2f}".strip())
     axes.legend(title="rating", fontsize=8)
     return axes
 

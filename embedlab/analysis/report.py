@@ -16,6 +16,7 @@ from pathlib import Path
 from embedlab.analysis.paired import Difference, paired_difference
 from embedlab.analysis.runs import Group, Unfinished
 from embedlab.errors import UserError
+from embedlab.evaluation.ratings import read
 
 HEADLINES = ("sts7/spearman", "dev/spearman", "lee/spearman")
 _STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr", "sts7")
@@ -256,6 +257,37 @@ def swept_numbers(groups: Sequence[Group]) -> list[str]:
         )
         and len({g.varied[k] for g in groups}) > 1
     ]
+
+
+def density_plot(groups: Sequence[Group], path: Path) -> bool:
+    """STS-B test's cosines by rating (S2Sent, figure 8), a panel a recipe (its first seed). False: none was scored by
+    ``suite=geometry``."""
+    found = []
+    for group in groups:
+        lines = group.runs[0].protocol.get("geometry", {}).get("cosines_by_rating")
+        if lines:
+            found.append((group.label, read(lines)))
+    if not found:
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    from embedlab.analysis import figures
+
+    across = min(3, len(found))
+    down = -(-len(found) // across)
+    figure, axes = plt.subplots(down, across, figsize=(4.4 * across, 3.2 * down), squeeze=False, sharex=True)
+    for panel, (label, cosines) in zip(axes.flat, found, strict=False):
+        figures.cosine_density(cosines, f"{label}\n", panel)
+        panel.title.set_fontsize("small")
+    for panel in axes.flat[len(found) :]:
+        panel.set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return True
 
 
 def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:

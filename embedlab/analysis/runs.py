@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,14 @@ class Run:
         scores: ``task/metric``.
         config: resolved, plain.
         training: steps, seconds, device, seed and so on, as the run wrote them.
+        protocol: how each suite was scored.
     """
 
     folder: Path
     scores: Mapping[str, float]
     config: Mapping[str, Any]
     training: Mapping[str, Any]
+    protocol: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -109,7 +111,14 @@ def read_run(path: Path) -> Run | None:
         raise UserError(
             f"holds no scores by name ({error!r})", file=path, fix="the file as the run wrote it"
         ) from None
-    return Run(path.parent, scores, content.get("config") or {}, content["training"])
+    protocol = content.get("protocol")
+    return Run(
+        path.parent,
+        scores,
+        content.get("config") or {},
+        content["training"],
+        protocol if isinstance(protocol, dict) else {},
+    )
 
 
 def _unfinished(folder: Path) -> Unfinished:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +10,7 @@ from numpy.typing import NDArray
 
 from embedlab.errors import UserError
 from embedlab.evaluation.correlation import pair_cosine, spearman
+from embedlab.evaluation.ratings import RatedCosines
 from embedlab.evaluation.sts import STSPairs
 from embedlab.evaluation.vectors import Encoder, Vectors, unique
 
@@ -19,39 +18,6 @@ if TYPE_CHECKING:
     from embedlab.encoder import SentenceEncoder
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class RatedCosines:
-    """Cosines of rated pairs.
-
-    Args:
-        cosine: ``[n]``.
-        rating: ``[n]``, 0 to 5.
-    """
-
-    cosine: Array
-    rating: Array
-
-    def groups(self, edges: tuple[float, ...] = (0, 1, 2, 3, 4, 5)) -> list[tuple[str, Array]]:
-        """Cosines by rating: ``[0, 1)``, ... and the last group with its upper edge."""
-        found = []
-        for low, high in itertools.pairwise(edges):
-            inside = (self.rating >= low) & (
-                (self.rating < high) | ((high == edges[-1]) & (self.rating <= high))
-            )
-            found.append((f"{low:g}–{high:g}", self.cosine[inside]))
-        return found
-
-    def separation(self) -> float:
-        """Spread of the groups' means over the mean spread inside a group: higher tells ratings apart better.
-
-        NaN with fewer than two groups of two pairs.
-        """
-        groups = [g for _, g in self.groups() if len(g) > 1]
-        if len(groups) < 2:
-            return float("nan")
-        return float(np.std([g.mean() for g in groups]) / np.mean([g.std() for g in groups]))
 
 
 def rated_cosines(encoder: Encoder, pairs: STSPairs) -> RatedCosines:

@@ -17,7 +17,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table, and write report.md, .csv, .html, .tex and, for a sweep over numbers, a box plot."""
+    """Print the table, and write report.md, .csv, .html, .tex, a box plot for a sweep over numbers, and the density of
+    cosines by rating where the runs were scored by ``geometry``."""
     parser = _Parser(
         prog="embedlab report",
         description="Mean ± SD over seeds, paired differences to a baseline, the figure of a sweep.",
@@ -35,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
     from embedlab.analysis.report import (
         box_plot,
+        density_plot,
         find_baseline,
         headline,
         make_report,
@@ -59,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
     figure = box_plot(groups, options.metric or headline(groups), out / "report.png")
     if figure:
         written.append("report.png")
+    if density_plot(groups, out / "density.png"):
+        written.append("density.png")
     (out / "report.html").write_text(report.html("report.png" if figure else None), encoding="utf-8")
     print(f"Written to {out}: {', '.join(written)}")
     return 0

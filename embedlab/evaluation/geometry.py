@@ -12,11 +12,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from embedlab.evaluation import protocol as protocols
-from embedlab.evaluation.correlation import precise
+from embedlab.evaluation.correlation import pair_cosine, precise
+from embedlab.evaluation.ratings import RatedCosines, separation, written
 from embedlab.evaluation.vectors import Encoder, Vectors
 
 
@@ -170,8 +172,11 @@ POSITIVE_RATING = 4.0
 
 def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
     """The suite `geometry`: the whole STS-B (train, dev and test), as SimCSE's authors describe it.
-    Positives: pairs rated above 4; sentences: every distinct sentence once. Settings: data_dir (None: the
-    hub), sts_text."""
+
+    Positives: pairs rated above 4; sentences: every distinct sentence once. ``separation`` is of STS-B test (S2Sent,
+    figure 8): the spread of the mean cosines of five rating groups over that inside a group; its cosines are in the
+    protocol. Settings: data_dir (None: the hub), sts_text.
+    """
     from embedlab.evaluation.sts import Text, all_sentences, load_sts, row_count_warning
 
     text: Text = settings.get("sts_text") or "raw"
@@ -182,6 +187,10 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     close = [(x, y) for x, y, rating in rated if rating > POSITIVE_RATING]
     first, second = [x for x, _ in close], [y for _, y in close]
     values = summary(vectors.matrix, vectors.take(first), vectors.take(second))
+    test = splits[-1]
+    cosines = pair_cosine(vectors.take(test.first), vectors.take(test.second)).double().cpu().numpy()
+    groups = RatedCosines(cosines, np.asarray(test.gold, dtype=np.float64)).groups()
+    values["separation"] = separation(groups)
     block = protocols.describe(
         encoder,
         suite="geometry",
@@ -193,4 +202,5 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
         warnings=[warning for pairs in splits if (warning := row_count_warning(pairs))],
         notes=["alignment_ratio, uniformity_ratio: this project's reconstruction, not CSE-SFP's formula"],
     )
+    block["cosines_by_rating"] = written(groups)
     return {f"geometry/{name}": value for name, value in values.items()}, block

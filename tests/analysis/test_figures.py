@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import embedlab
-from embedlab.analysis.vectors import RatedCosines, layer_scores, project, rated_cosines
+from embedlab.analysis.vectors import layer_scores, project, rated_cosines
 from embedlab.errors import UserError
+from embedlab.evaluation.ratings import RatedCosines, read, written
 from embedlab.evaluation.sts import load_sts
 
 pytest.importorskip("matplotlib")
@@ -28,9 +29,11 @@ def pairs(tmp_path):  # type: ignore[no-untyped-def]
 def test_every_pair_is_in_one_group() -> None:
     rated = RatedCosines(np.linspace(0, 1, 11), np.linspace(0, 5, 11))
     groups = rated.groups()
-    assert [name for name, _ in groups] == ["0–1", "1–2", "2–3", "3–4", "4–5"]
-    assert sum(len(g) for _, g in groups) == 11
-    assert len(groups[-1][1]) == 3
+    assert list(groups) == ["0–1", "1–2", "2–3", "3–4", "4–5"]
+    assert sum(map(len, groups.values())) == 11
+    assert len(groups["4–5"]) == 3
+    again = read(written(groups))
+    assert all(np.allclose(again[name], values, atol=1e-4) for name, values in groups.items())
 
 
 def test_separation_grows_with_the_distance_of_the_groups() -> None:

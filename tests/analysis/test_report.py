@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
@@ -14,6 +16,7 @@ from embedlab.analysis.report import Report, find_baseline, make_report, swept_n
 from embedlab.analysis.runs import find_runs, group_runs
 from embedlab.cli.report import main
 from embedlab.errors import UserError
+from embedlab.evaluation.ratings import separation, written
 
 
 def write_run(
@@ -215,6 +218,22 @@ def test_the_command_writes_every_form(
     assert "pooling.n=3" in capsys.readouterr().out
     assert (out / "report.csv").read_text().count("\n") == 7
     assert r"$\pm$" in (out / "report.tex").read_text()
+
+
+def test_cosines_by_rating_become_a_figure(sweep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main([str(sweep), "--out", str(out)]) == 0
+    assert not (out / "density.png").exists()
+    draw = random.Random(0)
+    for path in sweep.glob("*/scores.json"):
+        content = json.loads(path.read_text())
+        groups = {f"{i}–{i + 1}": np.array([draw.gauss(i / 5, 0.1) for _ in range(20)]) for i in range(5)}
+        content["protocol"] = {"geometry": {"cosines_by_rating": written(groups)}}
+        content["scores"]["geometry/separation"] = separation(groups)
+        path.write_text(json.dumps(content))
+    assert main([str(sweep), "--metric", "geometry/separation", "--out", str(out)]) == 0
+    assert (out / "density.png").stat().st_size > 10_000
+    assert "geometry/separation" in (out / "report.md").read_text()
 
 
 def test_latex_has_no_character_that_it_reads_otherwise() -> None:

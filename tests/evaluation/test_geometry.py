@@ -11,6 +11,7 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES, geometry
+from embedlab.evaluation.ratings import read, separation
 from tests.evaluation.helpers import HashedWords, write_sts_folder
 
 
@@ -143,6 +144,9 @@ def test_suite_takes_the_whole_stsb(tmp_path: Path) -> None:
     assert 0 < scores["geometry/alignment"] < 1
     assert scores["geometry/alignment_ratio"] < 1 < scores["geometry/uniformity_ratio"]
     assert any("reconstruction" in note for note in protocol["notes"])
+    groups = read(protocol["cosines_by_rating"])
+    assert sum(map(len, groups.values())) == protocol["data"]["stsb_test"]["pairs"]
+    assert scores["geometry/separation"] == pytest.approx(separation(groups), rel=1e-2)
 
 
 def test_a_nan_gives_nan_and_no_crash() -> None:

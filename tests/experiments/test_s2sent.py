@@ -20,7 +20,8 @@ from embedlab.training.config import RunConfig
 
 SWEEPS = {
     "s2sent_table2": 9 * 7,
-    "s2sent_table2_prompt": 8 * 7,
+    "s2sent_table2_prompt": 12 * 7,
+    "s2sent_table2_prompt_roberta": 12 * 7,
     "s2sent_table3": 6 * 7,
     "s2sent_table4": 2 * 7,
     "s2sent_fig5": 5 * 7,

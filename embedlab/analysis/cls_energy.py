@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Scores = Mapping[str, float]
+ENERGY, STS = "cls_energy/E_CLS", "sts7/spearman"
 FEWEST = 10
 """Checkpoints that a correlation over checkpoints needs at least (specification, 1.9)."""
 
@@ -69,9 +70,7 @@ def save_profile(runs: Mapping[str, Scores], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def relation_to_sts(
-    runs: Sequence[Scores], energy: str = "cls_energy/E_CLS", sts: str = "sts7/spearman"
-) -> Correlation:
+def relation_to_sts(runs: Sequence[Scores], energy: str = ENERGY, sts: str = STS) -> Correlation:
     """Spearman's correlation of energy and STS average over checkpoints, each with the scores of both suites.
 
     Raises:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedlab.analysis.cls_energy import ENERGY, FEWEST, STS, relation_to_sts
 from embedlab.analysis.paired import Difference, paired_difference
 from embedlab.analysis.runs import Group, Unfinished
 from embedlab.errors import UserError
@@ -194,6 +195,12 @@ def make_report(
         remarks.append(
             f"Δ: paired by seed against «{baseline.label}». Detectable Δ: the smallest true difference that this n "
             "would have shown in four of five experiments."
+        )
+    scored = [r.scores for g in groups for r in g.runs]
+    if sum({ENERGY, STS} <= s.keys() for s in scored) >= FEWEST:
+        found = relation_to_sts(scored)
+        remarks.append(
+            f"CLS energy (E1) and the STS average over {found.n} runs: Spearman {found.spearman:+.2f}."
         )
     devices = sorted(
         {str(r.training.get("device")) for g in groups for r in g.runs if r.training.get("device")}

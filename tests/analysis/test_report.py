@@ -236,6 +236,19 @@ def test_cosines_by_rating_become_a_figure(sweep: Path, tmp_path: Path) -> None:
     assert "geometry/separation" in (out / "report.md").read_text()
 
 
+def test_energy_and_sts_are_related_where_ten_runs_have_both(tmp_path: Path) -> None:
+    for seed in range(10):
+        write_run(tmp_path / str(seed), seed, 60.0 + seed)
+        path = tmp_path / str(seed) / "scores.json"
+        content = json.loads(path.read_text())
+        content["scores"]["cls_energy/E_CLS"] = 1.0 - 0.01 * seed
+        path.write_text(json.dumps(content))
+    text = make_report(group_runs(find_runs([tmp_path])[0])).markdown()
+    assert "over 10 runs: Spearman -1.00" in text
+    (tmp_path / "9" / "scores.json").unlink()
+    assert "Spearman" not in make_report(group_runs(find_runs([tmp_path])[0])).markdown()
+
+
 def test_latex_has_no_character_that_it_reads_otherwise() -> None:
     report = Report("t", ("a", "Δ [95 % CI]"), (("{sentence}_1 $x^2 ~\\", "1.00 ± 0.10 – …"),), ())
     body = report.latex().split("\\hline\n")

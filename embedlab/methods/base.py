@@ -284,6 +284,10 @@ class Method(LightningModule):
         view = next(v for v in batch.values() if isinstance(v, dict) and "input_ids" in v)
         return self.encoder(view["input_ids"], view["attention_mask"])
 
+    def dev_rows(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Token ids of the sentences that are scored while training."""
+        return self.encoder.tokenization.ids(sentences)
+
     def dev_vectors(self, rows: Sequence[Sequence[int]], batch_tokens: int) -> Tensor:
         """What scoring while training takes for tokenised rows, ``[n, D]``: the encoder's vectors.
 

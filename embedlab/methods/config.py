@@ -38,11 +38,11 @@ def check_tau(tau: float) -> None:
         raise UserError("the temperature must be positive", key="method.tau", value=tau)
 
 
-def check_eval_text(name: str) -> None:
+def check_eval_text(name: str, key: str = "eval_text") -> None:
     """UserError for a preparation that there is not."""
     if name not in PREPARATIONS:
         known = ", ".join(PREPARATIONS)
-        raise UserError("unknown preparation", key="method.eval_text", value=name, fix=known)
+        raise UserError("unknown preparation", key=f"method.{key}", value=name, fix=known)
 
 
 @dataclass(frozen=True)

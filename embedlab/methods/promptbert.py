@@ -53,8 +53,10 @@ class PromptBERTConfig(MethodConfig):
     """A candidate with the anchor's or its positive's text is no negative; False as released."""
     gather_negatives: bool = True
     eval_text: str = "stopped"
-    """Text to encode after training, and in scoring meanwhile: ``stopped`` ends it with a full stop, as released
-    for the final test; ``raw`` as it is. Training text is always as it is."""
+    """Text to encode after training: ``stopped`` ends it with a full stop, as released for the final test; ``raw`` as
+    it is. Training text is always as it is."""
+    dev_text: str = "raw"
+    """The same for scoring while training, which the release does without the full stop."""
 
     @property
     def preparation(self) -> str:
@@ -74,6 +76,7 @@ class PromptBERTConfig(MethodConfig):
         if self.mlp not in ("train", "none"):
             raise UserError("unknown head", key="method.mlp", value=self.mlp, fix="train or none")
         check_eval_text(self.eval_text)
+        check_eval_text(self.dev_text, "dev_text")
         if self.denoise not in ("auto", True, False):
             raise UserError(
                 "unknown value", key="method.denoise", value=self.denoise, fix="auto, true or false"
@@ -231,6 +234,10 @@ class PromptBERT(Method):
         return tuple(
             self.encoder.pooling(h, m, t.marks) for h, m, t in zip(shares, masks, templates, strict=True)
         )
+
+    def dev_rows(self, sentences: Sequence[str]) -> list[list[int]]:
+        own = self.encoder.tokenization
+        return Tokenization(own.tokenizer, own.template, own.max_length, self.config.dev_text).ids(sentences)
 
     def dev_vectors(self, rows: Sequence[Sequence[int]], batch_tokens: int) -> Tensor:
         vectors = super().dev_vectors(rows, batch_tokens)

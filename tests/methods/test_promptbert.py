@@ -311,6 +311,18 @@ def test_scoring_subtracts_only_if_asked(tiny: Tiny) -> None:
     assert not found.requires_grad
 
 
+def test_scoring_meanwhile_adds_no_full_stop(tiny: Tiny) -> None:
+    text = ["the cat sees a dog"]
+    m = method(tiny, eval_text="stopped")
+    m.encoder.tokenization.preparation = "stopped"
+    (final,) = m.encoder.tokenization.ids(text)
+    (meanwhile,) = m.dev_rows(text)
+    assert len(meanwhile) == len(final) - 1
+    assert method(tiny, dev_text="stopped").dev_rows(text) == [final]
+    with pytest.raises(UserError, match="dev_text"):
+        check(dev_text="dotted")
+
+
 # Configuration
 
 INFO = BackboneInfo("encoder", 12, 768, 512, True, 0.1, "bert", True)

@@ -78,7 +78,7 @@ class DevScoring(Callback):
         one = sharded(method)
         total = len(self.dev.sentences)
         if self._rows is None:
-            rows = encoder.tokenization.ids(self.dev.sentences)
+            rows = method.dev_rows(self.dev.sentences)
             self._share = list(range(total) if one else range(rank(), total, world_size()))
             self._rows = [rows[i] for i in self._share]
         with trainer.precision_plugin.forward_context():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,18 +72,24 @@ def save_profile(runs: Mapping[str, Scores], path: Path) -> None:
 
 
 def relation_to_sts(runs: Sequence[Scores], energy: str = ENERGY, sts: str = STS) -> Correlation:
-    """Spearman's correlation of energy and STS average over checkpoints, each with the scores of both suites.
+    """Spearman's correlation of energy and STS average over the checkpoints that have a number for both.
+
+    NaN where all of them have the same energy, or the same STS average.
 
     Raises:
         UserError: fewer than `FEWEST` checkpoints, from which nothing follows.
     """
     from scipy.stats import spearmanr
 
-    pairs = [(scores[energy], scores[sts]) for scores in runs if energy in scores and sts in scores]
+    both = [(scores[energy], scores[sts]) for scores in runs if energy in scores and sts in scores]
+    # One collapsed run would make the correlation of all others NaN.
+    pairs = [pair for pair in both if all(map(math.isfinite, pair))]
     if len(pairs) < FEWEST:
         raise UserError(
             f"{len(pairs)} checkpoints have both {energy} and {sts}",
             fix=f"at least {FEWEST} for a correlation",
         )
+    if any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
+        return Correlation(math.nan, len(pairs))
     result: Any = spearmanr(*zip(*pairs, strict=True))
     return Correlation(float(result.statistic), len(pairs))

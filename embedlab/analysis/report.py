@@ -8,12 +8,12 @@ import html
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedlab.analysis.cls_energy import ENERGY, FEWEST, STS, relation_to_sts
+from embedlab.analysis.cls_energy import relation_to_sts
 from embedlab.analysis.paired import Difference, paired_difference
 from embedlab.analysis.runs import Group, Unfinished
 from embedlab.errors import UserError
@@ -46,8 +46,8 @@ class Report:
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
         return "\n".join([*lines, "", *(f"{r}\n" for r in self.remarks)])
 
-    def html(self, figure: str | None = None) -> str:
-        """A page of its own; ``figure``: a picture beside it."""
+    def html(self, figures: Mapping[str, str] | None = None) -> str:
+        """A page of its own; ``figures``: pictures below it, each with what it shows."""
 
         def row(cells: Sequence[str], tag: str) -> str:
             return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
@@ -56,9 +56,12 @@ class Report:
         notes = "".join(f"<p>{html.escape(r)}</p>" for r in self.remarks)
         head = f"<!doctype html><meta charset=utf-8><title>{html.escape(self.title)}</title>"
         caption = f"<caption>{html.escape(self.title)}</caption>"
-        picture = f"<img src={html.escape(figure)} alt='scores by the swept numbers'>\n" if figure else ""
+        pictures = "".join(
+            f"<img src={html.escape(name)} alt='{html.escape(shows)}'>\n"
+            for name, shows in (figures or {}).items()
+        )
         table = f"<table border=1>{caption}\n{row(self.columns, 'th')}\n{body}\n</table>"
-        return f"{head}\n{table}\n{notes}\n{picture}"
+        return f"{head}\n{table}\n{notes}\n{pictures}"
 
     def latex(self) -> str:
         def line(cells: Sequence[str]) -> str:
@@ -196,12 +199,13 @@ def make_report(
             f"Δ: paired by seed against «{baseline.label}». Detectable Δ: the smallest true difference that this n "
             "would have shown in four of five experiments."
         )
-    scored = [r.scores for g in groups for r in g.runs]
-    if sum({ENERGY, STS} <= s.keys() for s in scored) >= FEWEST:
-        found = relation_to_sts(scored)
-        remarks.append(
-            f"CLS energy (E1) and the STS average over {found.n} runs: Spearman {found.spearman:+.2f}."
-        )
+    # UserError: too few runs have both scores.
+    with suppress(UserError):
+        found = relation_to_sts([r.scores for g in groups for r in g.runs])
+        if not math.isnan(found.spearman):
+            remarks.append(
+                f"CLS energy (E1) and the STS average over {found.n} runs: Spearman {found.spearman:+.2f}."
+            )
     devices = sorted(
         {str(r.training.get("device")) for g in groups for r in g.runs if r.training.get("device")}
     )

@@ -98,6 +98,9 @@ def unreadable(override: str) -> UserError:
 
 def _no_such_choice(missing: str, options: Sequence[str], text: str) -> UserError:
     group, _, choice = missing.rpartition("/")
+    if choice.startswith("submitit_"):
+        fix = "pip install 'embedlab[cluster]'"
+        return UserError("submitit is not installed", key=group, value=choice, fix=fix)
     if not options:
         return UserError(text.splitlines()[0])
     close = difflib.get_close_matches(choice, options, n=3)

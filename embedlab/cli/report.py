@@ -58,11 +58,12 @@ def main(argv: Sequence[str]) -> int:
     (out / "report.tex").write_text(report.latex(), encoding="utf-8")
     write_csv(groups, out / "report.csv")
     written = ["report.md", "report.csv", "report.html", "report.tex"]
-    figure = box_plot(groups, options.metric or headline(groups), out / "report.png")
-    if figure:
-        written.append("report.png")
+    figures = {}
+    if box_plot(groups, options.metric or headline(groups), out / "report.png"):
+        figures["report.png"] = "scores by the swept numbers"
     if density_plot(groups, out / "density.png"):
-        written.append("density.png")
-    (out / "report.html").write_text(report.html("report.png" if figure else None), encoding="utf-8")
+        figures["density.png"] = "density of STS-B cosines by rating"
+    written += figures
+    (out / "report.html").write_text(report.html(figures), encoding="utf-8")
     print(f"Written to {out}: {', '.join(written)}")
     return 0

@@ -220,7 +220,8 @@ def suite_tables(suite: str, name: str, scores: Scores, protocol: Mapping[str, A
             rows |= {f"{name} ({other})": [second]} if second else {}
         return [score_table(rows, STS_METRICS, title, caption)]
     if suite == "geometry":
-        return [suite_table(scores, 1, title, geometry_metrics(), caption)]
+        separation = Metric("geometry/separation", "separation of rating groups, STS-B test", "higher", 2)
+        return [suite_table(scores, 1, title, (*geometry_metrics(), separation), caption)]
     if suite == "lee":
         return [suite_table(scores, 1, title, (*LEE_METRICS, *geometry_metrics("lee")), caption)]
     if suite == "languages":

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,12 @@ def test_relation_over_checkpoints_needs_ten() -> None:
     assert relation_to_sts(runs) == (pytest.approx(1.0), 10)
     with pytest.raises(UserError, match="9 checkpoints"):
         relation_to_sts([*runs[:9], {"cls_energy/E_CLS": 1.0}])
+
+
+def test_a_run_without_a_number_is_left_out_and_equal_energies_relate_to_nothing() -> None:
+    runs = [{"cls_energy/E_CLS": float(i), "sts7/spearman": float(i**2)} for i in range(10)]
+    collapsed = {"cls_energy/E_CLS": math.nan, "sts7/spearman": 0.0}
+    assert relation_to_sts([*runs, collapsed]) == (pytest.approx(1.0), 10)
+    with pytest.raises(UserError, match="9 checkpoints"):
+        relation_to_sts([*runs[:9], collapsed])
+    assert math.isnan(relation_to_sts([r | {"cls_energy/E_CLS": 1.0} for r in runs]).spearman)

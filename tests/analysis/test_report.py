@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -224,6 +225,7 @@ def test_cosines_by_rating_become_a_figure(sweep: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main([str(sweep), "--out", str(out)]) == 0
     assert not (out / "density.png").exists()
+    assert "density.png" not in (out / "report.html").read_text()
     draw = random.Random(0)
     for path in sweep.glob("*/scores.json"):
         content = json.loads(path.read_text())
@@ -233,6 +235,7 @@ def test_cosines_by_rating_become_a_figure(sweep: Path, tmp_path: Path) -> None:
         path.write_text(json.dumps(content))
     assert main([str(sweep), "--metric", "geometry/separation", "--out", str(out)]) == 0
     assert (out / "density.png").stat().st_size > 10_000
+    assert re.findall(r"<img src=(\S+)", (out / "report.html").read_text()) == ["report.png", "density.png"]
     assert "geometry/separation" in (out / "report.md").read_text()
 
 
@@ -245,7 +248,8 @@ def test_energy_and_sts_are_related_where_ten_runs_have_both(tmp_path: Path) -> 
         path.write_text(json.dumps(content))
     text = make_report(group_runs(find_runs([tmp_path])[0])).markdown()
     assert "over 10 runs: Spearman -1.00" in text
-    (tmp_path / "9" / "scores.json").unlink()
+    content["scores"]["cls_energy/E_CLS"] = None
+    (tmp_path / "9" / "scores.json").write_text(json.dumps(content))
     assert "Spearman" not in make_report(group_runs(find_runs([tmp_path])[0])).markdown()
 
 

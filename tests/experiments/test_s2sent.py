@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -20,8 +21,8 @@ from embedlab.training.config import RunConfig
 
 SWEEPS = {
     "s2sent_table2": 9 * 7,
-    "s2sent_table2_prompt": 12 * 7,
-    "s2sent_table2_prompt_roberta": 12 * 7,
+    "s2sent_table2_prompt": 14 * 7,
+    "s2sent_table2_prompt_roberta": 14 * 7,
     "s2sent_table3": 6 * 7,
     "s2sent_table4": 2 * 7,
     "s2sent_fig5": 5 * 7,
@@ -105,6 +106,50 @@ def test_table_2_has_its_rows() -> None:
         "last6_avg_s2": (6, "avg1d", "mean", "none", 4, 12),
         "last6_stack_s2": (6, "stack2d", "mean", "none", 4, 12),
     }
+
+
+def test_the_prompt_columns_of_table_2_have_its_rows_at_the_mask_and_the_gated_ones_at_the_mean_too() -> None:
+    found = arms("s2sent_table2_prompt", "n", "kind", "pool", "denoise", "squeeze", "m")
+    rows = {
+        "last1_s2": (1, "last1d"),
+        "last3_avg": (3, "none"),
+        "last3_avg_s2": (3, "avg1d"),
+        "last3_stack_s2": (3, "stack2d"),
+        "last6_avg": (6, "none"),
+        "last6_avg_s2": (6, "avg1d"),
+        "last6_stack_s2": (6, "stack2d"),
+    }
+    expected = {f"{name}_mask": (*row, "mask", True, "dct", 4) for name, row in rows.items()}
+    expected |= {
+        f"{name}_mean": (*row, "mean", False, "dct", 4) for name, row in rows.items() if "s2" in name
+    }
+    expected["base"] = (1, "none", "mask", True, "dct", 4)
+    expected["last3_stack_s2_mean_denoised"] = (3, "stack2d", "mean", True, "dct", 4)
+    assert found == expected
+
+
+def test_robertas_prompt_columns_have_its_templates_and_the_same_arms() -> None:
+    config, bert = (run(f"s2sent_table2_prompt{end}", "arm=low8_mask") for end in ("_roberta", ""))
+    assert config.info().model_type == "roberta"
+    assert config.template == run("promptbert_roberta_unsup").template != bert.template
+    assert config.method.second_template == run("promptbert_roberta_unsup").method.second_template
+    assert config.pooling == bert.pooling
+    assert trials("s2sent_table2_prompt_roberta") == trials("s2sent_table2_prompt")
+
+
+def test_figure_5_on_promptbert_differs_from_it_in_the_read_out_alone() -> None:
+    names = {"no_fs": "no_fs_mask", "gap": "gap_mask", "low4": "last3_stack_s2_mask", "low8": "low8_mask"}
+    for of_simcse, of_prompt in names.items():
+        pooling = run("s2sent_table2_prompt", f"arm={of_prompt}").pooling
+        assert pooling.pool == "mask"
+        assert replace(pooling, pool="mean") == run("s2sent_fig5", f"arm={of_simcse}").pooling
+
+
+@pytest.mark.parametrize(
+    ("experiment", "suites"), [("s2sent_table4", ["sts", "transfer"]), ("s2sent_fig8", ["sts", "geometry"])]
+)
+def test_what_a_table_or_figure_needs_is_scored_by_its_runs(experiment: str, suites: list[str]) -> None:
+    assert list(run(experiment).evaluation.final) == suites
 
 
 def test_table_3_pairs_each_read_out_with_both_divisors() -> None:

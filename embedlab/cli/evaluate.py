@@ -40,7 +40,7 @@ _READS = {
         ("mteb", "bitext", "languages", "sts_multilingual", "xretrieval", "pawsx", "xnli", "qa")
     ),
 }
-_OWN_KEYS = ("ckpt", "suite", "out", "compare", "batch_size", "max_length", "pooling")
+_OWN_KEYS = ("ckpt", "suite", "out", "compare", "cross_attention", "batch_size", "max_length", "pooling")
 _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
 
 
@@ -62,6 +62,11 @@ def main(argv: list[str]) -> int:
                 f"suite {', '.join(suites)} has no {key} to choose from", key=key, value=config[key],
                 fix=f"leave {key} out",
             )  # fmt: skip
+    if config["cross_attention"] is not None and config["out"] is None:
+        raise UserError(
+            "these scores would replace those of the twin as it is", key="cross_attention",
+            value=config["cross_attention"], fix="out=FILE.json, or out=FOLDER for several suites",
+        )  # fmt: skip
     out = _out(config["out"], suites)
     paths = {suite: _path(out, str(config["ckpt"]), suite) for suite in suites}
     for path in paths.values():
@@ -73,9 +78,10 @@ def main(argv: list[str]) -> int:
     from embedlab.evaluation.protocol import write_scores
     from embedlab.evaluation.table import suite_tables
 
-    encoder = Configured.of(
-        load_encoder(config["ckpt"], config["max_length"], config.get("pooling")), config, sys.stderr.isatty()
-    )
+    loaded = load_encoder(config["ckpt"], config["max_length"], config.get("pooling"))
+    if config["cross_attention"] is not None:
+        loaded = _crossed(loaded, config["cross_attention"])
+    encoder = Configured.of(loaded, config, sys.stderr.isatty())
     other = None
     if config["compare"] is not None:  # loaded now: a wrong name must not show after hours
         other = Configured.of(
@@ -98,6 +104,18 @@ def main(argv: list[str]) -> int:
     if other is not None:
         _compare(encoder, other, config, out)
     return 0
+
+
+def _crossed(encoder: Any, layers: Any) -> Any:
+    """A twin with its towers' attention exchanged in `layers` layers."""
+    from embedlab.twin import TwinEncoder
+
+    what: dict[str, Any] = {"key": "cross_attention", "value": layers}
+    if not isinstance(encoder, TwinEncoder):
+        raise UserError("this encoder has one tower", **what, fix="leave it out, or the checkpoint of a twin")
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
+        raise UserError("not a number of layers", **what, fix="a whole number that divides the depth")
+    return encoder.crossed(layers)
 
 
 def _compare(encoder: Any, other: Any, config: Mapping[str, Any], out: Path | None) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import embedlab
 from embedlab.cli.main import main
 from embedlab.evaluation import protocol
 from embedlab.evaluation.sts import SEVEN
+from embedlab.twin import TwinEncoder
 from tests.evaluation.helpers import write_sts_folder
 
 
@@ -144,6 +147,29 @@ def test_bad_input_is_one_line_and_status_2(
     assert message in err[-1]
     assert err[-1].startswith("embedlab: ")
     assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"
+
+
+def test_a_twin_is_scored_with_its_cross_attention(
+    tiny: Callable[..., Path], ckpt: Path, sts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    towers = [embedlab.load(tiny("bert", seed=seed)) for seed in (0, 1)]
+    TwinEncoder(towers, card={"seed": 0}).save(tmp_path / "twin")
+    run = ["evaluate", f"ckpt={tmp_path / 'twin'}", "suite=sts", "tasks=stsb", f"data_dir={sts}"]
+    out = f"out={tmp_path / 'crossed.json'}"
+    assert main([*run, "cross_attention=1", out]) == 0
+    assert main(run) == 0
+    crossed, block = protocol.read_scores(tmp_path / "crossed.json")
+    plain, own = protocol.read_scores(tmp_path / "twin" / "scores" / "sts.json")
+    assert crossed["stsb/spearman"] != plain["stsb/spearman"]
+    assert block["checkpoint"] != own["checkpoint"]
+    for wrong, line in (
+        ([*run, "cross_attention=1"], "would replace those of the twin"),
+        ([*run, "cross_attention=0", out], "not a number of layers"),
+        ([*run[:1], f"ckpt={ckpt}", *run[2:], "cross_attention=1", out], "has one tower"),
+    ):
+        capsys.readouterr()
+        assert main(wrong) == 2
+        assert line in capsys.readouterr().err
 
 
 def test_another_pooling_reads_the_same_weights(

@@ -98,6 +98,25 @@ def column(path: Path, name: str) -> list[str]:
         return [row[name] for row in csv.DictReader(file) if row.get(name)]
 
 
+@pytest.mark.parametrize("tower", ["a", "b"])
+def test_a_tower_is_trained_on_round_trip_translations_where_a_file_has_them(
+    values: Callable[..., dict[str, Any]], tmp_path: Path, tower: str
+) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    rows = [f"the cat {i} runs\ta cat {i} is running" for i in range(16)]
+    pairs.write_text("\n".join(["sentence\trtt", *rows]) + "\n")
+    header = ("data=parallel", "data.package=null", f"data.files={pairs}", "data.columns.source=sentence",
+              "data.columns.target=rtt")  # fmt: skip
+    run = values(f"jtcse_stage1_{tower}", *header)
+    assert train_one(run, tmp_path / "run") == 0
+    kept = json.loads((tmp_path / "run" / "scores.json").read_text())
+    assert kept["training"]["sentences"] == len(rows)
+    _, data = build(RunConfig.from_dict(run), tmp_path / "probe")
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    assert {"source", "target"} <= batch.keys(), "a sentence and its translation there and back"
+
+
 def test_towers_that_are_named_are_not_trained_and_stage_2_resumes_exactly(
     values: Callable[..., dict[str, Any]], tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

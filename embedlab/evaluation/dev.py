@@ -41,22 +41,6 @@ class DevSet:
         self._gold = self._gold.to(target, torch.float32 if target.type == "mps" else torch.float64)
         return self
 
-    def assemble(self, rows: Tensor, vectors: Tensor) -> Tensor:
-        """Vectors gathered from several ranks, put in the order of `sentences`: [m], [m, D] -> [n_unique, D].
-
-        A row that came twice (a sampler's padding) counts once; ValueError when a sentence is missing.
-        """
-        n = len(self.sentences)
-        rows = rows.to(vectors.device)
-        whole = vectors.new_zeros((n, vectors.shape[1]))
-        whole[rows] = vectors
-        seen = torch.zeros(n, dtype=torch.bool, device=vectors.device)
-        seen[rows] = True
-        missing = n - int(seen.sum())
-        if missing:
-            raise ValueError(f"{missing} of the {n} sentences of the dev set have no vector")
-        return whole
-
     def pair_cosines(self, vectors: Tensor) -> Tensor:
         """Cosine of each rated pair [n_pairs], on the vectors' device, in float64."""
         first, second = (index.to(vectors.device) for index in (self._first, self._second))

@@ -57,15 +57,6 @@ def geometry_metrics(prefix: str = "geometry") -> tuple[Metric, ...]:
     )
 
 
-def mean_sd(values: Sequence[float], digits: int = 2) -> str:
-    """ "75.11 ± 0.84 (n=10)", or "75.11 (n=1)": the sample's standard deviation (n - 1), never without n."""
-    if not values:
-        raise ValueError("no value to average")
-    if len(values) == 1:
-        return f"{number(values[0], digits)} (n=1)"
-    return f"{mean_and_sd(values, digits)} (n={len(values)})"
-
-
 def mean_and_sd(values: Sequence[float], digits: int) -> str:
     """ "75.11 ± 0.84" for a table that says n elsewhere in the row."""
     if len(values) == 1:

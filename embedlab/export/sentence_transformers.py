@@ -78,11 +78,6 @@ def write_sentence_transformers(encoder: SentenceEncoder, folder: Path) -> None:
     _write(folder / "config_sentence_transformers.json", settings)
 
 
-def is_stock(folder: Path) -> bool:
-    """Whether a written folder needs nothing but sentence-transformers."""
-    return CUSTOM not in (folder / "modules.json").read_text(encoding="utf-8")
-
-
 def _write(file: Path, content: Any) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

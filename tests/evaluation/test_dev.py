@@ -66,19 +66,6 @@ def test_a_collapsed_encoder_shows(pairs: STSPairs) -> None:
     assert scores["uniformity"] == pytest.approx(0, abs=1e-6)
 
 
-def test_gathered_shards_with_duplicates_equal_one_process(pairs: STSPairs) -> None:
-    """A distributed sampler repeats rows to make the ranks equal; the score must not notice."""
-    dev = DevSet(pairs)
-    vectors = encode(HashedWords(), dev.sentences)
-    n = len(dev.sentences)
-    even, odd = torch.arange(0, n, 2), torch.arange(1, n, 2)
-    rows = torch.cat([odd, even, even[:3], odd[-1:]])
-    assert torch.equal(dev.assemble(rows, vectors[rows]), vectors)
-    assert dev.score(dev.assemble(rows, vectors[rows])) == dev.score(vectors)
-    with pytest.raises(ValueError, match="1 of the"):
-        dev.assemble(rows[1:], vectors[rows[1:]])
-
-
 def test_wrong_number_of_vectors_is_refused(pairs: STSPairs) -> None:
     dev = DevSet(pairs)
     with pytest.raises(ValueError, match="sentences"):

@@ -13,7 +13,6 @@ from embedlab.evaluation.table import (
     Table,
     before_after_table,
     geometry_metrics,
-    mean_sd,
     number,
     score_table,
     suite_table,
@@ -29,11 +28,7 @@ def seed(shift: float) -> dict[str, float]:
     return scores | {"sts7/spearman": sum(scores.values()) / 7}
 
 
-def test_mean_and_sd_always_come_with_n() -> None:
-    assert mean_sd([75.114]) == "75.11 (n=1)"
-    assert mean_sd([1.0, 2.0, 3.0]) == "2.00 ± 1.00 (n=3)"
-    with pytest.raises(ValueError, match="no value"):
-        mean_sd([])
+def test_what_is_no_number_is_a_dash() -> None:
     assert number(math.nan) == "-"
 
 
@@ -130,8 +125,9 @@ def test_tables_of_a_suite() -> None:
     assert [row[0] for row in table.rows] == ["mini (raw)", "mini (tok)"]
     assert (table.rows[0][1], table.rows[1][1]) == ("72.00", "73.00")
     assert table.columns[-1] == "n"
-    (table,) = suite_tables("geometry", "mini", {"geometry/alignment": 0.25}, protocol)
-    assert table.rows == (("alignment", "0.250"),)
+    measured = {"geometry/alignment": 0.25, "geometry/separation": 1.5}
+    (table,) = suite_tables("geometry", "mini", measured, protocol)
+    assert table.rows == (("alignment", "0.250"), ("separation of rating groups, STS-B test", "1.50"))
     assert "(n=1)" in table.title
     (table,) = suite_tables(
         "lee", "mini", {"lee/spearman": 1, "lee/spearman_low": 0, "lee/spearman_high": 2}, protocol

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from embedlab.encoder import SentenceEncoder
-from embedlab.export.sentence_transformers import is_stock
+from embedlab.export.sentence_transformers import CUSTOM
 from embedlab.tokenization import Template
 from tests.support import SENTENCES
 from tests.test_encoder import MASKED, STAGES, build
@@ -26,6 +26,11 @@ QUERY = Template("query: {sentence}")
 
 def theirs(folder: Path, trust: bool) -> Any:
     return sentence_transformers.SentenceTransformer(str(folder), device="cpu", trust_remote_code=trust)
+
+
+def is_stock(folder: Path) -> bool:
+    """Whether a written folder needs nothing but sentence-transformers."""
+    return CUSTOM not in (folder / "modules.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,18 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if not self.lr > 0:
             raise UserError("the learning rate must be positive", key="optimizer.lr", value=self.lr)
+        betas = tuple(self.betas)
+        if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
+            raise UserError(
+                "must be two numbers from 0 up to 1",
+                key="optimizer.betas",
+                value=list(betas),
+                fix="[0.9,0.999]",
+            )
+        if not 0 < self.eps < math.inf:
+            raise UserError("must be positive", key="optimizer.eps", value=self.eps, fix="1e-8")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError("must not be negative", key="optimizer.weight_decay", value=self.weight_decay)
         if self.schedule not in ("linear", "constant", "cosine"):
             raise UserError(
                 "unknown schedule",

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import yaml
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer, seed_everything
@@ -49,6 +48,7 @@ from embedlab.training.folder import check_free
 from embedlab.training.half import FrozenHalf
 from embedlab.training.metrics_file import MetricsFile
 from embedlab.training.ranks import global_rank
+from embedlab.training.record import Record
 from embedlab.training.resume import finished
 from embedlab.training.sharding import Sharded, sharded
 
@@ -125,10 +125,11 @@ class Run:
             if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
                 self.method.check_parameters(parameters_of(self.checkpoint))
             self.data.check_rows(config.trainer.device_count() * config.trainer.num_nodes)
-        if rank_zero and fits:
-            (self.folder / "config.yaml").write_text(
-                yaml.safe_dump(config.plain, sort_keys=False), encoding="utf-8"
-            )
+        self.record = Record(self.folder) if rank_zero and fits else None
+        if self.record is not None:
+            if self.checkpoint is not None:
+                self.record.warn_of_changes(config.plain)
+            self.record.write(config.plain)
         self.finale = Finale(config, self.folder, self.method.encoder, self.data, dev, part)
         loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
         self.trainer, self.selection = build_trainer(config, self.folder, loggers, self.finale, extra)
@@ -145,7 +146,14 @@ class Run:
         try:
             with warnings.catch_warnings():
                 _quiet()
-                trainer.fit(self.method, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True)
+                try:
+                    trainer.fit(
+                        self.method, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True
+                    )
+                except UserError:  # the checkpoint is of other data or another seed
+                    if self.record is not None and trainer.global_step == 0:
+                        self.record.put_back()
+                    raise
             if not trainer.is_global_zero:
                 return {}
             if sharded(self.method):

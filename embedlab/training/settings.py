@@ -142,7 +142,10 @@ class CallbacksConfig:
                 self, "checkpoint", from_dict(CheckpointConfig, self.checkpoint, "callbacks.checkpoint")
             )
         if self.progress not in ("auto", "rich", "plain", "none"):
-            raise UserError("unknown progress bar", key="callbacks.progress", value=self.progress)
+            raise UserError(
+                "unknown progress bar", key="callbacks.progress", value=self.progress,
+                fix="auto, rich, plain or none",
+            )  # fmt: skip
         if self.early_stopping is not None and self.early_stopping < 1:
             raise UserError(
                 "must be at least 1, or null", key="callbacks.early_stopping", value=self.early_stopping

@@ -35,6 +35,7 @@ from embedlab.errors import UserError
 from embedlab.training.callbacks.checkpoints import find_checkpoint
 from embedlab.training.folder import AFTER, LAST, PREVIOUS
 from embedlab.training.ranks import launched
+from embedlab.training.record import differences
 
 log = logging.getLogger(__name__)
 
@@ -300,16 +301,8 @@ def _difference(folder: Path, values: dict[str, Any]) -> tuple[str, Any, Any] | 
     """The first key in which the run in a folder was another: its name, the value there and here."""
     recorded = folder / "config.yaml"
     there = yaml.safe_load(recorded.read_text(encoding="utf-8")) if recorded.is_file() else {}
-    return next(_differences(_of_matter(there), _of_matter(values)), None)
+    return next(differences(_of_matter(there), _of_matter(values)), None)
 
 
 def _of_matter(values: dict[str, Any]) -> dict[str, Any]:
     return {key: values.get(key, _LATER.get(key)) for key in ("seed", *_SECTIONS) if key not in _OF_NO_MATTER}
-
-
-def _differences(a: Any, b: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        for name in sorted({*a, *b}):
-            yield from _differences(a.get(name), b.get(name), f"{key}.{name}" if key else name)
-    elif a != b:
-        yield key, a, b

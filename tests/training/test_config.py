@@ -13,6 +13,11 @@ from embedlab.training.settings import TrainerConfig
     ("override", "line"),
     [
         ("optimizer.lr=abc", r"not a number \(optimizer.lr=abc\)"),
+        ("optimizer.betas=[1,2]", r"two numbers from 0 up to 1 \(optimizer.betas=\[1.*\]\)"),
+        ("optimizer.betas=[0.9,0.99,0.9]", "two numbers from 0 up to 1"),
+        ("optimizer.eps=-1", r"must be positive \(optimizer.eps=-1.*\)"),
+        ("optimizer.weight_decay=-1", r"must not be negative \(optimizer.weight_decay=-1.*\)"),
+        ("callbacks.progress=bar", "auto, rich, plain or none"),
         ("optimizer.lr=inf", r"not a finite number \(optimizer.lr=inf\)"),
         ("optimizer.accumulate=1.5", r"not a whole number \(optimizer.accumulate=1.5\)"),
         ("trainer.max_steps=x", r"not a whole number \(trainer.max_steps=x\)"),

@@ -115,6 +115,22 @@ def test_a_finished_run_can_be_lengthened_again_and_again(accumulate, compose_ru
     assert losses(whole) == losses(parts)
 
 
+def test_a_refused_resume_leaves_the_record_of_the_run(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    train(compose_run("trainer.max_steps=2"), tmp_path)
+    before = (tmp_path / "config.yaml").read_bytes()
+    with pytest.raises(UserError, match="seed"):
+        train(compose_run("trainer.max_steps=4", "seed=7", "method.tau=0.5", "ckpt_path=last"), tmp_path)
+    assert (tmp_path / "config.yaml").read_bytes() == before
+
+
+def test_a_run_that_goes_on_otherwise_says_so(compose_run, tmp_path, caplog):  # type: ignore[no-untyped-def]
+    train(compose_run("trainer.max_steps=2"), tmp_path)
+    train(compose_run("trainer.max_steps=3", "ckpt_path=last"), tmp_path)
+    assert "other settings" not in caplog.text
+    train(compose_run("trainer.max_steps=4", "method.tau=0.5", "pooling=mean", "ckpt_path=last"), tmp_path)
+    assert "method.tau=0.5 (was 0.05), pooling.name=mean (was cls)" in caplog.text
+
+
 def test_checkpoints_hold_no_code(compose_run, tmp_path):  # type: ignore[no-untyped-def]
     train(compose_run("trainer.max_steps=2"), tmp_path)
     state = torch.load(tmp_path / LAST, weights_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,15 @@ def main(argv: list[str]) -> int:
 
     encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"], config.get("pooling")), config)
     with vector_file(out) as target:
-        empty = _encode(reader, column, encoder, target, config)
+        empty, cut = _encode(reader, column, encoder, target, config)
         if target.count == 0:
             raise reader.error("no row with text", fix="give a file with sentences")
     told = {"zero": "vectors of zeros", "skip": "left out"}.get(config["empty"], "")
     print(f"{target.count:,} vectors: {out}" + (f" ({empty:,} empty rows: {told})" if empty else ""))
+    if cut:
+        print(
+            f"embedlab: warning: {cut:,} texts were cut, being longer than the encoder reads", file=sys.stderr
+        )
     return 0
 
 
@@ -84,13 +89,17 @@ def text_column(reader: FileReader, wanted: str | None) -> str:
     return wanted
 
 
-def _encode(reader: FileReader, column: str, encoder: Any, target: VectorFile, config: dict[str, Any]) -> int:
-    """Encodes all rows into `target`; returns the number of empty rows."""
+def _encode(
+    reader: FileReader, column: str, encoder: Any, target: VectorFile, config: dict[str, Any]
+) -> tuple[int, int]:
+    """Encodes all rows into `target`; returns the number of empty rows, and that of texts that were cut."""
     import numpy as np
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    empty = 0
+    empty = cut = 0
+    tokens = encoder.encoder.tokenization
+    limit = tokens.max_length or tokens.model_limit
     columns = (
         TextColumn("encoding"),
         BarColumn(),
@@ -98,7 +107,8 @@ def _encode(reader: FileReader, column: str, encoder: Any, target: VectorFile, c
         TextColumn("{task.fields[rows]:,} rows"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("encoding", total=max(1, reader.size), rows=0)
         for chunk in _chunks(reader, column, config["chunk"]):
             full = [(row, text) for row, text in chunk if text.strip()]
@@ -111,7 +121,11 @@ def _encode(reader: FileReader, column: str, encoder: Any, target: VectorFile, c
             vectors = np.zeros((len(chunk), encoder.dim), dtype=np.float32)
             if full:
                 kept = [bool(text.strip()) for _, text in chunk]
-                vectors[kept] = encoder.encode([text for _, text in full])
+                texts = [text for _, text in full]
+                vectors[kept] = encoder.encode(texts)
+                # No tokenizer makes more tokens of a text than it has bytes.
+                if limit and (long := [text for text in texts if len(text.encode()) >= limit]):
+                    cut += sum(tokens.ids_and_cut(long)[1])
                 _check_finite(reader, [row for row, _ in full], vectors[kept])
                 if config["empty"] == "skip":
                     vectors = vectors[kept]
@@ -120,7 +134,7 @@ def _encode(reader: FileReader, column: str, encoder: Any, target: VectorFile, c
             elif full:
                 target.add([row for row, _ in full], vectors)
             progress.update(task, completed=reader.position, rows=target.count)
-    return empty
+    return empty, cut
 
 
 def _check_finite(reader: FileReader, rows: Sequence[int], vectors: Any) -> None:

@@ -184,14 +184,19 @@ class SentenceDataModule(LightningDataModule):
         for key, here in self._identity().items():
             saved = state_dict.get(key)
             if saved != here:
+                if key in ("n_rows", "data"):
+                    what = f"{saved} rows of text, not {here}" if key == "n_rows" else "other text"
+                    raise UserError(
+                        f"the checkpoint was made with {what}: its place in it means nothing here",
+                        key="data",
+                        fix="the text that it was made with, or a new run without ckpt_path",
+                    )
                 name = {"world": "trainer.devices", "seed": "seed"}.get(key, f"data.{key}")
                 raise UserError(
                     f"the checkpoint was made with {key}={saved}, this run has {here}: no place is the same",
                     key=name,
                     value=here,
-                    fix=f"{name}={saved}"
-                    if key not in ("n_rows", "data")
-                    else "the data that it was made with",
+                    fix=f"{name}={saved}",
                 )
         self._resumed = {"epoch": state_dict["epoch"], "batch": state_dict["batch"]}
         if self._loader is not None and self._loader.done == 0:

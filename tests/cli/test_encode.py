@@ -138,9 +138,18 @@ def test_bad_input_is_one_line_and_status_2(
     before = sorted(tmp_path.rglob("*"))
     ckpts = [] if any(a.startswith("ckpt=") for a in arguments) else [f"ckpt={ckpt}"]
     assert main(["encode", *(str(tmp_path / name) for name in names), *ckpts, *arguments]) == 2
-    err = capsys.readouterr().err.strip().splitlines()
-    assert message in err[-1]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_cut_texts_are_counted(tmp_path: Path, ckpt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write(tmp_path / "in.txt", ["a cat", "cat " * 5000, "dog " * 5000])
+    assert main(["encode", str(source), str(tmp_path / "out.npy"), f"ckpt={ckpt}"]) == 0
+    assert "2 texts were cut" in capsys.readouterr().err
+    short = write(tmp_path / "short.txt", ["a cat"])
+    assert main(["encode", str(short), str(tmp_path / "out.npy"), f"ckpt={ckpt}"]) == 0
+    assert "cut" not in capsys.readouterr().err
 
 
 def test_input_over_itself_is_refused(tmp_path: Path, ckpt: Path, capsys: pytest.CaptureFixture[str]) -> None:

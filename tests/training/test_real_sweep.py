@@ -31,8 +31,13 @@ def test_two_trials_of_two_ranks_leave_two_whole_runs_and_a_report(
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
+    # A rank that started the sweep anew would leave folders here, in the sweep, or another start in a trial's log.
+    assert {p.name for p in tmp_path.iterdir() if p.is_dir()} == {"cache", "fig6"}
+    assert {p.name for p in sweep.iterdir() if p.is_dir()} == {"0", "1"}
     configs = []
     for trial in ("0", "1"):
+        output = (sweep / trial / "output.log").read_text()
+        assert output.count("Starting 2 processes.") == output.count("devices=2") == 1
         (metrics,) = (sweep / trial).rglob("metrics.csv")
         rows = list(csv.DictReader(metrics.open()))
         steps = [row["step"] for row in rows if row["train/loss"]]

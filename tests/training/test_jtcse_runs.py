@@ -17,6 +17,7 @@ from embedlab.errors import UserError
 from embedlab.evaluation.dev import DevSet
 from embedlab.evaluation.sts import load_sts
 from embedlab.methods.distil import Distil
+from embedlab.training.callbacks.scoring import DevScoring
 from embedlab.training.config import RunConfig
 from embedlab.training.run import build
 from embedlab.twin import TwinEncoder
@@ -115,6 +116,73 @@ def test_a_tower_is_trained_on_round_trip_translations_where_a_file_has_them(
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
     assert {"source", "target"} <= batch.keys(), "a sentence and its translation there and back"
+
+
+def test_invariant_26_the_selected_checkpoint_is_what_is_exported(
+    values: Callable[..., dict[str, Any]],
+    tiny: Callable[..., Path],
+    tmp_path: Path,
+    sts_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reloaded, its dev Spearman is the logged one to the last bit, in evaluation mode and fp32."""
+    original = DevScoring._score
+    weights: dict[int, dict[str, torch.Tensor]] = {}
+    looks: list[dict[str, float]] = []
+
+    def score(self: DevScoring, trainer: Any, method: Any) -> None:
+        original(self, trainer, method)
+        weights[trainer.global_step] = {k: v.clone() for k, v in method.encoder.state_dict().items()}
+
+    def best_at_the_second_look(self: DevSet, *args: Any, **kwargs: Any) -> dict[str, float]:
+        looks.append(plain(self, *args, **kwargs))
+        # Far lower elsewhere, so that neither the first nor the last weights are selected.
+        return looks[-1] | ({} if len(looks) == 2 else {"spearman": looks[-1]["spearman"] - 1000.0})
+
+    plain = DevSet.score
+    monkeypatch.setattr(DevScoring, "_score", score)
+    monkeypatch.setattr(DevSet, "score", best_at_the_second_look)
+    towers = [f"method.tower{i}={tiny('bert', layers=3, seed=i)}" for i in (1, 2)]
+    more = ("optimizer.lr=1e-3", "trainer.max_steps=3", "evaluation.before=false")
+    assert train_one(values("jtcse_mini", *towers, *more), tmp_path / "run") == 0
+    monkeypatch.undo()
+    assert list(weights) == [0, 1, 2, 3]
+    assert json.loads((tmp_path / "run" / "scores.json").read_text())["training"]["selected_step"] == 1
+    assert any(not torch.equal(v, weights[3][k]) for k, v in weights[1].items()), (
+        "the last weights are others"
+    )
+    dev = DevSet(load_sts("stsb", sts_dir, "raw", split="dev"))
+    logged = float(column(tmp_path / "run" / "metrics.csv", "dev/spearman")[1])
+    for name in ("best", "export"):
+        twin = embedlab.load(tmp_path / "run" / name)
+        state = twin.state_dict()
+        assert state.keys() == weights[1].keys()
+        for key, value in state.items():
+            assert value.dtype == torch.float32, key
+            assert torch.equal(value, weights[1][key]), key
+        # As many tokens a forward as while training: another shape sums in another order.
+        vectors = twin.encode_ids(twin.tokenization.ids(dev.sentences), batch_tokens=16_384)
+        assert dev.score(vectors)["spearman"] == logged
+
+
+@pytest.mark.parametrize("method", ["jtcse", "tncse"])
+def test_the_last_rows_of_an_epoch_are_trained_on_if_asked_be_it_one(
+    values: Callable[..., dict[str, Any]], tiny: Callable[..., Path], tmp_path: Path, method: str
+) -> None:
+    """As released (specification 1.6): 17 rows in batches of 8 are two steps, or three."""
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"the cat {i} runs" for i in range(17)) + "\n")
+    towers = [f"method.tower{i}={tiny('bert', layers=3, seed=i)}" for i in (1, 2)]
+    for drop, steps in (("true", 2), ("false", 3)):
+        folder = tmp_path / drop
+        run = values(f"{method}_bert", *towers, f"data.files={text}", "data.package=null", "trainer.max_steps=-1",
+                     f"data.drop_last={drop}", "evaluation.before=false", "optimizer.lr=1e-3")  # fmt: skip
+        assert train_one(run, folder) == 0
+        assert json.loads((folder / "scores.json").read_text())["training"]["steps"] == steps
+        losses = [float(v) for v in column(folder / "metrics.csv", "train/loss")]
+        assert len(losses) == steps
+        state = torch.load(folder / "last.ckpt", weights_only=True)["state_dict"]
+        assert all(bool(torch.isfinite(v).all()) for v in [*state.values(), torch.tensor(losses)])
 
 
 def test_towers_that_are_named_are_not_trained_and_stage_2_resumes_exactly(

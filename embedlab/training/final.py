@@ -91,6 +91,7 @@ class Finale:
         self.device: torch.device | None = None
         """Where to score; None: where the encoder is. Lightning has the model on the CPU before and after a fit."""
         self._data_dir = sts_folder(config.evaluation)
+        self._last: dict[str, float] | None = None
 
     def suites(self) -> list[str]:
         """Those of ``evaluation.final`` that this run can score; says why one is left out."""
@@ -113,6 +114,11 @@ class Finale:
         if self.config.evaluation.before and not path.exists():
             scores, protocols = self.score()
             write_json(path, {"scores": scores, "protocol": protocols})
+
+    def replaced(self) -> None:
+        """Score the last weights, before the selected ones take their place."""
+        if self.config.evaluation.last:
+            self._last, _ = self.score()
 
     def after(
         self, trainer: Trainer, selection: DevScoring | LossSelection | None, seconds: float
@@ -138,8 +144,14 @@ class Finale:
         self.encoder.card |= {"scores": scores, "protocol": protocols}
         self.encoder.save(export)
         content = {"scores": scores, "protocol": protocols, "training": training, "config": self.config.plain}
+        if self.config.evaluation.last:
+            last = scores if self._last is None else self._last
+            content["last"] = {"step": trainer.global_step, "scores": last}
+            content["dev_minus_test"] = {"selected": dev_minus_test(scores), "last": dev_minus_test(last)}
         write_json(self.folder / AFTER, content)
         self._print(scores, training)
+        if self.config.evaluation.last:
+            print(beside_the_last(content))
         return scores
 
     def score(self) -> tuple[dict[str, float], dict[str, Any]]:
@@ -177,6 +189,26 @@ class Finale:
                 f'Encode with the result: {shlex.quote(this_python())} -c "import embedlab; '
                 f"print(embedlab.load('{self.folder / 'export'}').encode(['a cat', 'a dog']).shape)\""
             )
+
+
+def dev_minus_test(scores: dict[str, float]) -> float | None:
+    """Of STS-B, in points of Spearman; None where one of the two was not scored."""
+    dev, test = scores.get("dev/spearman"), scores.get("stsb/spearman")
+    return None if dev is None or test is None else dev - test
+
+
+def beside_the_last(content: dict[str, Any]) -> str:
+    """A line for the terminal: the selected weights of ``scores.json`` against the last ones."""
+    gaps = content["dev_minus_test"]
+    parts = []
+    for name, step, scores in (
+        ("selected", content["training"]["selected_step"], content["scores"]),
+        ("last", content["last"]["step"], content["last"]["scores"]),
+    ):
+        dev = f"{scores['dev/spearman']:.2f}" if "dev/spearman" in scores else "not scored"
+        gap = "" if gaps[name] is None else f", minus test {gaps[name]:+.2f}"
+        parts.append(f"{name} (step {step}) {dev}{gap}")
+    return f"STS-B dev: {'; '.join(parts)}"
 
 
 def this_python() -> str:

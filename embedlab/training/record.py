@@ -15,7 +15,7 @@ CONFIG = "config.yaml"
 _MAY_CHANGE = ("ckpt_path", "logger", "callbacks", "stages", "stages_dir")
 _NOR_THESE = frozenset(
     ("trainer.max_steps", "trainer.max_epochs", "trainer.devices", "trainer.num_nodes", "evaluation.before",
-     "evaluation.final", "evaluation.sts_dir", "data.report", "data.processes", "data.cache_dir")
+     "evaluation.final", "evaluation.last", "evaluation.sts_dir", "data.report", "data.processes", "data.cache_dir")
 )  # fmt: skip
 """Sections and keys with which a run may go on as it began."""
 

@@ -159,6 +159,8 @@ class Run:
             if sharded(self.method):
                 self.finale.encoder = load_encoder(self.folder / LAST)
             if selection is not None and selection.best is not None:
+                if selection.best.step not in (None, trainer.global_step):
+                    self.finale.replaced()
                 selection.best.write(self.method.encoder)
                 selection.best.load_into(self.method.encoder)
             scores = self.finale.after(trainer, selection, time.time() - self.started)

@@ -162,6 +162,8 @@ class ScoringConfig:
     every: int = 125
     final: tuple[str, ...] = ("lee", "sts")
     before: bool = True
+    last: bool = False
+    """Whether the last weights are scored beside the selected ones."""
 
     def __post_init__(self) -> None:
         if self.select not in ("auto", "dev", "loss", "last"):

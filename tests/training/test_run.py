@@ -12,6 +12,7 @@ import torch
 
 import embedlab
 from embedlab.errors import UserError
+from embedlab.evaluation.sts import load_sts
 from embedlab.training.callbacks.checkpoints import LAST
 from embedlab.training.nonfinite import NonFiniteLoss
 from embedlab.training.run import build, train
@@ -155,6 +156,55 @@ def test_padding_changes_nothing_but_what_dropout_draws(compose_run, tmp_path): 
     )
 
 
+def test_the_last_weights_are_scored_beside_the_selected_ones(
+    compose_run, sts_dir, tmp_path, monkeypatch, capsys
+):  # type: ignore[no-untyped-def]
+    """JTCSE's specification 3.2: step of the best, the gap from dev to test, the scores of the last checkpoint."""
+    from embedlab.evaluation.dev import DevSet
+
+    folder = all_sts_files(sts_dir, tmp_path / "sts")
+    plain, looks = DevSet.score, []
+
+    def the_first_is_best(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        looks.append(plain(self, *args, **kwargs))
+        return looks[-1] | ({"spearman": 101.0} if len(looks) == 1 else {})
+
+    monkeypatch.setattr(DevSet, "score", the_first_is_best)
+    settings = (
+        f"evaluation.sts_dir={folder}",
+        "evaluation.final=[sts]",
+        "trainer.max_steps=2",
+        "evaluation.every=1",
+    )
+    train(compose_run(*settings, "evaluation.last=true", "optimizer.lr=3e-2"), tmp_path / "run")
+    kept = json.loads((tmp_path / "run" / "scores.json").read_text())
+    assert (kept["training"]["selected_step"], kept["last"]["step"]) == (0, 2)
+    last = embedlab.load(tmp_path / "run" / LAST)
+    dev = DevSet(load_sts("stsb", folder, "raw", split="dev"))
+    assert kept["last"]["scores"]["dev/spearman"] == pytest.approx(
+        plain(dev, last.encode(dev.sentences, output="tensor"))["spearman"], abs=1e-6
+    )
+    assert kept["scores"] != kept["last"]["scores"]
+    assert kept["scores"].keys() == kept["last"]["scores"].keys()
+    for name, scores in (("selected", kept["scores"]), ("last", kept["last"]["scores"])):
+        assert kept["dev_minus_test"][name] == scores["dev/spearman"] - scores["stsb/spearman"]
+    assert "STS-B dev: selected (step 0)" in capsys.readouterr().out
+    train(compose_run(*settings), tmp_path / "other")
+    assert (
+        not {"last", "dev_minus_test"} & json.loads((tmp_path / "other" / "scores.json").read_text()).keys()
+    )
+
+
+def all_sts_files(sts_dir, folder):  # type: ignore[no-untyped-def]
+    """The seven tasks."""
+    shutil.copytree(sts_dir, folder)
+    pairs = (sts_dir / "stsb_test.tsv").read_text(encoding="utf-8")
+    for name in ("sts12", "sts13", "sts14", "sts15", "sts16"):
+        (folder / f"{name}_test.tsv").write_text(pairs, encoding="utf-8")
+    (folder / "sick_test.tsv").write_text(pairs.replace("score", "relatedness", 1), encoding="utf-8")
+    return folder
+
+
 @pytest.mark.gpu
 def test_scores_before_and_after_are_made_on_the_device(compose_run, sts_dir, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
     """Lightning has the model on the CPU before and after a fit, where scoring takes minutes instead of seconds."""
@@ -166,12 +216,7 @@ def test_scores_before_and_after_are_made_on_the_device(compose_run, sts_dir, tm
         "encode",
         lambda self, *a, **k: (seen.append(self.device.type), original(self, *a, **k))[1],
     )
-    folder = tmp_path / "sts"  # all seven tasks
-    shutil.copytree(sts_dir, folder)
-    pairs = (sts_dir / "stsb_test.tsv").read_text(encoding="utf-8")
-    for name in ("sts12", "sts13", "sts14", "sts15", "sts16"):
-        (folder / f"{name}_test.tsv").write_text(pairs, encoding="utf-8")
-    (folder / "sick_test.tsv").write_text(pairs.replace("score", "relatedness", 1), encoding="utf-8")
+    folder = all_sts_files(sts_dir, tmp_path / "sts")
     config = compose_run(
         "trainer=gpu", "trainer.max_steps=2", f"evaluation.sts_dir={folder}", "evaluation.before=true",
         "evaluation.final=[sts]",

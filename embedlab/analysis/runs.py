@@ -17,8 +17,8 @@ SCORES = "scores.json"
 # its arms are looked up; what was found there is in the sections.
 _NOT_A_RECIPE = ("seed", "ckpt_path", "logger", "callbacks", "stages_dir", "arms", "recipe", "recipes")
 _NOR_THESE = (
-    "evaluation.before", "evaluation.final", "evaluation.sts_dir", "data.report", "data.processes",
-    "data.cache_dir",
+    "evaluation.before", "evaluation.final", "evaluation.last", "evaluation.sts_dir", "data.report",
+    "data.processes", "data.cache_dir",
 )  # fmt: skip
 
 

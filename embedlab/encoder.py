@@ -96,7 +96,7 @@ class SentenceEncoder(nn.Module):
 
     def _vectors(self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None) -> Tensor:
         position = None
-        if self.backbone.reads_one(input_ids.device):
+        if self.backbone.reads_one(input_ids.device, capacity is not None):
             position = self.pooling.position(attention_mask, self.tokenization.marks)
         hidden = self.backbone(
             input_ids,

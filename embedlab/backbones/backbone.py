@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +68,11 @@ class Backbone(nn.Module):
         self.info = info
         self.attention = attention
         self.compiled = False
+        self.one_token: Callable[..., Tensor] = last_block.among_all
+        """The last block for one token of packed rows, compiled where the blocks are."""
         self.adapter: Adapter | None = None
-        self._native = False
+        self.native = False
+        """Whether the weights have the compute type, as in a captured step."""
         self._offset = position_offset(model.config)
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
@@ -97,6 +100,7 @@ class Backbone(nn.Module):
             _allow_shapes(_STATIC_SHAPES)
         for block in self.blocks:
             block.compile(**options)
+        self.one_token = torch.compile(last_block.among_all, **options)
         self.compiled = True
 
     @contextmanager
@@ -108,15 +112,15 @@ class Backbone(nn.Module):
                 stream.
             longest: tokens of a row; short rows get the kernel that is made for them, where there is Triton.
         """
-        before, kernel = self._native, self.model.config._attn_implementation
-        self._native = native
+        before, kernel = self.native, self.model.config._attn_implementation
+        self.native = native
         if self.attention == "sdpa" and short_kernel(self.model.config, longest):
             kernel = SHORT
         try:
             with self._attending(kernel):
                 yield
         finally:
-            self._native = before
+            self.native = before
 
     def unpads(self, longest: int) -> bool:
         """Whether `forward` can leave out padding on the card, in rows of at most `longest` tokens."""
@@ -124,13 +128,18 @@ class Backbone(nn.Module):
             return False
         return short_kernel(self.model.config, longest)
 
-    def reads_one(self, device: torch.device) -> bool:
-        """Whether `forward` gains by being told the one token of each row that is read (its `position`)."""
-        return last_block.applies(self, device)
+    def reads_one(self, device: torch.device, packed: bool) -> bool:
+        """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it.
+
+        Args:
+            device: of the batch.
+            packed: whether it will leave out padding (its `capacity`).
+        """
+        return last_block.applies(self, device, packed)
 
     def arithmetic(self, device: torch.device) -> AbstractContextManager[Any]:
         """What a forward pass computes in, for code that runs blocks by itself: without autocast in a native one."""
-        return torch.autocast(device.type, enabled=False) if self._native else nullcontext()
+        return torch.autocast(device.type, enabled=False) if self.native else nullcontext()
 
     def forward(
         self,
@@ -152,16 +161,12 @@ class Backbone(nn.Module):
                 1-tuple.
             capacity: compute that many tokens, the true ones (which may not be more) and no padding; for
                 model types of `embedlab.backbones.unpad`. None: compute all cells.
-            position: [B], the one token of each row whose last state is wanted. The others' may be 0 then
-                (`embedlab.backbones.last_block`).
+            position: [B], the one token of each row whose last state is wanted; where `reads_one` says so, and
+                with a mask and neither `position_ids` nor `all_layers`.
 
         Returns:
-            [B, L, D] each; with a capacity 0 at padding.
+            [B, L, D] each; with a capacity 0 at padding, with a position 0 everywhere else.
         """
-        if all_layers or attention_mask is None or position_ids is not None:
-            position = None
-        if position is not None and not self.reads_one(input_ids.device):
-            position = None
         if capacity is not None and attention_mask is not None:
             return self._unpadded(input_ids, attention_mask, position_ids, all_layers, capacity, position)
         if attention_mask is None and self.info.kind == "decoder":
@@ -212,7 +217,7 @@ class Backbone(nn.Module):
         with self.arithmetic(ids.device), self._attending(register()), self._placed(positions):
             if position is not None:
                 embedded = self.model.embeddings(input_ids=ids, **arguments)
-                return (slots.unpack(last_block.packed(self, embedded, slots, position, **bounds)),)
+                return (last_block.packed(self, embedded, slots, position, **bounds),)
             out = self.model(
                 input_ids=ids,
                 attention_mask=None,

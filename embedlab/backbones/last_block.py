@@ -1,11 +1,13 @@
 """The last block for one token of each row, where a pooling (CLS, a template's mask) reads no other.
 
 All tokens give keys and values; query, output projection and feed-forward are computed for the token that is read:
-of BERT's last block that leaves a sixth of the products. The vector is the same up to rounding.
+of BERT's last block that leaves a sixth of the products (a quarter where attention is computed for all, in compiled
+steps). The vector is the same up to rounding. ``EMBEDLAB_LAST_BLOCK=0`` computes all of the block.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,17 +17,20 @@ from embedlab.backbones.unpad import MODEL_TYPES, Slots
 
 if TYPE_CHECKING:
     from embedlab.backbones.backbone import Backbone
+    from embedlab.backbones.parts import Parts
 
 _KERNELS = ("sdpa", "eager")
 
 
-def applies(backbone: Backbone, device: torch.device) -> bool:
-    """Whether the last block of a backbone can run so here.
+def applies(backbone: Backbone, device: torch.device, packed: bool) -> bool:
+    """Whether the last block of a backbone can run so here, over packed rows or padded ones.
 
-    On the CPU alone: on a card training steps are compiled, and nobody has timed the others. Not where somebody looks
-    at the modules (hooks), or something else runs them (compilation, checkpointing, shards).
+    On a card in captured steps over packed rows alone: nobody has timed the others. Not where somebody looks at the
+    modules (hooks), or something else runs them (compilation, checkpointing, shards).
     """
-    if device.type != "cpu" or backbone.compiled or torch.compiler.is_compiling():
+    if os.environ.get("EMBEDLAB_LAST_BLOCK", "1") == "0" or torch.compiler.is_compiling():
+        return False
+    if not (packed and backbone.native and backbone.compiled) if device.type == "cuda" else backbone.compiled:
         return False
     if backbone.attention not in _KERNELS or backbone.model.config.model_type not in MODEL_TYPES:
         return False
@@ -60,32 +65,55 @@ def padded(backbone: Backbone, input_ids: Tensor, attention_mask: Tensor, positi
 
 
 def packed(backbone: Backbone, states: Tensor, slots: Slots, position: Tensor, **bounds: Any) -> Tensor:
-    """The last hidden states of packed rows ``[1, C, D]``: right in the slots of ``position`` [B], 0 elsewhere.
+    """The last hidden states ``[B, L, D]`` of packed rows: right at ``position``, 0 elsewhere.
 
     Args:
         backbone: with the attention for packed rows.
         states: before the first block, ``[1, C, D]``.
         slots: of the batch.
-        position: in the rows of the padded batch.
+        position: [B], in the rows of the padded batch.
         bounds: what the blocks are told of the rows.
     """
     from embedlab.backbones.parts import parts_of
-    from embedlab.backbones.varlen_attention import Padded
 
     parts = parts_of(backbone, "reading one token")
-    last = len(parts.blocks) - 1
-    for block in parts.blocks[:last]:
+    for block in parts.blocks[:-1]:
         states = block(states, None, **bounds)
     slot, real = slots.of(position)
+    if backbone.compiled:
+        out = backbone.one_token(parts, states, slot, bounds)
+    else:
+        out = _among_padded(parts, states, slot, slots.bounds)
+    out = torch.where(real[:, None], out, 0.0)[:, None]
+    at = position[:, None, None].expand_as(out)
+    return out.new_zeros(*slots.shape, out.shape[-1]).scatter(1, at, out)
+
+
+def among_all(parts: Parts, states: Tensor, slot: Tensor, bounds: dict[str, Any]) -> Tensor:
+    """The last block's output ``[B, D]`` in the slots of ``slot`` [B], with attention computed for all slots.
+
+    Few kernels and shapes that do not change, for compiled steps: on a card attention is the block's cheapest part.
+    """
+    from embedlab.backbones.parts import Frame, Heads
+
+    last = len(parts.blocks) - 1
+    heads = Heads(parts.query(last, states), *parts.key_value(last, states))
+    context = parts.attend(last, heads, Frame({"": None}, {}), **bounds)
+    read, residual = (x[0].index_select(0, slot)[:, None] for x in (context, states))
+    return parts.finish(last, read, residual)[:, 0]
+
+
+def _among_padded(parts: Parts, states: Tensor, slot: Tensor, bounds: Tensor) -> Tensor:
+    """The same with attention for these slots alone, over keys and values in padded form."""
+    from embedlab.backbones.varlen_attention import Padded
+
+    last = len(parts.blocks) - 1
     read = states[0, slot][:, None]
     rows, own = len(slot), parts.attention(last)
-    cells = Padded(slots.bounds, states.shape[1])
+    cells = Padded(bounds, states.shape[1])
     key, value = (cells.spread(x)[:rows] for x in parts.key_value(last, states))
     dropout = parts.dropout(last) if own.training else 0.0
     context = nn.functional.scaled_dot_product_attention(
         parts.query(last, read), key, value, cells.mask(key.dtype)[:rows], dropout, scale=float(own.scaling)
     )
-    out = parts.finish(last, context.transpose(1, 2).flatten(2), read)[:, 0]
-    # Rows without the token meet in one slot more, which is cut off.
-    place = torch.where(real, slot, states.shape[1])
-    return out.new_zeros(states.shape[1] + 1, out.shape[-1]).index_copy(0, place, out)[None, :-1]
+    return parts.finish(last, context.transpose(1, 2).flatten(2), read)[:, 0]

@@ -108,8 +108,11 @@ class Parts(ABC):
         """What stands after the last block (a final norm, where there is one)."""
         return states
 
-    def attend(self, m: int, heads: Heads, frame: Frame) -> Tensor:
-        """Context ``[B, L, D]`` of block m by the backbone's own kernel, with dropout in training."""
+    def attend(self, m: int, heads: Heads, frame: Frame, **told: Any) -> Tensor:
+        """Context ``[B, L, D]`` of block m by the backbone's own kernel, with dropout in training.
+
+        ``told`` is what else the kernel wants to know (the bounds of packed rows).
+        """
         module = self.attention(m)
         name = self.model.config._attn_implementation
         kernel = attend_explicitly if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
@@ -119,7 +122,7 @@ class Parts(ABC):
             self.mask(m, frame),
             dropout=self.dropout(m) if module.training else 0.0,
             scaling=heads.query.shape[-1] ** -0.5,
-            **self.kernel_options(m),
+            **(self.kernel_options(m) | told),
         )
         return context.flatten(2)
 

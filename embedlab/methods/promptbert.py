@@ -219,7 +219,7 @@ class PromptBERT(Method):
         """Hidden states of rows of which each template has an equal share."""
         pooling, masks = self.encoder.pooling, mask.chunk(len(templates))
         backbone, position = self.encoder.backbone, None
-        if backbone.reads_one(ids.device):
+        if positions is None and backbone.reads_one(ids.device, capacity is not None):
             read = [pooling.position(m, t.marks) for m, t in zip(masks, templates, strict=True)]
             position = None if None in read else torch.cat([r for r in read if r is not None])
         every = pooling.needs_all_layers

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from embedlab.backbones.backbone import Backbone
+
 if TYPE_CHECKING:
+    from embedlab.encoder import SentenceEncoder
     from embedlab.methods.base import Method
     from embedlab.training.captured import CapturedStep
 
@@ -29,8 +32,8 @@ class DevForward:
         rows: of `Tokenization.ids`; the list itself tells one set from another.
         batch_tokens: tokens a forward, padding included.
 
-    Once there is a captured step, all forward passes are one graph, on the weights that the step computes with.
-    EMBEDLAB_DEV_GRAPH=0 says no.
+    Once there is a captured step, all forward passes are one graph, on the weights that the step computes with, and
+    without padding where the step leaves it out. EMBEDLAB_DEV_GRAPH=0 says no.
     """
 
     def __init__(self, method: Method, rows: Sequence[Sequence[int]], batch_tokens: int) -> None:
@@ -42,12 +45,16 @@ class DevForward:
             and method.step_mode == "graph"
             and os.environ.get("EMBEDLAB_DEV_GRAPH", "1") != "0"
         )
-        tokens_at_once = min(batch_tokens, _GRAPH_TOKENS) if self._capturable else batch_tokens
-        self._batches: list[tuple[Tensor, Tensor, Tensor]] = []
-        for batch in encoder._batches([len(r) for r in rows], None, tokens_at_once):
+        lengths = [len(r) for r in rows]
+        self._packs = self._capturable and method.unpad and _unpads(encoder, max(lengths, default=1))
+        padded = self._capturable and not self._packs
+        tokens_at_once = min(batch_tokens, _GRAPH_TOKENS) if padded else batch_tokens
+        self._batches: list[tuple[Tensor, Tensor, Tensor, int]] = []
+        for batch in encoder._batches(lengths, None, tokens_at_once):
             tokens = encoder.tokenization.pad([rows[i] for i in batch], 8 if here.type == "cuda" else 1)
             parts = (torch.tensor(batch), tokens["input_ids"], tokens["attention_mask"])
-            self._batches.append(tuple(t.to(here) for t in parts))  # type: ignore[arg-type]
+            index, ids, mask = (t.to(here) for t in parts)
+            self._batches.append((index, ids, mask, sum(lengths[i] for i in batch)))
         self._out = torch.empty(len(rows), encoder.dim, device=here)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._step: CapturedStep | None = None
@@ -75,28 +82,33 @@ class DevForward:
             self._encode()
         return self._out.clone()
 
-    def _encode(self) -> None:
-        for index, ids, mask in self._batches:
-            self._out.index_copy_(0, index, self.method.encoder(ids, mask).float())
+    def _encode(self, packed: bool = False) -> None:
+        for index, ids, mask, tokens in self._batches:
+            vectors = self.method.encoder(ids, mask, tokens if packed else None)
+            self._out.index_copy_(0, index, vectors.float())
 
     def _capture(self, step: CapturedStep) -> torch.cuda.CUDAGraph | None:
         """The graph of all forward passes; None where one cannot be captured, which the log says."""
-        longest = max((ids.shape[1] for _, ids, _ in self._batches), default=1)
+        longest = max((ids.shape[1] for _, ids, *_ in self._batches), default=1)
         place, graph = step.place, torch.cuda.CUDAGraph()
         stream = place["stream"]
         stream.wait_stream(torch.cuda.current_stream())
         try:
             with _same_randomness(self.device), self.method.encoder._encoding(None), step.scoring(longest):
                 with torch.cuda.stream(stream):
-                    self._encode()
+                    self._encode(self._packs)
                 torch.cuda.current_stream().wait_stream(stream)
                 with torch.cuda.graph(graph, **place):
-                    self._encode()
+                    self._encode(self._packs)
         except RuntimeError as error:
             torch.cuda.synchronize()
             log.warning("Scoring while training runs without a CUDA graph: %s", str(error).partition("\n")[0])
             return None
         return graph
+
+
+def _unpads(encoder: SentenceEncoder, longest: int) -> bool:
+    return all(m.unpads(longest) for m in encoder.modules() if isinstance(m, Backbone))
 
 
 @contextmanager

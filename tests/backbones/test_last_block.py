@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
-from embedlab.backbones import Backbone, last_block
+from embedlab.backbones import Backbone, varlen_attention
 from embedlab.pooling import build_pooling
-from tests.backbones.test_attention import load
+from tests.backbones.test_attention import NoHostReads, load
 
 Tiny = Callable[..., Path]
 MODELS = ("bert", "roberta", "distilbert")
@@ -56,11 +57,11 @@ def test_vectors_and_gradients_are_those_of_the_whole_block(
         vectors = pool(hidden, mask, {})
         gradients = torch.autograd.grad(vectors.sin().sum(), list(backbone.parameters()), allow_unused=True)
         found.append((vectors, [g for g in gradients if g is not None], rows))
-    (whole, its_gradients, all_rows), (one, gradients, few) = found
+    (whole, its_gradients, all_rows), (one, its_own, few) = found
     assert few == [len(LENGTHS)] < all_rows
     torch.testing.assert_close(one, whole, rtol=1e-5, atol=1e-5)
-    assert len(gradients) == len(its_gradients)
-    for got, want in zip(gradients, its_gradients, strict=True):
+    assert len(its_own) == len(its_gradients)
+    for got, want in zip(its_own, its_gradients, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -90,32 +91,79 @@ def test_dropout_still_tells_views_apart(tiny: Tiny) -> None:
         assert not torch.allclose(first, backbone(ids, mask, capacity=capacity, position=position)[0][:, 0])
 
 
-def test_it_leaves_the_block_as_it_was_and_alone_where_others_look_at_it(tiny: Tiny) -> None:
+def test_it_leaves_the_block_as_it_was_and_alone_where_others_look_at_it(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = load(tiny, "bert").eval()
+    ids, mask = batch()
+    here = torch.device("cpu")
+    assert backbone.reads_one(here, packed=False)
+    backbone(ids, mask, position=mask.argmax(1))
+    block: Any = backbone.blocks[-1]
+    assert "forward" not in vars(block)
+    hook = block.register_forward_hook(lambda m, args, out: None)
+    assert not backbone.reads_one(here, packed=True)
+    hook.remove()
+    block.gradient_checkpointing = True
+    assert backbone.reads_one(here, packed=True)
+    block.train()
+    assert not backbone.reads_one(here, packed=True)
+    block.gradient_checkpointing = False
+    monkeypatch.setenv("EMBEDLAB_LAST_BLOCK", "0")
+    assert not backbone.reads_one(here, packed=True)
+    monkeypatch.delenv("EMBEDLAB_LAST_BLOCK")
+    backbone.compiled = True
+    assert not backbone.reads_one(here, packed=True)
+
+
+def test_on_a_card_only_captured_steps_without_padding_do_it(tiny: Tiny) -> None:
+    backbone = load(tiny, "bert").eval()
+    card = torch.device("cuda")
+    assert not backbone.reads_one(card, packed=True)
+    backbone.compile_blocks(backend="eager")
+    assert not backbone.reads_one(card, packed=True)
+    with backbone.computing(native=True, longest=32):
+        assert backbone.reads_one(card, packed=True)
+        assert not backbone.reads_one(card, packed=False)
+    assert not backbone.reads_one(card, packed=True)
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_compiled_it_is_the_same_by_one_compilation(tiny: Tiny, model_type: str) -> None:
+    backbone = load(tiny, model_type).eval()
+    ids, mask = batch("left")
+    position = mask.shape[1] - 1 - mask.flip(1).argmax(1)
+
+    def vectors_and_gradients(capacity: int) -> list[torch.Tensor]:
+        hidden = backbone(ids, mask, capacity=capacity, position=position)[0]
+        vectors = hidden.gather(1, position[:, None, None].expand(-1, 1, hidden.shape[2]))
+        gradients = torch.autograd.grad(vectors.sin().sum(), list(backbone.parameters()), allow_unused=True)
+        return [vectors, *(g for g in gradients if g is not None)]
+
+    want = vectors_and_gradients(64)
+    counter = CompileCounterWithBackend("aot_eager")
+    backbone.compile_blocks(backend=counter, dynamic=True, fullgraph=True)
+    for capacity in (48, 64, 96):
+        got = vectors_and_gradients(capacity)
+        assert len(got) == len(want)
+        for mine, its in zip(got, want, strict=True):
+            torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+    assert counter.frame_count <= 4  # the blocks, and the last one for one token
+
+
+def test_in_a_captured_step_the_host_waits_for_nothing(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_on_a_card(*args: Any) -> torch.Tensor:
+        *tensors, scale, dropout = args
+        return varlen_attention.varlen_attention(*tensors, torch.zeros(1).long(), 32, scale, dropout)
+
+    monkeypatch.setattr(varlen_attention, "padded_attention", as_on_a_card)
     backbone = load(tiny, "bert").eval()
     ids, mask = batch()
     position = mask.argmax(1)
-    here = torch.device("cpu")
-    assert last_block.applies(backbone, here)
-    assert not last_block.applies(backbone, torch.device("cuda"))
-    backbone(ids, mask, position=position)
-    block: Any = backbone.blocks[-1]
-    assert "forward" not in vars(block)
-    states = []
-    hook = block.register_forward_hook(lambda m, args, out: states.append(out))
-    assert not last_block.applies(backbone, here)
-    backbone(ids, mask, position=position)
-    assert bool((states[0][0, :12].abs().sum(-1) > 0).all())
-    hook.remove()
-    block.gradient_checkpointing = True
-    assert last_block.applies(backbone, here)
-    block.train()
-    assert not last_block.applies(backbone, here)
-    block.gradient_checkpointing = False
     backbone.compiled = True
-    assert not last_block.applies(backbone, here)
+    with NoHostReads():
+        backbone(ids, mask, capacity=64, position=position)[0].sin().sum().backward()
 
 
 def test_a_model_of_another_build_runs_its_whole_block(tiny: Tiny) -> None:
-    backbone = load(tiny, "modernbert").eval()
-    ids, mask = batch()
-    torch.testing.assert_close(backbone(ids, mask, position=mask.argmax(1))[0], backbone(ids, mask)[0])
+    assert not load(tiny, "modernbert").eval().reads_one(torch.device("cpu"), packed=False)

@@ -4,6 +4,9 @@ Flash kernels work in tiles of 64 to 128 queries. Sentences of 32 tokens leave m
 then takes as long as the feed-forward products. Here scores, dropout and soft-max of one head never leave the chip,
 and the backward pass computes them again.
 
+Products of fp32 are fp32 ones ("ieee"; Triton would take TF32), as precision=32-true says. Those of bf16 are what they
+are anyway.
+
 Dropout draws from a seed that is a tensor, made by the device's generator: inside a CUDA graph each replay has
 another one.
 """
@@ -36,7 +39,7 @@ def _tile(base, head, row_stride, rows, cols, length, WIDTH: tl.constexpr):
 @triton.jit
 def _weights(q, k, allowed, scale, BLOCK: tl.constexpr):
     """Soft-max of the allowed scores, fp32; a row with none is 0."""
-    scores = tl.dot(q, tl.trans(k)) * scale
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     scores = tl.where(allowed, scores, -1.0e30)
     top = tl.max(scores, 1)
     grown = tl.where(allowed, tl.exp(scores - top[:, None]), 0.0)
@@ -68,7 +71,7 @@ def _forward(
     p = _weights(q, k, allowed, scale, BLOCK)
     if DROPS:
         p = p * _kept(tl.load(SEED), program, rows, rows, dropout, BLOCK)
-    out = tl.dot(p.to(v.dtype), v)
+    out = tl.dot(p.to(v.dtype), v, input_precision="ieee")
     tl.store(
         OUT + b * ob + h * oh + rows[:, None] * ol + cols[None, :],
         out.to(v.dtype),
@@ -92,16 +95,16 @@ def _backward(
     inside = (rows[:, None] < length) & (rows[None, :] < length)
     allowed = tl.load(MASK + b * mb + rows[:, None] * mi + rows[None, :] * mj, mask=inside, other=0) != 0
     p = _weights(q, k, allowed, scale, BLOCK)
-    dp = tl.dot(do, tl.trans(v))
+    dp = tl.dot(do, tl.trans(v), input_precision="ieee")
     dropped = p
     if DROPS:
         kept = _kept(tl.load(SEED), program, rows, rows, dropout, BLOCK)
         dropped = p * kept
         dp = dp * kept
-    dv = tl.dot(tl.trans(dropped.to(v.dtype)), do)
+    dv = tl.dot(tl.trans(dropped.to(v.dtype)), do, input_precision="ieee")
     ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(q.dtype)
-    dq = tl.dot(ds, k)
-    dk = tl.dot(tl.trans(ds), q)
+    dq = tl.dot(ds, k, input_precision="ieee")
+    dk = tl.dot(tl.trans(ds), q, input_precision="ieee")
     place = b * gb + h * gh + rows[:, None] * gl + cols[None, :]
     real = rows[:, None] < length
     tl.store(DQ + place, dq.to(q.dtype), mask=real)

@@ -47,7 +47,7 @@ def _forward(
         p = _weights(q, k, allowed, scale, BLOCK)
         if DROPS:
             p = p * _kept(tl.load(SEED), program, rows, rows, dropout, BLOCK)
-        out = tl.dot(p.to(v.dtype), v)
+        out = tl.dot(p.to(v.dtype), v, input_precision="ieee")
         place = OUT + h * oh + (first + rows)[:, None] * ol + cols[None, :]
         tl.store(place, out.to(v.dtype), mask=rows[:, None] < length)
 
@@ -75,16 +75,16 @@ def _backward(
         do = _tile(DO, h * oh + first * ol, ol, rows, cols, length, WIDTH)
         allowed = (rows[:, None] < length) & (rows[None, :] < length)
         p = _weights(q, k, allowed, scale, BLOCK)
-        dp = tl.dot(do, tl.trans(v))
+        dp = tl.dot(do, tl.trans(v), input_precision="ieee")
         dropped = p
         if DROPS:
             kept = _kept(tl.load(SEED), program, rows, rows, dropout, BLOCK)
             dropped = p * kept
             dp = dp * kept
-        dv = tl.dot(tl.trans(dropped.to(v.dtype)), do)
+        dv = tl.dot(tl.trans(dropped.to(v.dtype)), do, input_precision="ieee")
         ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(q.dtype)
-        dq = tl.dot(ds, k)
-        dk = tl.dot(tl.trans(ds), q)
+        dq = tl.dot(ds, k, input_precision="ieee")
+        dk = tl.dot(tl.trans(ds), q, input_precision="ieee")
         place = h * gh + (first + rows)[:, None] * gl + cols[None, :]
         real = rows[:, None] < length
         tl.store(DQ + place, dq.to(q.dtype), mask=real)

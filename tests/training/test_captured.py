@@ -17,6 +17,7 @@ pytestmark = pytest.mark.gpu
 GPU = ("method=simcse", "pooling=mean", "trainer=gpu", "data.pad_to_multiple=4", "trainer.max_steps=6")
 NO_DROPOUT = "backbone.dropout=1e-9"  # none is refused: the views of SimCSE would be equal
 FP32 = ("trainer.precision=32-true", NO_DROPOUT)
+HALF = ("trainer.precision=bf16-mixed", NO_DROPOUT, "step=graph")
 
 
 def by_step(folder: Path, name: str) -> dict[int, float]:
@@ -63,6 +64,18 @@ def test_half_precision_is_within_its_rounding(compose_run, tmp_path):  # type: 
     assert column(graph, "train/loss") == pytest.approx(column(eager, "train/loss"), rel=0.05, abs=0.02)
 
 
+@pytest.mark.parametrize("pooling", ["cls_mlp", "last"])
+def test_the_last_block_for_one_token_trains_as_the_whole_one(compose_run, tmp_path, monkeypatch, pooling):  # type: ignore[no-untyped-def]
+    for name, switch in (("one", "1"), ("whole", "0")):
+        monkeypatch.setenv("EMBEDLAB_LAST_BLOCK", switch)
+        train(compose_run(*GPU, *HALF, f"pooling={pooling}", "optimizer.lr=1e-4"), tmp_path / name)
+    for name in ("train/loss", "train/grad_norm"):
+        one, whole = (column(tmp_path / n, name) for n in ("one", "whole"))
+        assert one == pytest.approx(whole, rel=0.05, abs=0.02), name
+    a, b = (embedlab.load(str(tmp_path / n)).encode(["a cat", "two dogs ran"]) for n in ("one", "whole"))
+    assert b == pytest.approx(a, abs=0.05)
+
+
 def test_dropout_differs_between_replays(compose_run, tmp_path):  # type: ignore[no-untyped-def]
     """One batch again and again, weights all but still: only dropout moves the loss."""
     still = ("optimizer.lr=1e-12", "data.limit=8", "trainer.max_epochs=6", "data.shuffle=false", "step=graph")
@@ -92,9 +105,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(compose_run, tmp_path, monkeypat
     assert one["global_step"] == other["global_step"] == 6
     for name, value in one["state_dict"].items():
         torch.testing.assert_close(other["state_dict"][name], value, rtol=1e-2, atol=1e-4)
-
-
-HALF = ("trainer.precision=bf16-mixed", NO_DROPOUT, "step=graph")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from embedlab.cli.config_errors import explain
+from embedlab.cli.once import say_once
 from embedlab.errors import UserError
 
 BAD_INPUT = 2
@@ -73,7 +74,7 @@ def guarded(command: Callable[[], int | None]) -> int:
         found = as_user_error(error)
         if found is None:
             raise
-        print(f"embedlab: {found}", file=sys.stderr)
+        say_once(f"embedlab: {found}")
         return BAD_INPUT
 
 

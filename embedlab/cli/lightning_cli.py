@@ -122,6 +122,8 @@ class EmbedlabCLI(LightningCLI):
         config = RunConfig.from_dict(values)
         if wants_processes(config):
             config.check()
+            if self.subcommand == "fit":
+                config.check_rows(config.data.most_rows)
             arguments = [*self.command_line, f"--trainer.default_root_dir={folder}"]
             if staged:
                 raise UserError("a run with stages on several devices", key="stages", fix="embedlab train")

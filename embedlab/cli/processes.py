@@ -8,10 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from embedlab.cli.once import SAID
 from embedlab.errors import UserError
 from embedlab.training.ranks import launched
 
@@ -57,11 +59,12 @@ def start_ranks(module: str, arguments: Sequence[str], processes: int) -> int:
 
     before = {number: signal.signal(number, hand_on) for number in FORWARDED}
     try:
-        port = _free_port()
-        for rank in range(processes):
-            environment = _environment(rank, processes, port)
-            ranks.append(subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment))
-        status = _wait(ranks, received)
+        with tempfile.NamedTemporaryFile() as said:
+            shared = {SAID: said.name, "MASTER_PORT": str(_free_port())}
+            for rank in range(processes):
+                environment = _environment(rank, processes) | shared
+                ranks.append(subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment))
+            status = _wait(ranks, received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -97,11 +100,11 @@ def _end(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
                 rank.wait()
 
 
-def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
+def _environment(rank: int, processes: int) -> dict[str, str]:
     """As torchrun sets it."""
     own = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes,
-        "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1",
     }  # fmt: skip
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
     return {**threads, **os.environ, **{name: str(value) for name, value in own.items()}}

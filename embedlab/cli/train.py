@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import yaml
 
 from embedlab.cli.hydra_main import in_sweep, run, run_dir
+from embedlab.cli.once import say_once
 from embedlab.cli.processes import start_ranks, wants_processes
 from embedlab.training.folder import check_free
 
@@ -60,6 +60,7 @@ def train_one(values: dict[str, Any], folder: Path, whole: Path | None = None) -
     config = RunConfig.from_dict(values)
     if wants_processes(config):
         config.check()
+        config.check_rows(config.data.most_rows)
         if _has_ended(config, folder):
             return 0
         return _spawn(values, folder, config.trainer.device_count(), whole or folder)
@@ -83,12 +84,12 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
         # The same command again would be refused in this folder, unless it goes on.
         resumes = config.ckpt_path in ("auto", "last")
         if config.callbacks.requeue and resumes and requeue(stop.number):
-            print("embedlab: interrupted; the job is queued again", file=sys.stderr)
+            say_once("embedlab: interrupted; the job is queued again")
         else:
-            print(f"embedlab: interrupted; go on with ckpt_path=last hydra.run.dir={again}", file=sys.stderr)
+            say_once(f"embedlab: interrupted; go on with ckpt_path=last hydra.run.dir={again}")
         return 128 + stop.number
     except NonFiniteLoss as error:
-        print(f"embedlab: {error}", file=sys.stderr)
+        say_once(f"embedlab: {error}")
         return 1
     return 0
 

@@ -158,6 +158,11 @@ class DataConfig:
         return ROLES[self.name]
 
     @property
+    def most_rows(self) -> int | None:
+        """The most rows of an epoch, where that is known before any text is read."""
+        return self.limit if self.pack is None else None
+
+    @property
     def chosen(self) -> dict[str, str]:
         """`columns` without the roles that are left to the usual names."""
         return {role: column for role, column in (self.columns or {}).items() if column is not None}

@@ -105,10 +105,6 @@ class SentenceDataModule(LightningDataModule):
             self._table = table if self.config.pack is None else PackedTable(table, self.config.pack)
         return self._table
 
-    def check_rows(self, world: int) -> None:
-        """UserError if the rows do not make a batch on so many devices."""
-        BatchPlan(self.table.n_rows, self.config.batch_size, world=world, drop_last=self.config.drop_last)
-
     # ---- batches
     # ------------------------------------------------------------------------------------------------
 

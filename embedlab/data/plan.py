@@ -51,8 +51,14 @@ class BatchPlan:
             raise ValueError(f"rank {self.rank} of {self.world}")
         if self.mega_batch > 1 and self.lengths is None:
             raise ValueError("mega_batch needs the lengths of the rows")
-        needed = self.batch_size * self.world if self.drop_last else self.world
-        if self.n_rows < needed:
+        if self.n_rows < self.world:
+            raise UserError(
+                f"{self.n_rows:,} rows are less than one a device",
+                key="trainer.devices",
+                value=self.world,
+                fix="more rows, or fewer devices",
+            )
+        if self.drop_last and self.n_rows < self.batch_size * self.world:
             devices = f" on {self.world} devices" if self.world > 1 else ""
             raise UserError(
                 f"{self.n_rows:,} rows are less than one batch{devices}",

@@ -10,6 +10,7 @@ from embedlab.backbones import BackboneConfig, BackboneInfo, probe
 from embedlab.backbones.adapters import AdapterConfig
 from embedlab.backbones.unpad import MODEL_TYPES
 from embedlab.data import DataConfig, data_config
+from embedlab.data.plan import BatchPlan
 from embedlab.errors import UserError
 from embedlab.methods import method_class, method_config
 from embedlab.methods.config import MethodConfig, from_dict
@@ -122,8 +123,16 @@ class RunConfig:
             )
         return warnings
 
+    def check_rows(self, rows: int | None) -> None:
+        """UserError if training on so many rows has no batch for every device; None: not known yet."""
+        if rows is not None and not self.method.idle:
+            BatchPlan(rows, self.data.batch_size, world=self._world(), drop_last=self.data.drop_last)
+
+    def _world(self) -> int:
+        return self.trainer.device_count() * self.trainer.num_nodes
+
     def _check_batch(self) -> None:
-        in_batch = self.data.batch_size * self.trainer.device_count() * self.trainer.num_nodes
+        in_batch = self.data.batch_size * self._world()
         if in_batch == 1 and self.method.needs_others and "negative" not in self.data.roles:
             raise UserError(
                 f"method={self.method.name} compares a sentence with the others of its batch, and there are none",

@@ -124,7 +124,7 @@ class Run:
             # Nothing of an earlier run is touched before it is known that this one can begin.
             if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
                 self.method.check_parameters(parameters_of(self.checkpoint))
-            self.data.check_rows(config.trainer.device_count() * config.trainer.num_nodes)
+            config.check_rows(self.data.n_rows)
         self.record = Record(self.folder) if rank_zero and fits else None
         if self.record is not None:
             if self.checkpoint is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
 from embedlab.cli.outputs import check_writable
+from embedlab.disk import writing
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def export(encoder: SentenceEncoder, target: str, out: Path, normalize: bool = T
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     # Beside `out`, so that the last step is a rename; in a folder of its own, as some writers make their own.
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+    with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
         made = Path(temporary) / "export"
         encode = write(encoder, made, normalize)
         difference = largest_difference(encoder, encode, normalize=normalize and target == "onnx")

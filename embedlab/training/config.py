@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from embedlab.backbones import BackboneConfig, BackboneInfo, probe
@@ -106,6 +107,7 @@ class RunConfig:
             raise UserError("unknown way to run a step", key="step", value=self.step, fix=", ".join(STEPS))
         self.adapter.check(self.backbone.source)
         check_sharded(self)
+        self._check_backbone()
         info = self.info()
         warnings = self.pooling.check(info, self.template, self.method.name)
         packed = self.data.pack is not None
@@ -122,6 +124,18 @@ class RunConfig:
                 fix="bf16-mixed, or adapter=lora (a bf16 base, adapters in fp32)",
             )
         return warnings
+
+    def _check_backbone(self) -> None:
+        folder = Path(self.backbone.path or "").expanduser()
+        if self.backbone.source != "local" or (folder / "config.json").is_file():
+            return
+        if (folder / "export" / "config.json").is_file():
+            raise UserError(
+                "the folder of a run, not of a model",
+                key="backbone.path",
+                value=self.backbone.path,
+                fix=f"backbone.path={folder / 'export'}",
+            )
 
     def check_rows(self, rows: int | None) -> None:
         """UserError if training on so many rows has no batch for every device; None: not known yet."""

@@ -8,12 +8,16 @@ import logging
 import platform
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Trainer
 
+from embedlab.disk import writing
+from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.evaluation.dev import DevSet
 from embedlab.evaluation.protocol import write_json
@@ -46,6 +50,12 @@ METRICS = (
     Metric("tatoeba36/mean", "Tatoeba accuracy@1, XTREME's languages", "higher"),
     Metric("ntrex/mean", "NTREX accuracy@1", "higher"),
 )
+_KEYS = {
+    "leave data_dir out to use the hub": "evaluation.sts_dir=hub",
+    "data_dir": "evaluation.sts_dir",
+    "sts_text": "evaluation.sts_text",
+}
+"""A suite's words -> a run's."""
 _NEEDS = {"lee": "gensim", "emoji": "emoji"}
 """The package whose data a suite scores."""
 
@@ -63,7 +73,20 @@ def load_dev(scoring: ScoringConfig) -> DevSet | None:
     """
     if scoring.sts_dir is None:
         return None
-    return DevSet(load_sts("stsb", sts_folder(scoring), scoring.sts_text, split="dev"))
+    with as_written():
+        return DevSet(load_sts("stsb", sts_folder(scoring), scoring.sts_text, split="dev"))
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """What a suite says of its settings, by the keys that a run has for them."""
+    try:
+        yield
+    except UserError as error:
+        error.key = _KEYS.get(error.key or "", error.key)
+        for theirs, ours in _KEYS.items():
+            error.fix = error.fix and error.fix.replace(theirs, ours)
+        raise
 
 
 class Finale:
@@ -138,11 +161,10 @@ class Finale:
             "precision": str(trainer.precision),
         }
         self.encoder.card = {"training": training, "config": self.config.plain}
-        export = self.folder / "export"
-        self.encoder.save(export)
+        self._export()
         scores, protocols = self.score()
         self.encoder.card |= {"scores": scores, "protocol": protocols}
-        self.encoder.save(export)
+        self._export()
         content = {"scores": scores, "protocol": protocols, "training": training, "config": self.config.plain}
         if self.config.evaluation.last:
             last = scores if self._last is None else self._last
@@ -153,6 +175,10 @@ class Finale:
         if self.config.evaluation.last:
             print(beside_the_last(content))
         return scores
+
+    def _export(self) -> None:
+        with writing(self.folder / "export"):
+            self.encoder.save(self.folder / "export")
 
     def score(self) -> tuple[dict[str, float], dict[str, Any]]:
         """The encoder as it is now: scores by name, and each suite's protocol."""
@@ -169,7 +195,8 @@ class Finale:
             for i, name in enumerate(suites, start=1):
                 if suites != ["lee"]:  # which takes seconds
                     log.info("Scoring %s (suite %d of %d).", name, i, len(suites))
-                found, protocols[name] = SUITES[name](self.encoder, settings)
+                with as_written():
+                    found, protocols[name] = SUITES[name](self.encoder, settings)
                 scores |= found
         finally:
             self.encoder.to(home)

@@ -32,6 +32,7 @@ from embedlab.training.callbacks.checkpoints import (
     LastCheckpoint,
     WholeFile,
     find_checkpoint,
+    kept_in,
     parameters_of,
     step_of,
 )
@@ -47,6 +48,7 @@ from embedlab.training.final import Finale, load_dev
 from embedlab.training.folder import check_free
 from embedlab.training.half import FrozenHalf
 from embedlab.training.metrics_file import MetricsFile
+from embedlab.training.nonfinite import NonFiniteLoss
 from embedlab.training.ranks import global_rank
 from embedlab.training.record import Record
 from embedlab.training.resume import finished
@@ -153,6 +155,9 @@ class Run:
                 except UserError:  # the checkpoint is of other data or another seed
                     if self.record is not None and trainer.global_step == 0:
                         self.record.put_back()
+                    raise
+                except NonFiniteLoss as error:
+                    error.checkpoint = next(iter(kept_in(self.folder)), self.checkpoint)
                     raise
             if not trainer.is_global_zero:
                 return {}

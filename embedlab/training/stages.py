@@ -32,8 +32,8 @@ from typing import Any
 import yaml
 
 from embedlab.errors import UserError
-from embedlab.training.callbacks.checkpoints import find_checkpoint
-from embedlab.training.folder import AFTER, LAST, PREVIOUS
+from embedlab.training.callbacks.checkpoints import find_checkpoint, kept_in
+from embedlab.training.folder import AFTER
 from embedlab.training.ranks import launched
 from embedlab.training.record import differences
 
@@ -248,7 +248,7 @@ def _check(values: dict[str, Any], wanted: list[str], home: Path) -> None:
 
 
 def _has_checkpoint(folder: Path) -> bool:
-    return (folder / LAST).is_file() or (folder / PREVIOUS).is_file()
+    return bool(kept_in(folder))
 
 
 def _has_begun(folder: Path) -> bool:

@@ -12,7 +12,9 @@ import pytest
 import embedlab
 from embedlab.cli import export as command
 from embedlab.cli.main import main
+from embedlab.encoder import SentenceEncoder
 from embedlab.export.roundtrip import SENTENCES, largest_difference
+from tests.test_disk import safetensors_meets_it
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,13 @@ def test_hugging_face_folder_loads_without_embedlab(ckpt: Path, tmp_path: Path) 
     hidden = AutoModel.from_pretrained(out).eval()(**batch).last_hidden_state
     ours = embedlab.load(str(out)).encode("a plane takes off")
     np.testing.assert_allclose(hidden.mean(1)[0].detach().numpy(), ours, atol=1e-5)
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(ckpt, tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(SentenceEncoder, "save", lambda *_, **__: safetensors_meets_it())
+    assert main(["export", f"ckpt={ckpt}", "to=hf", f"out={tmp_path / 'hf'}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

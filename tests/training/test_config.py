@@ -74,6 +74,15 @@ def test_a_run_of_too_few_rows_leaves_no_configuration(compose_run, tmp_path):  
     assert not any((tmp_path / "run").iterdir())
 
 
+def test_a_runs_folder_as_backbone_names_its_export(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    train(compose_run("trainer.max_steps=1"), tmp_path / "run")
+    with pytest.raises(UserError, match="the folder of a run") as caught:
+        compose_run(f"backbone.path={tmp_path / 'run'}").check()
+    key, _, export = str(caught.value.fix).partition("=")
+    assert key == caught.value.key == "backbone.path"
+    train(compose_run(f"backbone.path={export}", "trainer.max_steps=1"), tmp_path / "again")
+
+
 def test_weights_alone_are_no_checkpoint(compose_run, tmp_path):  # type: ignore[no-untyped-def]
     import torch
 

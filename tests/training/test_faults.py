@@ -14,10 +14,13 @@ import pytest
 import torch
 
 from embedlab.cli.train import fit
+from embedlab.encoder import SentenceEncoder
 from embedlab.errors import UserError
+from embedlab.training.callbacks import checkpoints
 from embedlab.training.callbacks.checkpoints import LAST, PREVIOUS, find_checkpoint, step_of, unreadable
 from embedlab.training.requeue import requeue
 from embedlab.training.run import train
+from tests.test_disk import safetensors_meets_it, torch_meets_it
 from tests.training.test_resume import StopAt, losses, weights
 
 STEPS = ("trainer.max_steps=6", "callbacks.checkpoint.every_steps=2")
@@ -58,6 +61,45 @@ def test_a_full_disk_at_the_end_is_one_line_and_the_last_checkpoint_stays(compos
     assert "\n" not in str(caught.value)
     assert (tmp_path / LAST).read_bytes() == before
     assert not (tmp_path / "last.ckpt.new").is_symlink()
+
+
+@pytest.mark.parametrize("meet", [torch_meets_it, safetensors_meets_it])
+def test_a_full_disk_goes_by_its_own_name(meet, compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(checkpoints.torch, "save", lambda *_: meet())
+    with pytest.raises(
+        UserError, match=r"step 2 cannot be written \(No space left on device\); none is kept"
+    ):
+        train(compose_run("trainer.max_steps=2"), tmp_path)
+
+
+@pytest.mark.parametrize("best", [True, False], ids=["best", "export"])
+def test_an_encoder_that_meets_a_full_disk_names_its_folder(
+    best, compose_run, sts_dir, tmp_path, monkeypatch
+):  # type: ignore[no-untyped-def]
+    """Within a checkpoint and alone: transformers' writer is safetensors'."""
+    monkeypatch.setattr(SentenceEncoder, "save", lambda *_, **__: safetensors_meets_it())
+    settings = ["trainer.max_steps=2", "callbacks.checkpoint.at_end=false"]
+    settings += [f"evaluation.sts_dir={sts_dir}", "evaluation.every=1"] if best else []
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        train(compose_run(*settings), tmp_path)
+    assert caught.value.filename == str(tmp_path / ("best" if best else "export"))
+
+
+def test_a_best_encoder_that_cannot_be_written_costs_a_checkpoint_too(
+    compose_run, sts_dir, tmp_path, monkeypatch, caplog
+):  # type: ignore[no-untyped-def]
+    original, left = SentenceEncoder.save, [1]
+
+    def once(self, *arguments, **more):  # type: ignore[no-untyped-def]
+        if left:
+            left.pop()
+            safetensors_meets_it()
+        original(self, *arguments, **more)
+
+    monkeypatch.setattr(SentenceEncoder, "save", once)
+    train(compose_run(*STEPS, f"evaluation.sts_dir={sts_dir}", "evaluation.every=2"), tmp_path)
+    assert "No checkpoint of step 2 (No space left on device); none is kept so far" in caplog.text
+    assert step_of(tmp_path / LAST) == 6
 
 
 def test_one_flipped_bit_is_seen_and_the_run_goes_on_from_the_earlier_one(compose_run, tmp_path, caplog):  # type: ignore[no-untyped-def]

@@ -108,8 +108,12 @@ def test_a_loss_that_is_no_number_names_the_rows_and_keeps_the_checkpoint(compos
     with pytest.raises(NonFiniteLoss, match="rows of the batch") as caught:
         train(compose_run("trainer.max_steps=4", "ckpt_path=last"), tmp_path)
     assert len(caught.value.rows) == 8
+    assert f"The checkpoint {tmp_path / LAST} is intact" in str(caught.value)
     after = torch.load(tmp_path / LAST, weights_only=True)["state_dict"]
     assert all(torch.equal(before[k], after[k]) for k in before)
+    with pytest.raises(NonFiniteLoss) as first:
+        train(compose_run("trainer.max_steps=4"), tmp_path / "new")
+    assert "checkpoint" not in str(first.value), "there is none"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from embedlab.damage import damage
+from embedlab.disk import full
 from embedlab.errors import UserError
 from embedlab.training.folder import LAST as LAST
 from embedlab.training.folder import PREVIOUS as PREVIOUS
@@ -183,11 +184,12 @@ class LastCheckpoint(Callback):
             verify = getattr(trainer.lightning_module, "verify_checkpoint", None)
             if trainer.is_global_zero and verify is not None:
                 verify(path)
-        except (OSError, RuntimeError) as error:
-            # torch and safetensors give RuntimeErrors where the disk is full.
-            text = (str(error).strip().splitlines() or [repr(error)])[0][:200]
-            if isinstance(error, OSError) or "writ" in text or "unexpected pos" in text or "No space" in text:
-                return text
+        except Exception as error:
+            problem = full(error) or error
+            if isinstance(problem, OSError):
+                return problem.strerror or str(problem)
+            if any(word in str(error) for word in ("PytorchStreamWriter", "inline_container")):
+                return "the disk does not take it"
             raise
         return None
 
@@ -228,7 +230,7 @@ def find_checkpoint(ckpt_path: str | None, folder: Path) -> Path | None:
                 fix="another copy of it, or ckpt_path=last for the newest whole one of the run's folder",
             )
         return path
-    found = [p for p in (folder / LAST, folder / PREVIOUS) if p.is_file()]
+    found = kept_in(folder)
     if not found and ckpt_path == "auto":
         return None
     if not found:
@@ -251,6 +253,11 @@ def find_checkpoint(ckpt_path: str | None, folder: Path) -> Path | None:
         key="ckpt_path",
         fix="another copy of one, or ckpt_path=null and another folder to begin again",
     )
+
+
+def kept_in(folder: Path) -> list[Path]:
+    """The checkpoints of a run's folder, newest first."""
+    return [p for p in (folder / LAST, folder / PREVIOUS) if p.is_file()]
 
 
 def unreadable(path: Path) -> str | None:

@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 
+from embedlab.disk import writing
 from embedlab.evaluation.geometry import singular_values
 from embedlab.training.gather import rank, world_size
 from embedlab.training.sharding import sharded
@@ -159,7 +160,8 @@ class BestEncoder:
         current = {k: v.detach().clone() for k, v in encoder.state_dict().items()}
         try:
             self.load_into(encoder)
-            encoder.save(self.folder, merge=False)
+            with writing(self.folder):
+                encoder.save(self.folder, merge=False)
         finally:
             encoder.load_state_dict(current)
         self._written = self.step

@@ -1,0 +1,45 @@
+"""What a run says of the data that it scores on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from embedlab.errors import UserError
+from embedlab.evaluation.hub import hub_rows
+from embedlab.training.final import as_written
+from embedlab.training.run import train
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        ([], r"no such folder \(evaluation.sts_dir=.*Fix: give the folder that holds stsb_dev.tsv.gz"),
+        (["x"], r"has no stsb_dev.tsv.gz \(evaluation.sts_dir=.*, or evaluation.sts_dir=hub$"),
+        (["stsb_dev.tsv"], r"has no mr.tsv.gz \(evaluation.sts_dir=.*, or evaluation.sts_dir=hub$"),
+    ],
+)
+def test_its_folder_goes_by_the_runs_key(there, message, compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
+    folder = tmp_path / "here"
+    for name in there:
+        folder.mkdir()
+        shutil.copy(sts_dir / "stsb_dev.tsv", folder / name)
+    settings = (f"evaluation.sts_dir={folder}", "evaluation.final=[transfer]", "evaluation.before=true")
+    with pytest.raises(UserError, match=message):
+        train(compose_run(*settings), tmp_path / "run")
+
+
+def test_so_does_the_hubs_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError) as caught, as_written():
+        hub_rows(str(tmp_path / "nowhere"), None, "test", [], "the STS files")
+    assert caught.value.key == "evaluation.sts_dir"
+    assert caught.value.fix == "give evaluation.sts_dir=FOLDER with the STS files"
+
+
+def test_an_error_without_key_or_fix_stays_as_it_is() -> None:
+    with pytest.raises(UserError) as caught, as_written():
+        raise UserError("no rows")
+    assert str(caught.value) == "no rows"

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 from numpy.typing import NDArray
 
-from embedlab.evaluation.ratings import RatedCosines, separation
+from embedlab.evaluation.ratings import separation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,14 +24,13 @@ def _axes(axes: Axes | None) -> Axes:
 
 
 def cosine_density(
-    cosines: RatedCosines | Mapping[str, NDArray[np.float64]], title: str = "", axes: Axes | None = None
+    groups: Mapping[str, NDArray[np.float64]], title: str = "", axes: Axes | None = None
 ) -> Axes:
-    """Density of the cosines by rating group (S2Sent, figure 8), with the separation in the title."""
+    """Density of the cosines of each rating group (S2Sent, figure 8), with the separation in the title."""
     from scipy.stats import gaussian_kde
 
     axes = _axes(axes)
     x = np.linspace(-0.2, 1.0, 300)
-    groups = cosines.groups() if isinstance(cosines, RatedCosines) else cosines
     for i, (name, values) in enumerate(groups.items()):
         if len(values) > 2 and np.ptp(values) > 0:
             axes.plot(

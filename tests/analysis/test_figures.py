@@ -71,7 +71,12 @@ def test_a_map_keeps_clusters_apart_and_is_the_same_again() -> None:
 def test_figures_show_every_series(tmp_path) -> None:  # type: ignore[no-untyped-def]
     draw = np.random.default_rng(0)
     drawn = [
-        (figures.cosine_density(RatedCosines(draw.random(200), 5 * draw.random(200)), "mini"), 5),
+        (
+            figures.cosine_density(
+                {"0–1": draw.random(90), "1–2": draw.random(9), "2–3": draw.random(1)}, "mini"
+            ),
+            2,
+        ),
         (figures.spectrum({"a": np.array([3.0, 2, 1]), "b": np.array([2.0, 1, 1])}), 2),
         (figures.alignment_uniformity({"a": (0.2, -2.0), "b": (0.3, -3.0)}), 2),
         (figures.layer_line({"a": [1, 2, 3]}), 1),

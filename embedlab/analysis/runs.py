@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.errors import UserError
+from embedlab.training.record import SAME_RECIPE
 
 SCORES = "scores.json"
-# Keys of a configuration that do not make another recipe. arms, recipe, recipes: tables of an experiment, in which
-# its arms are looked up; what was found there is in the sections.
-_NOT_A_RECIPE = ("seed", "ckpt_path", "logger", "callbacks", "stages_dir", "arms", "recipe", "recipes")
-_NOR_THESE = (
-    "evaluation.before", "evaluation.final", "evaluation.last", "evaluation.sts_dir", "data.report",
-    "data.processes", "data.cache_dir",
-)  # fmt: skip
+# arms, recipe, recipes: tables of an experiment, in which its arms are looked up; what was found there is in the
+# sections.
+_SAME_RECIPE = SAME_RECIPE | {"seed", "arms", "recipe", "recipes"}
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     Two runs of one recipe and one seed are one result: the later folder counts.
     """
     flat = [_recipe(run) for run in runs]
-    keys = sorted({key for config in flat for key in config if key not in _NOR_THESE})
+    keys = sorted({key for config in flat for key in config if key not in _SAME_RECIPE})
     absent = object()
     varied = [k for k in keys if len({_hashable(c.get(k, absent)) for c in flat}) > 1]
     groups: dict[tuple[Any, ...], dict[int, tuple[dict[str, Any], Run]]] = {}
@@ -162,7 +159,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def _recipe(run: Run) -> dict[str, Any]:
     """What makes the recipe of a run, by dotted keys. Neither the seed does, nor the seed in the path of another run
     that the method begins with (a tower, a teacher)."""
-    settings = _flatten({k: v for k, v in run.config.items() if k not in _NOT_A_RECIPE})
+    settings = _flatten({k: v for k, v in run.config.items() if k not in _SAME_RECIPE})
     of_seed = re.compile(rf"(?:(?<=seed)|(?<=[-_=/])){run.seed}(?=/|$)")
     return {
         key: of_seed.sub("SEED", value)

@@ -12,12 +12,14 @@ import yaml
 log = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
-_MAY_CHANGE = ("ckpt_path", "logger", "callbacks", "stages", "stages_dir")
-_NOR_THESE = frozenset(
-    ("trainer.max_steps", "trainer.max_epochs", "trainer.devices", "trainer.num_nodes", "evaluation.before",
-     "evaluation.final", "evaluation.last", "evaluation.sts_dir", "data.report", "data.processes", "data.cache_dir")
+SAME_RECIPE = frozenset(
+    ("ckpt_path", "logger", "callbacks", "stages_dir", "evaluation.before", "evaluation.final", "evaluation.last",
+     "evaluation.sts_dir", "data.report", "data.processes", "data.cache_dir")
 )  # fmt: skip
-"""Sections and keys with which a run may go on as it began."""
+"""Sections and keys that make no other recipe: how a run is watched, and where its files are."""
+_LENGTH_AND_MACHINE = ("trainer.max_steps", "trainer.max_epochs", "trainer.devices", "trainer.num_nodes")
+_MAY_CHANGE = SAME_RECIPE.union(_LENGTH_AND_MACHINE, ("stages",))
+"""Those with which a run may go on as it began."""
 
 
 class Record:
@@ -41,7 +43,7 @@ class Record:
         changed = [
             f"{key}={now} (was {was})"
             for key, was, now in differences(old, new)
-            if was is not None and key not in _NOR_THESE
+            if was is not None and key not in _MAY_CHANGE
         ]
         if changed:
             log.warning(

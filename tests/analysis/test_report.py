@@ -18,6 +18,7 @@ from embedlab.analysis.runs import find_runs, group_runs
 from embedlab.cli.report import main
 from embedlab.errors import UserError
 from embedlab.evaluation.ratings import separation, written
+from embedlab.training.record import SAME_RECIPE
 
 
 def write_run(
@@ -112,15 +113,20 @@ def test_scores_that_are_no_numbers_are_said_in_one_line(tmp_path: Path) -> None
             find_runs([tmp_path])
 
 
-def test_what_is_scored_makes_no_other_recipe(tmp_path: Path) -> None:
-    for seed, before in ((0, True), (1, False)):
+@pytest.mark.parametrize(
+    ("key", "recipes"), [*((key, 1) for key in sorted(SAME_RECIPE)), ("stages", 2), ("data.limit", 2)]
+)
+def test_what_is_scored_and_where_files_are_makes_no_other_recipe(
+    key: str, recipes: int, tmp_path: Path
+) -> None:
+    section, _, name = key.partition(".")
+    for seed in (0, 1):
         write_run(tmp_path / str(seed), seed, 70.0)
         path = tmp_path / str(seed) / "scores.json"
         content = json.loads(path.read_text())
-        content["config"]["evaluation"] = {"before": before, "sts_dir": f"/data/of/machine{seed}"}
+        content["config"][section] = {name: seed} if name else seed
         path.write_text(json.dumps(content))
-    (group,) = group_runs(find_runs([tmp_path])[0])
-    assert len(group.runs) == 2
+    assert len(group_runs(find_runs([tmp_path])[0])) == recipes
 
 
 def test_paired_difference_is_the_paired_t_interval() -> None:

@@ -33,7 +33,8 @@ def main(argv: Sequence[str]) -> int:
     status: list[int] = []
 
     def task(values: dict[str, Any]) -> None:
-        check_free(run_dir(), values.get("ckpt_path"), "hydra.sweep.dir" if in_sweep() else "hydra.run.dir")
+        if in_sweep():  # a single run's folder is `FreeFolder`'s to look at, before Hydra writes there
+            check_free(run_dir(), values.get("ckpt_path"), "hydra.sweep.dir")
         status.append(train_one(values, run_dir()))
         if status[-1] and in_sweep():  # in another process, perhaps, whose launcher sees exceptions only
             raise RuntimeError(f"the trial in {run_dir()} ended with status {status[-1]}")

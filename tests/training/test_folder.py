@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from embedlab.cli import free_folder
 from embedlab.cli import main as command
+from embedlab.cli import train as train_command
 from embedlab.errors import UserError
 from embedlab.training import launcher
 from embedlab.training.cli_values import as_file
@@ -84,6 +86,30 @@ def test_train_is_refused_before_anything_is_written(compose_run, text_file, tin
     assert not (tmp_path / "cache").exists()
     assert command.main([*arguments, "trainer.max_steps=4", "ckpt_path=auto"]) == 0
     assert contents(folder)[AFTER] != before[AFTER]
+
+
+@pytest.mark.parametrize(
+    ("mode", "key"), [([], "hydra.run.dir"), (["-m", "hydra/launcher=basic", "seed=3"], "hydra.sweep.dir")]
+)
+def test_train_looks_once_at_its_folder(mode, key, tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
+    looks, trained = [], []
+
+    def look(folder: Path, ckpt_path: str | None, key: str) -> None:
+        looks.append((folder.resolve(), key))
+        check_free(folder, ckpt_path, key)
+
+    for module in (free_folder, train_command):
+        monkeypatch.setattr(module, "check_free", look)
+    monkeypatch.setattr(train_command, "train_one", lambda values, folder: trained.append(folder) or 0)
+    folder = tmp_path / "0" if mode else tmp_path
+    arguments = ["train", *mode, f"{key}={tmp_path}"]
+    assert command.main(arguments) == 0
+    assert looks == [(folder, key)]
+    assert len(trained) == 1
+    (folder / LAST).touch()
+    assert command.main(arguments) == 2
+    assert f"({LAST}), which a new one would replace ({key})" in capsys.readouterr().err
+    assert len(trained) == 1
 
 
 def test_fit_and_the_function_are_refused_too(compose_run, tmp_path, capsys):  # type: ignore[no-untyped-def]

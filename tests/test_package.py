@@ -75,3 +75,17 @@ def test_the_hint_for_a_missing_package_names_an_extra_that_brings_it() -> None:
         name = distribution.get(module, module.replace("_", "-"))
         names = [re.split(r"[>=<\[; ]", r)[0] for r in PROJECT["optional-dependencies"][extra]]
         assert name in names, f"{extra} does not bring {module}"
+
+
+def test_make_test_brings_every_extra_for_which_a_test_is_skipped() -> None:
+    sources = [p.read_text("utf-8") for p in (ROOT / "tests").rglob("test_*.py")]
+    asked = {m for text in sources for m in re.findall(r'importorskip\(\s*"(\w+)"', text)}
+    needed = {EXTRA_OF_MODULE[module] for module in asked if module in EXTRA_OF_MODULE}
+    made = re.search(r"^EXTRAS \?= (\S+)$", (ROOT / "Makefile").read_text("utf-8"), re.M)
+    assert made
+    extras = made.group(1).split(",")
+    for requirement in PROJECT["optional-dependencies"]["test"]:
+        if nested := re.fullmatch(r"embedlab\[(.*)\]", requirement):
+            extras += nested.group(1).split(",")
+    assert "gguf" in needed
+    assert needed <= set(extras)

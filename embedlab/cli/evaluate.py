@@ -50,6 +50,10 @@ def main(argv: list[str]) -> int:
     from embedlab.evaluation import SUITES
 
     suites = _names(config["suite"])
+    folder = config["data_dir"]
+    if folder is not None and not Path(str(folder)).is_dir():
+        fix = "give the folder of the suites' data"
+        raise UserError("no such folder", key="data_dir", value=folder, fix=fix)
     runners = {name: SUITES[name] for name in suites}
     for suite in suites:
         if config["limit"] is not None and suite in _WHOLE:

@@ -13,6 +13,7 @@ from embedlab.cli.hydra_main import in_sweep, run, run_dir
 from embedlab.cli.once import say_once
 from embedlab.cli.processes import start_ranks, wants_processes
 from embedlab.training.folder import check_free
+from embedlab.training.sections import light_sections
 
 log = logging.getLogger(__name__)
 AS_FILE = "--cli-config"
@@ -48,6 +49,8 @@ def train_one(values: dict[str, Any], folder: Path, whole: Path | None = None) -
 
     ``whole``: the folder to resume in, where this run is a stage of a larger one.
     """
+    if not values.get("stages"):  # whose results may be values that are not there yet
+        light_sections(values)
     from embedlab.training.config import RunConfig
     from embedlab.training.stages import has_stages, run_stages, summary
 

@@ -10,7 +10,7 @@ from typing import Any
 from embedlab.backbones import BackboneConfig, BackboneInfo, probe
 from embedlab.backbones.adapters import AdapterConfig
 from embedlab.backbones.unpad import MODEL_TYPES
-from embedlab.data import DataConfig, data_config
+from embedlab.data import DataConfig
 from embedlab.data.plan import BatchPlan
 from embedlab.errors import UserError
 from embedlab.methods import method_class, method_config
@@ -18,6 +18,7 @@ from embedlab.methods.config import MethodConfig, from_dict
 from embedlab.pooling import PoolingConfig, pooling_config
 from embedlab.tokenization import Template
 from embedlab.training.optimizer import OptimizerConfig
+from embedlab.training.sections import light_sections
 from embedlab.training.settings import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
 from embedlab.training.sharding import check_sharded
 from embedlab.typed import section
@@ -63,17 +64,12 @@ class RunConfig:
             template = values.get("template")
             template = template if template and section(template, "template").get("text") else None
             return cls(
-                backbone=from_dict(BackboneConfig, values["backbone"], "backbone"),
+                **light_sections(values),
                 adapter=from_dict(AdapterConfig, values.get("adapter", {}), "adapter"),
                 method=method_config(values["method"]),
                 pooling=pooling_config(values["pooling"]),
                 template=from_dict(Template, template, "template") if template else None,
-                data=data_config(values["data"]),
                 optimizer=from_dict(OptimizerConfig, values["optimizer"], "optimizer"),
-                trainer=from_dict(TrainerConfig, values["trainer"], "trainer"),
-                logger=from_dict(LoggerConfig, values["logger"], "logger"),
-                callbacks=from_dict(CallbacksConfig, values["callbacks"], "callbacks"),
-                evaluation=from_dict(ScoringConfig, values["evaluation"], "evaluation"),
                 seed=values["seed"],
                 step=values["step"],
                 unpad=values.get("unpad", "auto"),

@@ -166,15 +166,16 @@ def make_report(
             "there is no finished run to report", fix="wait for one, or look at the trials' output.log"
         )
     by = metric or headline(groups)
-    if not any(g.values(by) for g in groups):
-        known = sorted({k for g in groups for r in g.runs for k in r.scores})
-        alike = difflib.get_close_matches(by, known, n=3, cutoff=0.3) or known[:3]
-        raise UserError(
-            "no run has this score",
-            key="metric",
-            value=by,
-            fix=f"a column of report.csv, such as {', '.join(alike)}",
-        )
+    for key, name in (("metric", by), *(("metrics", m) for m in metrics or ())):
+        if not any(g.values(name) for g in groups):
+            known = sorted({k for g in groups for r in g.runs for k in r.scores})
+            alike = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]
+            raise UserError(
+                "no run has this score",
+                key=key,
+                value=name,
+                fix=f"a column of report.csv, such as {', '.join(alike)}",
+            )
     shown = list(metrics or shown_metrics(groups) or [by])
     if by not in shown:
         shown.append(by)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.errors import UserError
+from embedlab.evaluation.protocol import read_scores
 from embedlab.training.record import SAME_RECIPE
 
 SCORES = "scores.json"
@@ -109,13 +110,27 @@ def read_run(path: Path) -> Run | None:
             f"holds no scores by name ({error!r})", file=path, fix="the file as the run wrote it"
         ) from None
     protocol = content.get("protocol")
-    return Run(
-        path.parent,
-        scores,
-        content.get("config") or {},
-        content["training"],
-        protocol if isinstance(protocol, dict) else {},
-    )
+    config, protocol = content.get("config") or {}, protocol if isinstance(protocol, dict) else {}
+    later, protocols = _scored_later(path.parent, protocol, config)
+    return Run(path.parent, later | scores, config, content["training"], protocols | protocol)
+
+
+def _scored_later(
+    folder: Path, protocol: Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """What ``embedlab evaluate`` put into the run's ``scores/``: scores and protocols of the encoder that the run
+    made, read as it reads it (another pooling, or weights of later training, make another encoder)."""
+    own = {block.get("checkpoint") for block in protocol.values()} - {None}
+    pooling = (config.get("pooling") or {}).get("name")
+    scores: dict[str, float] = {}
+    protocols: dict[str, Any] = {}
+    for path in sorted((folder / "scores").glob("*.json")):
+        found, block = read_scores(path)
+        read = block["pooling"].get("name") if isinstance(block["pooling"], dict) else None
+        if block["checkpoint"] in own if own else read == pooling:
+            scores |= found
+            protocols[str(block["suite"])] = block
+    return scores, protocols
 
 
 def _unfinished(folder: Path) -> Unfinished:

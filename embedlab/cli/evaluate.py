@@ -13,20 +13,6 @@ from embedlab.cli.compose import compose
 from embedlab.cli.outputs import check_writable
 from embedlab.errors import UserError
 
-# Kinds of data in a folder that holds several: a suite takes its own, where there is one.
-_SUBFOLDERS = {
-    "sts": "sts",
-    "geometry": "sts",
-    "robustness": "sts",
-    "cls_energy": "sts",
-    "transfer": "transfer",
-    "retrieval": "retrieval",
-    "bitext": "parallel",
-    "languages": "parallel",
-    "xretrieval": "retrieval",
-    "qa": "retrieval",
-    "xnli": "nli",
-}
 # Suites of fixed sets: a part of one is another test, so that `limit` is not for them.
 _WHOLE = frozenset(
     ("sts", "transfer", "retrieval", "robustness", "geometry", "lee", "mteb", "cls_energy", "emoji")
@@ -77,6 +63,12 @@ def main(argv: list[str]) -> int:
         if path.is_dir():
             raise UserError("is a folder", file=path, key="out", fix="name a file that ends in .json")
         check_writable(path)
+
+    if len(suites) > 1:  # one says it soon enough by itself
+        from embedlab.evaluation.preflight import check_data
+
+        for suite in suites:
+            check_data(suite, _settings(config, suite))
 
     from embedlab.cli.encoders import Configured, load_encoder
     from embedlab.evaluation.protocol import write_scores
@@ -160,9 +152,9 @@ def _settings(config: Mapping[str, Any], suite: str) -> dict[str, Any]:
     if isinstance(settings["tasks"], str):
         settings["tasks"] = [settings["tasks"]]
     if config["data_dir"] is not None:
-        folder = Path(str(config["data_dir"]))
-        inner = folder / _SUBFOLDERS.get(suite, "")
-        settings["data_dir"] = str(inner if inner.is_dir() else folder)
+        from embedlab.evaluation.preflight import folder_for
+
+        settings["data_dir"] = folder_for(str(config["data_dir"]), suite)
     return settings
 
 

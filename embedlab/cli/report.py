@@ -29,9 +29,10 @@ def main(argv: Sequence[str]) -> int:
         "--baseline", help="recipe (or a part of its label) that the others are compared with"
     )
     parser.add_argument("--metric", help="score to compare by, such as sts7/spearman")
+    parser.add_argument("--metrics", help="scores to show, by commas (default: those of STS that there are)")
     parser.add_argument("--out", type=Path, help="where the files go (default: the first folder)")
     parser.add_argument("--title", default="Runs")
-    keys = ("baseline=", "metric=", "out=", "title=")
+    keys = ("baseline=", "metric=", "metrics=", "out=", "title=")
     options = parser.parse_args([f"--{a}" if a.startswith(keys) else a for a in argv])
 
     from embedlab.analysis.report import (
@@ -51,7 +52,8 @@ def main(argv: Sequence[str]) -> int:
     check_writable(out)
     groups = group_runs(runs)
     baseline = find_baseline(groups, options.baseline)
-    report = make_report(groups, unfinished, baseline, options.metric, title=options.title)
+    metrics = options.metrics.split(",") if options.metrics else None
+    report = make_report(groups, unfinished, baseline, options.metric, metrics, options.title)
     print(report.markdown())
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.md").write_text(report.markdown(), encoding="utf-8")

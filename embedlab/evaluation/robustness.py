@@ -31,8 +31,9 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     """The suite `robustness`.
 
     Settings: data_dir (STS files; None: the hub), tasks (STS tasks, default all seven), sts_text (raw, tok),
-    noises (default all of typos, case, punctuation, truncation), noise_rate (a number for all, or one for
-    each by name; default 0.2), noise_seed (0). Noise falls on both sentences of a pair.
+    noises (default all of typos, case, punctuation, truncation; []: none, the lengths alone), noise_rate (a
+    number for all, or one for each by name; default 0.2), noise_seed (0). Noise falls on both sentences of a
+    pair.
 
     Scores x100, Spearman "all": "sts12/spearman" clean, "sts12_typos/spearman" with noise,
     "sts12_typos/change" the difference in points; "sts7_typos/change" for all seven. By length
@@ -122,7 +123,7 @@ def _share_changed(clean: Sequence[STSPairs], noisy: Sequence[STSPairs]) -> floa
 
 def _rates(noises: str | Sequence[str] | None, rate: float | Mapping[str, float] | None) -> dict[str, float]:
     """Noise -> rate; bad names and rates fail here, before anything is encoded."""
-    names = list(noises.split(",") if isinstance(noises, str) else noises or NOISES)
+    names = list(noises.split(",") if isinstance(noises, str) else NOISES if noises is None else noises)
     given = (
         rate if isinstance(rate, Mapping) else dict.fromkeys(names, DEFAULT_RATE if rate is None else rate)
     )

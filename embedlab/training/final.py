@@ -20,6 +20,7 @@ from embedlab.disk import writing
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.evaluation.dev import DevSet
+from embedlab.evaluation.preflight import check_data, folder_for
 from embedlab.evaluation.protocol import write_json
 from embedlab.evaluation.sts import load_sts
 from embedlab.evaluation.table import LEE_METRICS, STS_METRICS, Metric, before_after_table, geometry_metrics
@@ -132,7 +133,10 @@ class Finale:
         return found
 
     def before(self) -> None:
-        """Score the untrained encoder, once a run."""
+        """See that what is scored at the end is there, and score the untrained encoder, once a run."""
+        for name in self.config.evaluation.final:
+            with as_written():
+                check_data(name, self._settings(name))
         path = self.folder / BEFORE
         if self.config.evaluation.before and not path.exists():
             scores, protocols = self.score()
@@ -184,7 +188,6 @@ class Finale:
         """The encoder as it is now: scores by name, and each suite's protocol."""
         scores: dict[str, float] = {}
         protocols: dict[str, Any] = {}
-        settings = {"data_dir": self._data_dir, "sts_text": self.config.evaluation.sts_text}
         home = self.encoder.device
         self.encoder.to(self.device or home)
         try:
@@ -196,11 +199,15 @@ class Finale:
                 if suites != ["lee"]:  # which takes seconds
                     log.info("Scoring %s (suite %d of %d).", name, i, len(suites))
                 with as_written():
-                    found, protocols[name] = SUITES[name](self.encoder, settings)
+                    found, protocols[name] = SUITES[name](self.encoder, self._settings(name))
                 scores |= found
         finally:
             self.encoder.to(home)
         return scores, protocols
+
+    def _settings(self, suite: str) -> dict[str, Any]:
+        folder = folder_for(self._data_dir, suite)
+        return {"data_dir": folder, "sts_text": self.config.evaluation.sts_text}
 
     def _print(self, scores: dict[str, float], training: dict[str, Any]) -> None:
         path = self.folder / BEFORE

@@ -17,6 +17,7 @@ from embedlab.analysis.report import Report, find_baseline, make_report, swept_n
 from embedlab.analysis.runs import find_runs, group_runs
 from embedlab.cli.report import main
 from embedlab.errors import UserError
+from embedlab.evaluation.protocol import REQUIRED
 from embedlab.evaluation.ratings import separation, written
 from embedlab.training.record import SAME_RECIPE
 
@@ -284,3 +285,47 @@ def test_a_metric_that_no_run_has_writes_nothing(sweep: Path, tmp_path: Path) ->
         main([str(sweep), "--metric", "stsb/spearmann", "--out", str(out)])
     assert "stsb/spearman" in (error.value.fix or "")
     assert not out.exists()
+
+
+def evaluated(folder: Path, suite: str, scores: dict[str, float], checkpoint: str, pooling: str) -> None:
+    (folder / "scores").mkdir(exist_ok=True)
+    block = dict.fromkeys(REQUIRED, "x") | {
+        "suite": suite,
+        "checkpoint": checkpoint,
+        "pooling": {"name": pooling},
+    }
+    content = json.dumps({"scores": scores, "protocol": block})
+    (folder / "scores" / f"{suite}.json").write_text(content)
+
+
+def test_what_was_evaluated_later_belongs_to_the_run(sweep: Path) -> None:
+    for n in (1, 3):
+        for seed in (0, 1, 2):
+            folder = sweep / f"{n}-{seed}"
+            evaluated(folder, "xnli", {"xnli-en/accuracy": 60.0 + n, "stsb/spearman": 1.0}, "later", "s2sent")
+            evaluated(folder, "sts", {"sts7/spearman": 5.0, "sts12/spearman": 5.0}, "later", "mean")
+    found = make_report(group_runs(find_runs([sweep])[0]), metric="xnli-en/accuracy")
+    assert found.columns[-1] == "xnli-en/accuracy"
+    assert [row[-1] for row in found.rows] == ["63.00 ± 0.00", "61.00 ± 0.00"]
+    run = find_runs([sweep / "1-0"])[0][0]
+    assert run.scores["stsb/spearman"] == 71.0  # the run's own
+    assert "sts12/spearman" not in run.scores  # of another reading
+    assert run.protocol["xnli"]["checkpoint"] == "later"
+
+
+def test_where_the_run_names_its_weights_those_decide(sweep: Path) -> None:
+    folder = sweep / "1-0"
+    path = folder / "scores.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"protocol": {"sts": {"checkpoint": "mine"}}}))
+    evaluated(folder, "xnli", {"xnli-en/accuracy": 60.0}, "mine", "mean")
+    evaluated(folder, "glue", {"glue/mean": 60.0}, "another", "s2sent")
+    scores = find_runs([folder])[0][0].scores
+    assert "xnli-en/accuracy" in scores
+    assert "glue/mean" not in scores
+
+
+def test_columns_can_be_chosen(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(sweep), "metrics=stsb/spearman,sts7/spearman"]) == 0
+    assert "| recipe | n | STS-B | Avg. 7 |" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"no run has this score \(metrics=glue/mean\)"):
+        main([str(sweep), "--metrics", "stsb/spearman,glue/mean"])

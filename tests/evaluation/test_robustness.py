@@ -121,6 +121,14 @@ def test_suite(folder: Path) -> None:
     assert SUITES["robustness"] is run
 
 
+def test_without_noise_there_are_the_lengths_alone(folder: Path) -> None:
+    scores, block = run(HashedWords(), {"data_dir": folder, "noises": []})
+    whole, _ = run(HashedWords(), {"data_dir": folder, "noises": "typos"})
+    assert block["noise_rates"] == {}
+    assert {k: v for k, v in whole.items() if "typos" not in k} == scores
+    assert any(k.startswith("length_") for k in scores)
+
+
 def test_more_noise_costs_more(folder: Path) -> None:
     settings = {"data_dir": folder, "noises": "typos", "tasks": ["stsb"]}
     values = [

@@ -11,6 +11,7 @@ from embedlab.errors import UserError
 from embedlab.evaluation.hub import hub_rows
 from embedlab.training.final import as_written
 from embedlab.training.run import train
+from tests.evaluation.test_preflight import collection
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,21 @@ def test_an_error_without_key_or_fix_stays_as_it_is() -> None:
     with pytest.raises(UserError) as caught, as_written():
         raise UserError("no rows")
     assert str(caught.value) == "no rows"
+
+
+def test_data_of_the_last_suite_are_missed_before_the_first_step(compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
+    settings = (f"evaluation.sts_dir={sts_dir}", "evaluation.final=[retrieval]", "evaluation.before=false")
+    with pytest.raises(UserError, match=r"holds no corpus.jsonl \(evaluation.sts_dir\)"):
+        train(compose_run(*settings), tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.csv").exists()
+    assert not (tmp_path / "run" / "export").exists()
+
+
+def test_suites_find_their_data_in_a_folder_of_several_kinds(compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
+    data = tmp_path / "data"
+    shutil.copytree(sts_dir, data / "sts")
+    collection(data / "retrieval" / "few")
+    settings = (f"evaluation.sts_dir={data}", "evaluation.final=[retrieval]", "trainer.max_steps=1")
+    scores = train(compose_run(*settings), tmp_path / "run")
+    assert scores["few/ndcg@10"] == pytest.approx(100.0)
+    assert "dev/spearman" in scores

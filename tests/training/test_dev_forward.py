@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from embedlab.training.dev_forward import DevForward
 from embedlab.training.run import build, train
 
 GRAPH = ("method=simcse", "pooling=mean", "trainer=gpu", "data.pad_to_multiple=4", "trainer.max_steps=6", "step=graph",
@@ -54,14 +55,34 @@ def test_the_record_has_the_share_of_scoring(compose_run, sts_dir, tmp_path):  #
     assert len(column(tmp_path / "run", "dev/effective_rank")) == 4  # steps 0, 2, 4 and the last
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls_mlp"])
+def test_without_padding_the_vectors_are_the_same(compose_run, tmp_path, pooling):  # type: ignore[no-untyped-def]
+    method, _ = build(compose_run(f"pooling={pooling}"), tmp_path)
+    dev = DevForward(method, method.encoder.tokenization.ids(TEXTS), 64)
+    found = []
+    with method.encoder._encoding(None):
+        for packed in (False, True):
+            dev._encode(packed)
+            found.append(dev._out.clone())
+    assert len(dev._batches) < len(TEXTS)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("arch", [{}, {"width": 32, "heads": 2, "ffn": 64}], ids=["padded", "packed"])
+@pytest.mark.parametrize("pooling", ["mean", "cls_mlp"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_a_graph_gives_the_scores_of_eager(compose_run, sts_dir, tmp_path, monkeypatch, caplog, precision):  # type: ignore[no-untyped-def]
-    """Of the weights as they are after each update."""
+def test_a_graph_gives_the_scores_of_eager(  # type: ignore[no-untyped-def]
+    compose_run, sts_dir, tmp_path, monkeypatch, caplog, precision, pooling, arch
+):
+    """Of the weights as they are after each update; heads of 16 are the narrowest that need no padding."""
+    seen, encode = [], DevForward._encode
+    monkeypatch.setattr(DevForward, "_encode", lambda self, p=False: (seen.append(p), encode(self, p))[1])
     for name, switch in (("graph", "1"), ("eager", "0")):
         monkeypatch.setenv("EMBEDLAB_DEV_GRAPH", switch)
         more = (f"evaluation.sts_dir={sts_dir}", f"trainer.precision={precision}", "backbone.dropout=1e-9")
-        train(compose_run(*GRAPH, *more), tmp_path / name)
+        train(compose_run(*GRAPH, f"pooling={pooling}", *more, **arch), tmp_path / name)
+    assert any(seen) == bool(arch)
     assert "without a CUDA graph" not in caplog.text
     for score in ("mean_cosine", "uniformity", "alignment"):
         graph, eager = (column(tmp_path / n, f"dev/{score}") for n in ("graph", "eager"))

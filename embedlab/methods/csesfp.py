@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from embedlab.pooling import PoolingConfig
     from embedlab.tokenization import Template
 
-FIRST_TOKEN = ("cls", "cls_mlp")
-
 
 @dataclass(frozen=True)
 class CSESFPConfig(MethodConfig):
@@ -64,13 +62,6 @@ class CSESFPConfig(MethodConfig):
             )
         if template.marks.index("rep1") > template.marks.index("rep2"):
             raise UserError("{rep1} ends the first stage", key="template.text", value=template.text)
-        if pooling.name in FIRST_TOKEN:
-            raise UserError(
-                "the first token of a decoder sees nothing of the sentence",
-                key="pooling",
-                value=pooling.name,
-                fix="pooling=rep2",
-            )
         if data != "wikipedia" or in_views:
             raise UserError(
                 "CSE-SFP takes single sentences", key="data", value=data, fix="data=wikipedia data.pack=null"

@@ -52,13 +52,6 @@ class PromptEOLConfig(MethodConfig):
             raise UserError(
                 "PromptEOL needs a prompt", key="template", value=None, fix="template=eol, sth or sum"
             )
-        if pooling.name in ("cls", "cls_mlp"):
-            raise UserError(
-                "the first token of a decoder sees nothing of the sentence",
-                key="pooling",
-                value=pooling.name,
-                fix="pooling=last",
-            )
         if data != "wikipedia" or in_views:
             raise UserError(
                 "the two views are passes of one sentence",

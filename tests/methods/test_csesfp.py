@@ -397,12 +397,14 @@ def test_refuses_a_template_of_one_stage() -> None:
 @pytest.mark.parametrize("config", [CSESFPConfig(), PromptEOLConfig()])
 def test_refuses_what_has_no_meaning(config: Any) -> None:
     for changes, message in (
-        ({"pooling": pooling_config("cls")}, "pooling=cls"),
         ({"data": "nli"}, "data=nli"),
         ({"in_views": True}, "data.pack=null"),
     ):
         with pytest.raises(UserError, match=message):
             _check(config, **changes)
+    for name in ("cls", "cls_mlp"):
+        with pytest.raises(UserError, match=f"first token of a decoder.*pooling={name}"):
+            pooling_config(name).check(DECODER, None, config.name)
     with pytest.raises(UserError, match=r"method\.tau=0"):
         _check(replace(config, tau=0.0))
     if isinstance(config, CSESFPConfig):

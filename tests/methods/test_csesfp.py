@@ -424,6 +424,53 @@ def test_warns_of_the_dropout_trap() -> None:
         _check(PromptEOLConfig(), still)
 
 
+# what the losses are made of
+
+
+def _by_hand(anchors: Tensor, positives: Tensor, tau: float) -> Tensor:
+    """Equation 2, written out."""
+    logits = normalize(anchors, dim=1) @ normalize(positives, dim=1).T / tau
+    return -log_softmax(logits, 1).diagonal().mean()
+
+
+@pytest.mark.parametrize("tau", [0.05, 0.5])
+def test_both_stages_receive_the_gradient(
+    tiny: Callable[..., Path], tau: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = _method(tiny("llama"), tau=tau)
+    rep2, rep1 = (v.requires_grad_() for v in _vectors(len(TEXTS)))
+    monkeypatch.setattr(method, "stages", lambda ids, mask: (rep2, rep1))
+    loss = method.losses(_batch(method)).losses["info_nce"]
+    want = _by_hand(rep2, rep1, tau)
+    torch.testing.assert_close(loss, want)
+    found, wanted = (torch.autograd.grad(x, (rep2, rep1)) for x in (loss, want))
+    assert min(g.abs().max() for g in wanted) > 1e-3
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("tau", [0.05, 0.5])
+def test_prompteol_sets_one_pass_against_the_other(
+    tiny: Callable[..., Path], tau: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = Template('It : "{sentence}" means', "text")
+    method = _method(tiny("llama"), pooling="last", cls=PromptEOL, template=prompt, tau=tau)
+    first, second = (v.requires_grad_() for v in _vectors(len(TEXTS)))
+    seen: list[Tensor] = []
+
+    def passes(ids: Tensor, mask: Tensor) -> Tensor:
+        seen.append(ids)
+        return torch.cat([first, second])
+
+    monkeypatch.setattr(method.encoder, "forward", passes)
+    loss = method.losses(_batch(method)).losses["info_nce"]
+    (ids,) = seen
+    assert torch.equal(*ids.chunk(2))
+    want = _by_hand(first, second, tau)
+    torch.testing.assert_close(loss, want)
+    found, wanted = (torch.autograd.grad(x, (first, second)) for x in (loss, want))
+    torch.testing.assert_close(found, wanted)
+
+
 # T13: what one pass costs
 
 

@@ -31,8 +31,9 @@ def test_published_recipe(name: str) -> None:
     assert config.template is not None
     assert words in config.template.text
     assert (config.data.batch_size, config.data.max_length, config.data.pad_to_multiple) == (batch, 32, 8)
-    assert config.optimizer.chunk == batch // 4
+    assert config.data.drop_last is False
     o = config.optimizer
+    assert (o.chunk, o.clip) == (batch // 4, 4.0)
     assert (o.lr, o.warmup_steps, o.schedule, o.weight_decay, o.accumulate) == (lr, 100, "linear", 0.0, 1)
     assert (config.trainer.max_epochs, config.seed, config.evaluation.every) == (1, 42, 150)
     a = config.adapter

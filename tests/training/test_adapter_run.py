@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import embedlab
 from embedlab.encoder import SentenceEncoder
 from embedlab.errors import UserError
+from embedlab.tokenization import Tokenization
 from embedlab.training.callbacks.checkpoints import LAST, PREVIOUS
 from embedlab.training.config import RunConfig
 from embedlab.training.run import build, train
@@ -209,3 +210,20 @@ def test_causal_lm_learns_packed_text(compose_run: Compose, tmp_path: Path) -> N
     assert losses[-1] < 0.8 * losses[0]
     again = compose_run("backbone=local", f"backbone.path={tmp_path / 'export'}", *CSESFP)
     assert again.info().kind == "decoder"
+
+
+def test_text_is_prepared_for_scoring_alone(compose_run: Compose, tmp_path: Path) -> None:
+    """CSE-SFP's specification 1.2: full stop and quotes are the evaluation's affair."""
+    texts = ['a "cat" sees the dog', "the old river runs fast"] * 4
+    (tmp_path / "text.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    method, data = build(_config(compose_run, "lora", f"data.files={tmp_path / 'text.txt'}"), tmp_path)
+    data.setup("fit")
+    view = next(iter(data.train_dataloader()))["sentence"]
+    rows = {
+        tuple(r[m.bool()].tolist()) for r, m in zip(view["input_ids"], view["attention_mask"], strict=True)
+    }
+    own = method.encoder.tokenization
+    assert own.preparation == "closed"
+    raw = Tokenization(own.tokenizer, own.template, 16).ids(texts)
+    assert rows == set(map(tuple, raw))
+    assert rows.isdisjoint(map(tuple, own.ids(texts)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.errors import UserError
+from embedlab.evaluation import SUITES
 from embedlab.evaluation.protocol import read_scores
 from embedlab.training.record import SAME_RECIPE
 
+log = logging.getLogger(__name__)
 SCORES = "scores.json"
 # arms, recipe, recipes: tables of an experiment, in which its arms are looked up; what was found there is in the
 # sections.
@@ -119,17 +122,28 @@ def _scored_later(
     folder: Path, protocol: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """What ``embedlab evaluate`` put into the run's ``scores/``: scores and protocols of the encoder that the run
-    made, read as it reads it (another pooling, or weights of later training, make another encoder)."""
-    own = {block.get("checkpoint") for block in protocol.values()} - {None}
+    made, read as it reads it (another pooling, or weights of later training, make another encoder). What is left out
+    because it cannot be read or is of a part of a set is logged."""
+    own = {block.get("checkpoint") for block in protocol.values() if isinstance(block, dict)} - {None}
     pooling = (config.get("pooling") or {}).get("name")
     scores: dict[str, float] = {}
     protocols: dict[str, Any] = {}
     for path in sorted((folder / "scores").glob("*.json")):
-        found, block = read_scores(path)
+        try:
+            found, block = read_scores(path)
+        except UserError as error:
+            log.warning("Left out: %s", error)
+            continue
         read = block["pooling"].get("name") if isinstance(block["pooling"], dict) else None
-        if block["checkpoint"] in own if own else read == pooling:
-            scores |= found
-            protocols[str(block["suite"])] = block
+        same = block["checkpoint"] in own if own else read == pooling
+        if not same or block["suite"] not in SUITES:  # (a comparison of two encoders is no suite)
+            continue
+        limited = [w for w in block["warnings"] if str(w).startswith("limit=")]
+        if limited:
+            log.warning("Left out: %s (%s)", path, limited[0])
+            continue
+        scores |= found
+        protocols[str(block["suite"])] = block
     return scores, protocols
 
 

@@ -58,7 +58,8 @@ def main(argv: list[str]) -> int:
             value=config["cross_attention"], fix="out=FILE.json, or out=FOLDER for several suites",
         )  # fmt: skip
     out = _out(config["out"], suites)
-    paths = {suite: _path(out, str(config["ckpt"]), suite) for suite in suites}
+    reading = _reading(config)
+    paths = {suite: _path(out, str(config["ckpt"]), suite, reading) for suite in suites}
     for path in paths.values():
         if path.is_dir():
             raise UserError("is a folder", file=path, key="out", fix="name a file that ends in .json")
@@ -167,13 +168,21 @@ def _out(out: Any, suites: Sequence[str]) -> Path | None:
     return path
 
 
-def _path(out: Path | None, ckpt: str, suite: str) -> Path:
+def _reading(config: Mapping[str, Any]) -> str:
+    """What tells these scores from those of the checkpoint as it is, for the name of their file."""
+    pooling, length = config.get("pooling"), config["max_length"]
+    named = pooling.get("name") if isinstance(pooling, Mapping) else pooling
+    return "".join(f"-{part}" for part in (named, length) if part is not None)
+
+
+def _path(out: Path | None, ckpt: str, suite: str, reading: str = "") -> Path:
     """Where the scores of `suite` go: `out`, else scores/ beside the checkpoint, else the working folder.
 
     Not beside what is shipped with the package or lies in the hub's cache, nor in a folder that is read-only.
     """
     if out is not None:
         return out if out.suffix == ".json" else out / f"{suite}.json"
+    suite += reading
     place = Path(ckpt)
     if place.exists():
         folder = place if place.is_dir() else place.parent

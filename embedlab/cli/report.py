@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     check_writable(out)
     groups = group_runs(runs)
     baseline = find_baseline(groups, options.baseline)
-    metrics = options.metrics.split(",") if options.metrics else None
+    metrics = list(dict.fromkeys(m.strip() for m in (options.metrics or "").split(",") if m.strip()))
     report = make_report(groups, unfinished, baseline, options.metric, metrics, options.title)
     print(report.markdown())
     out.mkdir(parents=True, exist_ok=True)

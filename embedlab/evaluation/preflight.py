@@ -24,6 +24,7 @@ SUBFOLDERS = {
 }
 """Kinds of data in a folder that holds several: a suite takes its own, where there is one."""
 _NO_FOLDER = frozenset(("lee", "emoji", "mteb"))
+_NO_HUB = frozenset(("retrieval", "languages"))
 
 
 class _Reached(BaseException):
@@ -46,12 +47,12 @@ def folder_for(folder: str | Path | None, suite: str) -> str | None:
 
 
 def check_data(suite: str, settings: Mapping[str, Any]) -> None:
-    """Have a suite read its local data, and leave it before it encodes; nothing is looked for on the hub.
+    """Have a suite read its local data, and leave it before it encodes. Nothing is looked for on the hub.
 
     Raises:
         UserError: what the suite says of its settings or its files.
     """
-    if suite in _NO_FOLDER or settings.get("data_dir") is None:
+    if suite in _NO_FOLDER or (settings.get("data_dir") is None and suite not in _NO_HUB):
         return
     with suppress(_Reached):
         SUITES[suite](_Nobody(), settings)

@@ -20,7 +20,7 @@ from embedlab.disk import writing
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.evaluation.dev import DevSet
-from embedlab.evaluation.preflight import check_data, folder_for
+from embedlab.evaluation.preflight import SUBFOLDERS, check_data, folder_for
 from embedlab.evaluation.protocol import write_json
 from embedlab.evaluation.sts import load_sts
 from embedlab.evaluation.table import LEE_METRICS, STS_METRICS, Metric, before_after_table, geometry_metrics
@@ -78,6 +78,28 @@ def load_dev(scoring: ScoringConfig) -> DevSet | None:
         return DevSet(load_sts("stsb", sts_folder(scoring), scoring.sts_text, split="dev"))
 
 
+def settings_of(scoring: ScoringConfig, suite: str) -> dict[str, Any]:
+    """What a suite is scored with in a run: its own folder in ``evaluation.sts_dir``, where there is one."""
+    return {"data_dir": folder_for(sts_folder(scoring), suite), "sts_text": scoring.sts_text}
+
+
+def check_final(scoring: ScoringConfig) -> None:
+    """See that what is scored at the end is there.
+
+    Raises:
+        UserError: a suite's data are not where ``evaluation.sts_dir`` says.
+    """
+    for name in scoring.final:
+        kind = SUBFOLDERS.get(name, "sts")
+        with as_written():
+            try:
+                check_data(name, settings_of(scoring, name))
+            except UserError as error:
+                if kind != "sts" and error.key == "data_dir":
+                    error.fix = f"a folder that holds {kind}/ beside sts/"
+                raise
+
+
 @contextmanager
 def as_written() -> Iterator[None]:
     """What a suite says of its settings, by the keys that a run has for them."""
@@ -114,7 +136,6 @@ class Finale:
         self.part = part
         self.device: torch.device | None = None
         """Where to score; None: where the encoder is. Lightning has the model on the CPU before and after a fit."""
-        self._data_dir = sts_folder(config.evaluation)
         self._last: dict[str, float] | None = None
 
     def suites(self) -> list[str]:
@@ -133,10 +154,7 @@ class Finale:
         return found
 
     def before(self) -> None:
-        """See that what is scored at the end is there, and score the untrained encoder, once a run."""
-        for name in self.config.evaluation.final:
-            with as_written():
-                check_data(name, self._settings(name))
+        """Score the untrained encoder, once a run."""
         path = self.folder / BEFORE
         if self.config.evaluation.before and not path.exists():
             scores, protocols = self.score()
@@ -199,15 +217,13 @@ class Finale:
                 if suites != ["lee"]:  # which takes seconds
                     log.info("Scoring %s (suite %d of %d).", name, i, len(suites))
                 with as_written():
-                    found, protocols[name] = SUITES[name](self.encoder, self._settings(name))
+                    found, protocols[name] = SUITES[name](
+                        self.encoder, settings_of(self.config.evaluation, name)
+                    )
                 scores |= found
         finally:
             self.encoder.to(home)
         return scores, protocols
-
-    def _settings(self, suite: str) -> dict[str, Any]:
-        folder = folder_for(self._data_dir, suite)
-        return {"data_dir": folder, "sts_text": self.config.evaluation.sts_text}
 
     def _print(self, scores: dict[str, float], training: dict[str, Any]) -> None:
         path = self.folder / BEFORE

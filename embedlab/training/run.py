@@ -44,7 +44,7 @@ from embedlab.training.callbacks.selection import LossSelection
 from embedlab.training.callbacks.train_log import TrainLog
 from embedlab.training.checkpoint import load_encoder
 from embedlab.training.config import RunConfig
-from embedlab.training.final import Finale, load_dev
+from embedlab.training.final import Finale, check_final, load_dev
 from embedlab.training.folder import check_free
 from embedlab.training.half import FrozenHalf
 from embedlab.training.metrics_file import MetricsFile
@@ -114,6 +114,8 @@ class Run:
             if self.finished is not None:
                 return
         dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
+        if purpose == "fit":
+            check_final(config.evaluation)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.started = time.time()
         seed_everything(config.seed, workers=False, verbose=False)

@@ -231,6 +231,7 @@ def _scores(path: Path) -> dict[str, float]:
 def _check(values: dict[str, Any], wanted: list[str], home: Path) -> None:
     """Reject any part of the whole that cannot run, before the first stage trains."""
     from embedlab.training.config import RunConfig
+    from embedlab.training.final import check_final
 
     content = copy.deepcopy(values)
     unseen = set()  # runs whose backbone a stage is going to make, which cannot be looked at yet
@@ -245,6 +246,7 @@ def _check(values: dict[str, Any], wanted: list[str], home: Path) -> None:
         config = RunConfig.from_dict(own)
         if of not in unseen:
             config.check()
+        check_final(config.evaluation)
 
 
 def _has_checkpoint(folder: Path) -> bool:

@@ -289,11 +289,15 @@ def test_a_metric_that_no_run_has_writes_nothing(sweep: Path, tmp_path: Path) ->
 
 def evaluated(folder: Path, suite: str, scores: dict[str, float], checkpoint: str, pooling: str) -> None:
     (folder / "scores").mkdir(exist_ok=True)
-    block = dict.fromkeys(REQUIRED, "x") | {
-        "suite": suite,
-        "checkpoint": checkpoint,
-        "pooling": {"name": pooling},
-    }
+    block = (
+        dict.fromkeys(REQUIRED, "x")
+        | {"warnings": []}
+        | {
+            "suite": suite,
+            "checkpoint": checkpoint,
+            "pooling": {"name": pooling},
+        }
+    )
     content = json.dumps({"scores": scores, "protocol": block})
     (folder / "scores" / f"{suite}.json").write_text(content)
 
@@ -324,8 +328,26 @@ def test_where_the_run_names_its_weights_those_decide(sweep: Path) -> None:
     assert "glue/mean" not in scores
 
 
+def test_what_is_no_score_of_the_run_is_left_out(sweep: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = sweep / "1-0"
+    evaluated(folder, "compare", {"sts12/change": 1.0}, "later", "s2sent")
+    evaluated(folder, "bitext", {"tatoeba/mean": 50.0}, "later", "s2sent")
+    path = folder / "scores" / "bitext.json"
+    content = json.loads(path.read_text())
+    content["protocol"]["warnings"] = ["limit=5: only the first rows of each set were used"]
+    path.write_text(json.dumps(content))
+    for name, text in (("a", "{"), ("b", "[]"), ("c", json.dumps(content | {"scores": [1]}))):
+        (folder / "scores" / f"{name}.json").write_text(text)
+    (run,) = find_runs([folder])[0]
+    assert set(run.scores) == {"sts7/spearman", "stsb/spearman"}
+    said = "\n".join(caplog.messages)
+    assert len(caplog.messages) == 4
+    assert "bitext.json (limit=5" in said
+    assert all(f"{name}.json: is not a scores file" in said for name in "abc")
+
+
 def test_columns_can_be_chosen(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(sweep), "metrics=stsb/spearman,sts7/spearman"]) == 0
+    assert main([str(sweep), "metrics=stsb/spearman, sts7/spearman,stsb/spearman,"]) == 0
     assert "| recipe | n | STS-B | Avg. 7 |" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"no run has this score \(metrics=glue/mean\)"):
         main([str(sweep), "--metrics", "stsb/spearman,glue/mean"])

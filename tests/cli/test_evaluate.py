@@ -44,6 +44,18 @@ def test_sts_prints_a_table_and_writes_scores_beside_the_checkpoint(
     assert "1186" in err, "a warning for each task of another size"
 
 
+def test_another_reading_of_the_checkpoint_has_a_file_of_its_own(ckpt: Path, sts: Path) -> None:
+    arguments = ["evaluate", f"ckpt={ckpt}", "suite=sts", "tasks=stsb", f"data_dir={sts}"]
+    assert main(arguments) == 0
+    before = (ckpt / "scores" / "sts.json").read_bytes()
+    assert main([*arguments, "pooling=cls"]) == 0
+    assert main([*arguments, "pooling=cls", "max_length=7"]) == 0
+    assert (ckpt / "scores" / "sts.json").read_bytes() == before
+    for name, length in (("sts-cls", None), ("sts-cls-7", 7)):
+        _, block = protocol.read_scores(ckpt / "scores" / f"{name}.json")
+        assert (block["pooling"]["name"], block["max_length"]) == ("cls", length)
+
+
 def test_several_suites_from_the_parent_folder(ckpt: Path, sts: Path, tmp_path: Path) -> None:
     pytest.importorskip("gensim", reason="gensim (extra quickstart) is not installed")
     out = tmp_path / "results"

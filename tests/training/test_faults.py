@@ -18,6 +18,8 @@ from embedlab.encoder import SentenceEncoder
 from embedlab.errors import UserError
 from embedlab.training.callbacks import checkpoints
 from embedlab.training.callbacks.checkpoints import LAST, PREVIOUS, find_checkpoint, step_of, unreadable
+from embedlab.training.callbacks.interrupt import SIGNALS
+from embedlab.training.final import Finale
 from embedlab.training.requeue import requeue
 from embedlab.training.run import train
 from tests.test_disk import safetensors_meets_it, torch_meets_it
@@ -210,6 +212,21 @@ def test_a_scheduler_may_send_several_signals_and_ctrl_c_ends_at_once() -> None:
     assert keeper.stop_requested == signal.SIGUSR2
     with pytest.raises(KeyboardInterrupt):
         stop._handle(signal.SIGINT, None)
+
+
+def test_scoring_after_training_can_be_ended(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    """SIGTERM found Lightning's handler there, which notes it and goes on."""
+    outside = {s: signal.getsignal(s) for s in SIGNALS}
+    within, score = [], Finale.score
+
+    def scored(self: Finale) -> Any:
+        within.append({s: signal.getsignal(s) for s in SIGNALS})
+        return score(self)
+
+    monkeypatch.setattr(Finale, "score", scored)
+    train(compose_run("trainer.max_steps=2"), tmp_path)
+    assert within == [outside]
+    assert {s: signal.getsignal(s) for s in SIGNALS} == outside
 
 
 @pytest.mark.slow

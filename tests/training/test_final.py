@@ -19,7 +19,10 @@ from tests.evaluation.test_preflight import collection
     [
         ([], r"no such folder \(evaluation.sts_dir=.*Fix: give the folder that holds stsb_dev.tsv.gz"),
         (["x"], r"has no stsb_dev.tsv.gz \(evaluation.sts_dir=.*, or evaluation.sts_dir=hub$"),
-        (["stsb_dev.tsv"], r"has no mr.tsv.gz \(evaluation.sts_dir=.*, or evaluation.sts_dir=hub$"),
+        (
+            ["stsb_dev.tsv"],
+            r"has no mr.tsv.gz \(evaluation.sts_dir=.*Fix: a folder that holds transfer/ beside sts/$",
+        ),
     ],
 )
 def test_its_folder_goes_by_the_runs_key(there, message, compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
@@ -46,12 +49,30 @@ def test_an_error_without_key_or_fix_stays_as_it_is() -> None:
     assert str(caught.value) == "no rows"
 
 
-def test_data_of_the_last_suite_are_missed_before_the_first_step(compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
-    settings = (f"evaluation.sts_dir={sts_dir}", "evaluation.final=[retrieval]", "evaluation.before=false")
-    with pytest.raises(UserError, match=r"holds no corpus.jsonl \(evaluation.sts_dir\)"):
+@pytest.mark.parametrize(
+    ("suite", "message"),
+    [("retrieval", r"holds no corpus.jsonl \(evaluation.sts_dir\). Fix: a folder that holds retrieval/ beside sts/"),
+     ("languages", r"\(evaluation.sts_dir.*Fix: a folder that holds parallel/ beside sts/")],
+)  # fmt: skip
+def test_data_of_the_last_suite_are_missed_before_anything_is_done(  # type: ignore[no-untyped-def]
+    compose_run, sts_dir, tmp_path, monkeypatch, suite, message
+):
+    settings = (f"evaluation.sts_dir={sts_dir}", f"evaluation.final=[{suite}]", "evaluation.before=false")
+    with pytest.raises(UserError, match=message):
         train(compose_run(*settings), tmp_path / "run")
-    assert not (tmp_path / "run" / "metrics.csv").exists()
-    assert not (tmp_path / "run" / "export").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_so_they_are_without_a_folder_and_by_a_run_that_goes_on(compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match="retrieval reads local collections"):
+        train(compose_run("evaluation.final=[retrieval]"), tmp_path / "run")
+    run = tmp_path / "run"
+    train(compose_run("trainer.max_steps=1"), run)
+    before = sorted(run.rglob("*"))
+    settings = ("trainer.max_steps=2", f"evaluation.sts_dir={sts_dir}", "evaluation.final=[retrieval]")
+    with pytest.raises(UserError, match=r"holds no corpus\.jsonl"):
+        train(compose_run(*settings, "ckpt_path=last"), run)
+    assert sorted(run.rglob("*")) == before
 
 
 def test_suites_find_their_data_in_a_folder_of_several_kinds(compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]

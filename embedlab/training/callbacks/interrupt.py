@@ -6,7 +6,6 @@ import logging
 import signal
 import threading
 from types import FrameType
-from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -22,11 +21,16 @@ class GracefulStop(Callback):
 
     def __init__(self, checkpoint: LastCheckpoint) -> None:
         self.checkpoint = checkpoint
-        self._before: dict[int, Any] = {}
+        # Not those at the start of training: Lightning has put its own there by then and takes them back before the
+        # callbacks' teardown, after which its SIGTERM handler would only make a note.
+        self._outside = {s: signal.getsignal(s) for s in SIGNALS}
+        self._caught = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._before = {s: signal.signal(s, self._handle) for s in SIGNALS}
+            self._caught = True
+            for number in SIGNALS:
+                signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.checkpoint.stop_requested is not None:
@@ -40,9 +44,10 @@ class GracefulStop(Callback):
         self.checkpoint.stop_requested = number
 
     def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+        if self._caught:
+            for number, handler in self._outside.items():
+                signal.signal(number, handler)
+        self._caught = False
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._restore()

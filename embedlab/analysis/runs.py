@@ -134,8 +134,14 @@ def _scored_later(
         except UserError as error:
             log.warning("Left out: %s", error)
             continue
+        if not (isinstance(block["suite"], str) and isinstance(block["checkpoint"], str)) or not isinstance(
+            block["warnings"], list
+        ):
+            log.warning("Left out: %s is not a scores file", path)
+            continue
         read = block["pooling"].get("name") if isinstance(block["pooling"], dict) else None
-        same = block["checkpoint"] in own if own else read == pooling
+        # A run that scored nothing tells no checkpoint: then the name of the file says that nothing was changed.
+        same = block["checkpoint"] in own if own else (read, block["suite"]) == (pooling, path.stem)
         if not same or block["suite"] not in SUITES:  # (a comparison of two encoders is no suite)
             continue
         limited = [w for w in block["warnings"] if str(w).startswith("limit=")]

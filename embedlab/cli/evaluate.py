@@ -122,7 +122,8 @@ def _compare(encoder: Any, other: Any, config: Mapping[str, Any], out: Path | No
     from embedlab.evaluation.table import Table
 
     changes, protocol = compare.run(other, encoder, _settings(config, "sts"))
-    path = _path(out if out is None or out.suffix != ".json" else out.parent, str(config["ckpt"]), "compare")
+    folder = out if out is None or out.suffix != ".json" else out.parent
+    path = _path(folder, str(config["ckpt"]), "compare", _reading(config))
     write_scores(path, changes, protocol)
     rows = tuple(
         (task, f"{changes[f'{task}/change']:+.2f}",
@@ -171,8 +172,10 @@ def _out(out: Any, suites: Sequence[str]) -> Path | None:
 def _reading(config: Mapping[str, Any]) -> str:
     """What tells these scores from those of the checkpoint as it is, for the name of their file."""
     pooling, length = config.get("pooling"), config["max_length"]
-    named = pooling.get("name") if isinstance(pooling, Mapping) else pooling
-    return "".join(f"-{part}" for part in (named, length) if part is not None)
+    parts = [pooling]
+    if isinstance(pooling, Mapping):
+        parts = [pooling["name"], *(f"{k}{v}" for k, v in pooling.items() if k != "name" and v is not None)]
+    return re.sub(r"[^\w.-]+", "_", "".join(f"-{part}" for part in (*parts, length) if part is not None))
 
 
 def _path(out: Path | None, ckpt: str, suite: str, reading: str = "") -> Path:

@@ -176,7 +176,7 @@ def read_scores(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
         return {key: math.nan if value is None else float(value) for key, value in scores.items()}, block
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror})", file=path, fix="give a scores file") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"is not a scores file ({error})", file=path, fix="write it with embedlab evaluate"
         ) from error

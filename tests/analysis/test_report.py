@@ -336,14 +336,29 @@ def test_what_is_no_score_of_the_run_is_left_out(sweep: Path, caplog: pytest.Log
     content = json.loads(path.read_text())
     content["protocol"]["warnings"] = ["limit=5: only the first rows of each set were used"]
     path.write_text(json.dumps(content))
-    for name, text in (("a", "{"), ("b", "[]"), ("c", json.dumps(content | {"scores": [1]}))):
+    odd = content | {"protocol": content["protocol"] | {"warnings": 3}}
+    for name, text in (
+        ("a", "{"),
+        ("b", "[]"),
+        ("c", json.dumps(content | {"scores": [1]})),
+        ("d", json.dumps(odd)),
+        ("e", "[" * 100_000),
+    ):
         (folder / "scores" / f"{name}.json").write_text(text)
     (run,) = find_runs([folder])[0]
     assert set(run.scores) == {"sts7/spearman", "stsb/spearman"}
     said = "\n".join(caplog.messages)
-    assert len(caplog.messages) == 4
+    assert len(caplog.messages) == 6
     assert "bitext.json (limit=5" in said
-    assert all(f"{name}.json: is not a scores file" in said for name in "abc")
+    assert all(f"{name}.json: is not a scores file" in said for name in "abce")
+    assert "d.json is not a scores file" in said
+
+
+def test_without_a_fingerprint_another_reading_is_known_by_its_file(sweep: Path) -> None:
+    folder = sweep / "1-0"
+    evaluated(folder, "lee", {"lee/spearman": 6.0}, "later", "s2sent")
+    (folder / "scores" / "lee.json").rename(folder / "scores" / "lee-8.json")
+    assert "lee/spearman" not in find_runs([folder])[0][0].scores
 
 
 def test_columns_can_be_chosen(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

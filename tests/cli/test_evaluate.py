@@ -51,6 +51,10 @@ def test_another_reading_of_the_checkpoint_has_a_file_of_its_own(ckpt: Path, sts
     assert main([*arguments, "pooling=cls"]) == 0
     assert main([*arguments, "pooling=cls", "max_length=7"]) == 0
     assert (ckpt / "scores" / "sts.json").read_bytes() == before
+    for n in (1, 2):
+        assert main([*arguments, "pooling=last_n", f"pooling.n={n}"]) == 0
+    assert len(list((ckpt / "scores").glob("sts-last_n*n1*.json"))) == 1
+    assert len(list((ckpt / "scores").glob("sts-last_n*n2*.json"))) == 1
     for name, length in (("sts-cls", None), ("sts-cls-7", 7)):
         _, block = protocol.read_scores(ckpt / "scores" / f"{name}.json")
         assert (block["pooling"]["name"], block["max_length"]) == ("cls", length)

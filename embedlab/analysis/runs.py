@@ -124,8 +124,6 @@ def _scored_later(
     """What ``embedlab evaluate`` put into the run's ``scores/``: scores and protocols of the encoder that the run
     made, read as it reads it (another pooling, or weights of later training, make another encoder). What is left out
     because it cannot be read or is of a part of a set is logged."""
-    own = {block.get("checkpoint") for block in protocol.values() if isinstance(block, dict)} - {None}
-    pooling = (config.get("pooling") or {}).get("name")
     scores: dict[str, float] = {}
     protocols: dict[str, Any] = {}
     for path in sorted((folder / "scores").glob("*.json")):
@@ -134,23 +132,28 @@ def _scored_later(
         except UserError as error:
             log.warning("Left out: %s", error)
             continue
-        if not (isinstance(block["suite"], str) and isinstance(block["checkpoint"], str)) or not isinstance(
-            block["warnings"], list
-        ):
-            log.warning("Left out: %s is not a scores file", path)
-            continue
-        read = block["pooling"].get("name") if isinstance(block["pooling"], dict) else None
-        # A run that scored nothing tells no checkpoint: then the name of the file says that nothing was changed.
-        same = block["checkpoint"] in own if own else (read, block["suite"]) == (pooling, path.stem)
-        if not same or block["suite"] not in SUITES:  # (a comparison of two encoders is no suite)
+        # (A comparison of two encoders is no suite.)
+        if block["suite"] not in SUITES or not _of_this_run(block, path.stem, protocol, config):
             continue
         limited = [w for w in block["warnings"] if str(w).startswith("limit=")]
         if limited:
             log.warning("Left out: %s (%s)", path, limited[0])
             continue
         scores |= found
-        protocols[str(block["suite"])] = block
+        protocols[block["suite"]] = block
     return scores, protocols
+
+
+def _of_this_run(
+    block: Mapping[str, Any], stem: str, protocol: Mapping[str, Any], config: Mapping[str, Any]
+) -> bool:
+    """Whether the scores in the file ``stem`` are of the encoder that the run made, read as it reads it."""
+    own = {of.get("checkpoint") for of in protocol.values() if isinstance(of, dict)} - {None}
+    if own:
+        return block["checkpoint"] in own
+    # A run that scored nothing tells no checkpoint: then the name of the file says that nothing was changed.
+    read = block["pooling"].get("name") if isinstance(block["pooling"], dict) else None
+    return (read, block["suite"]) == ((config.get("pooling") or {}).get("name"), stem)
 
 
 def _unfinished(folder: Path) -> Unfinished:

@@ -70,6 +70,10 @@ def main(argv: list[str]) -> int:
 
         for suite in suites:
             check_data(suite, _settings(config, suite))
+    if config["compare"] is not None:
+        from embedlab.evaluation.preflight import check_comparison
+
+        check_comparison(_settings(config, "sts"))
 
     from embedlab.cli.encoders import Configured, load_encoder
     from embedlab.evaluation.protocol import write_scores
@@ -81,9 +85,7 @@ def main(argv: list[str]) -> int:
     encoder = Configured.of(loaded, config, sys.stderr.isatty())
     other = None
     if config["compare"] is not None:  # loaded now: a wrong name must not show after hours
-        other = Configured.of(
-            load_encoder(config["compare"], config["max_length"]), config, sys.stderr.isatty()
-        )
+        other = Configured.of(_compared(config), config, sys.stderr.isatty())
     for i, (suite, runner) in enumerate(runners.items(), start=1):
         if len(runners) > 1:
             print(f"embedlab: suite {suite} ({i} of {len(runners)})", file=sys.stderr)
@@ -113,6 +115,17 @@ def _crossed(encoder: Any, layers: Any) -> Any:
     if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
         raise UserError("not a number of layers", **what, fix="a whole number that divides the depth")
     return encoder.crossed(layers)
+
+
+def _compared(config: Mapping[str, Any]) -> Any:
+    """The encoder that ``compare`` names. A reading that is asked for is for both, the rest is each one's own."""
+    from embedlab.cli.encoders import load_encoder
+
+    try:
+        return load_encoder(config["compare"], config["max_length"], config.get("pooling"))
+    except UserError as error:
+        error.file = error.file or str(config["compare"])
+        raise
 
 
 def _compare(encoder: Any, other: Any, config: Mapping[str, Any], out: Path | None) -> None:

@@ -12,6 +12,7 @@ import yaml
 from embedlab.cli.hydra_main import in_sweep, run, run_dir
 from embedlab.cli.once import say_once
 from embedlab.cli.processes import start_ranks, wants_processes
+from embedlab.data.sources import check_source
 from embedlab.training.folder import check_free
 from embedlab.training.sections import light_sections
 
@@ -50,7 +51,9 @@ def train_one(values: dict[str, Any], folder: Path, whole: Path | None = None) -
     ``whole``: the folder to resume in, where this run is a stage of a larger one.
     """
     if not values.get("stages"):  # whose results may be values that are not there yet
-        light_sections(values)
+        sections = light_sections(values)
+        if values.get("ckpt_path") is None:  # a run that goes on may have nothing left to read
+            check_source(sections["data"])
     from embedlab.training.config import RunConfig
     from embedlab.training.stages import has_stages, run_stages, summary
 
@@ -64,9 +67,10 @@ def train_one(values: dict[str, Any], folder: Path, whole: Path | None = None) -
     config = RunConfig.from_dict(values)
     if wants_processes(config):
         config.check()
-        config.check_rows(config.data.most_rows)
         if _has_ended(config, folder):
             return 0
+        check_source(config.data)
+        config.check_rows(config.data.most_rows)
         return _spawn(values, folder, config.trainer.device_count(), whole or folder)
     return fit(config, folder, whole)
 

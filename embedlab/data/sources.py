@@ -41,6 +41,19 @@ def open_source(config: DataConfig) -> Source:
     return _open_package(config.package)
 
 
+def check_source(config: DataConfig) -> None:
+    """See that what a configuration names is there, before it is read. Nothing is looked for on the hub.
+
+    Raises:
+        UserError: as `open_source`.
+    """
+    if config.files:
+        for path in find_files(config.files):
+            open_reader(path)
+    elif config.package is not None and not config.hub:
+        _open_package(config.package)
+
+
 def find_files(files: str | Sequence[str]) -> list[Path]:
     """Paths and globs to files: each glob's matches sorted, a file that is matched twice taken once."""
     found: dict[Path, None] = {}

@@ -30,6 +30,7 @@ from embedlab.evaluation.sts import all_sentences, load_sts, row_count_warning
 from embedlab.evaluation.vectors import unique
 
 if TYPE_CHECKING:
+    from embedlab.backbones import BackboneInfo
     from embedlab.encoder import SentenceEncoder
 
 ENERGIES = ("E1", "E2", "nE2", "E3", "E1_context", "E1_sum")
@@ -91,6 +92,28 @@ def profile(tower: SentenceEncoder, sentences: Sequence[str], batch_tokens: int 
         tower.train(training)
     means = total / len(rows)
     return Profile({name: means[:, i] for i, name in enumerate(METRICS)}, len(rows))
+
+
+def looks_into(info: BackboneInfo) -> bool:
+    """Whether `profile` can look into such a backbone: it is an encoder of a known build."""
+    from transformers import AutoConfig, AutoModel
+
+    from embedlab.backbones.backbone import find_blocks
+    from embedlab.backbones.parts import BUILDS
+
+    if info.kind != "encoder":
+        return False
+    try:
+        config = AutoConfig.for_model(info.model_type)
+    except ValueError:  # its code comes with the checkpoint
+        return True
+    try:
+        with torch.device("meta"):
+            model = AutoModel.from_config(config)
+        block = find_blocks(model, config.num_hidden_layers)[0]
+    except (TypeError, ValueError):  # no single list of blocks
+        return False
+    return any(build.fits(block) for build in BUILDS)
 
 
 def measure(

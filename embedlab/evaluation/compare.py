@@ -66,8 +66,8 @@ def compare_sts(
         ``task/change`` (Spearman x100, on all pairs), its interval ``task/change_low`` and ``task/change_high``
         (95 %), and ``task/worse``, the share of resamples in which ``second`` is lower.
     """
-    log.info("comparing: encoding with both, then %d resamples of each task", resamples)
     vectors = [Vectors(encoder, all_sentences(tasks)) for encoder in (first, second)]
+    log.info("comparing: %d resamples of each task", resamples)
     scores: dict[str, float] = {}
     points, samples = [], []
     for number, pairs in enumerate(tasks):

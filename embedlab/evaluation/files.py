@@ -44,7 +44,7 @@ def read_tsv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
     """The named columns of a .tsv or .tsv.gz as lists of strings; `optional` ones only where the header has
     them.
 
-    Raises UserError for a broken gzip, a wrong encoding, a missing column or a row of another width.
+    Raises UserError for a broken gzip, a wrong encoding, a missing column, a row of another width or no row.
     """
     try:
         raw = path.read_bytes()
@@ -83,4 +83,6 @@ def read_tsv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
             )
         for column, index in wanted.items():
             table[column].append(cells[index])
+    if len(lines) == 1:
+        raise UserError("has no rows", file=path, fix="fetch the file again")
     return table

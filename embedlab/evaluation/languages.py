@@ -78,8 +78,7 @@ def probe_accuracy(vectors: Tensor, labels: Tensor, groups: Tensor, seed: int = 
     Raises UserError for fewer than 5 groups.
     """
     kinds = groups.unique()
-    if len(kinds) < 5:
-        raise UserError("too few sentences for a probe", key="limit", value=len(kinds), fix="limit=5 or more")
+    _check_probe(len(kinds))
     order = np.random.default_rng(seed).permutation(kinds.cpu().numpy())
     cuts = [int(0.6 * len(order)), int(0.8 * len(order))]
     parts = [np.flatnonzero(np.isin(groups.cpu().numpy(), part)) for part in np.split(order, cuts)]
@@ -91,6 +90,11 @@ def probe_accuracy(vectors: Tensor, labels: Tensor, groups: Tensor, seed: int = 
     weights = [_softmax_regression(*split[0], int(labels.max()) + 1, l2) for l2 in _L2]
     on_dev = [_correct(weight, *split[1]) for weight in weights]
     return 100 * _correct(weights[int(np.argmax(on_dev))], *split[2])
+
+
+def _check_probe(sentences: int, file: str | None = None) -> None:
+    if sentences < 5:
+        raise UserError(f"too few sentences for a probe: {sentences}", file=file, fix="5 or more")
 
 
 def _with_bias(x: Tensor) -> Tensor:
@@ -131,6 +135,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     table = parallel_table(
         folder_of(settings, "parallel"), settings.get("table") or NTREX, names(settings, "languages"), limit
     )
+    _check_probe(len(table), table.source)
     pivot = str(settings.get("pivot") or table.languages[0])
     if pivot not in table.languages:
         raise UserError("is not there", key="pivot", value=pivot, fix=f"one of {', '.join(table.languages)}")

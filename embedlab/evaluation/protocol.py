@@ -40,6 +40,9 @@ REQUIRED: tuple[str, ...] = (
 )
 """Keys of a protocol block."""
 
+KINDS = {"suite": str, "checkpoint": str, "warnings": list}
+"""What the values are by which one score is told from another."""
+
 MAY_BE_NULL = frozenset({"template", "preparation", "max_length", "truncated", "seed", "text"})
 """Keys whose null means something: no template, the model's own length, no seed known, no text variants."""
 UNKNOWN = "unknown"
@@ -122,11 +125,15 @@ def describe(
 
 
 def check(block: Mapping[str, Any]) -> None:
-    """Raises ValueError when a protocol block lacks a key of `REQUIRED` or holds null where it must not."""
+    """Raises ValueError when a protocol block lacks a key of `REQUIRED`, or holds null where it must not or another
+    kind of value than `KINDS` says."""
     missing = [key for key in REQUIRED if key not in block]
     empty = [key for key in REQUIRED if key in block and block[key] is None and key not in MAY_BE_NULL]
     if missing or empty:
         raise ValueError(f"incomplete protocol block: missing {missing}, null {empty}")
+    for key, kind in KINDS.items():
+        if not isinstance(block[key], kind):
+            raise ValueError(f"odd protocol block: {key} is {block[key]!r}")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from embedlab.evaluation import protocol
 from embedlab.evaluation.beir import Collection, is_collection, load_collection
 from embedlab.evaluation.devices import scoring_device
 from embedlab.evaluation.nearest import BACKENDS, Backend, TopK, unit
+from embedlab.evaluation.packages import require
 from embedlab.evaluation.settings import whole
 from embedlab.evaluation.vectors import Encoder, embed
 
@@ -50,6 +51,7 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     folders = _folders(settings.get("data_dir"), settings.get("tasks"))
     split, codes = settings.get("split") or "test", settings.get("codes") or "binary"
     collections = [load_collection(folder, split, codes) for folder in folders]
+    require("ir_measures", "ir-measures")
     scores: dict[str, float] = {}
     for collection in collections:
         found = search(
@@ -141,10 +143,9 @@ def measure(found: Run, qrels: Mapping[str, Mapping[str, int]]) -> dict[str, flo
 
     Raises UserError when ir-measures is not installed.
     """
-    try:
-        import ir_measures
-    except ImportError as error:
-        raise UserError("the package ir-measures is missing", fix="pip install 'embedlab[eval]'") from error
+    require("ir_measures", "ir-measures")
+    import ir_measures
+
     measures = {name: ir_measures.parse_measure(text) for name, text in _MEASURES.items()}
     values = ir_measures.calc_aggregate(measures.values(), qrels, found)
     return {name: 100 * float(values[measure]) for name, measure in measures.items()}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,13 @@ from embedlab.evaluation import protocol
 from embedlab.evaluation.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
 from embedlab.evaluation.devices import scoring_device
 from embedlab.evaluation.kept import Kept
+from embedlab.evaluation.packages import require
 from embedlab.evaluation.settings import task_names
 from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer, source
 from embedlab.evaluation.vectors import Encoder, SharedVectors, embed
 
 L2_GRID = (1e-5, 1e-4, 1e-3, 1e-2)
+_TO_STOP_ON = 20  # rows, of which 5 % are one
 SEED = 1111
 
 
@@ -75,6 +78,8 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     data_dir, device = settings.get("data_dir"), scoring_device(settings.get("device"))
     # All at once: bad input shows before the first encoding.
     loaded = {task: load_transfer(task, data_dir) for task in tasks}
+    for task, splits in loaded.items():
+        check_rows(task, splits, MODES[name].folds, data_dir)
     kept = Kept(settings.get("kept"), encoder, suite="transfer", mode=name, l2_grid=L2_GRID)
     shared = SharedVectors(encoder, {task: _all_texts(splits) for task, splits in loaded.items()})
     scores: dict[str, float] = {}
@@ -135,9 +140,7 @@ def _score_task(
 def evaluate_task(
     encoder: Encoder, task: str, splits: Mapping[str, Split], mode: Mode, device: str | torch.device = "cpu"
 ) -> Outcome:
-    """Encode one task's texts and score it by its protocol. Raises UserError where a split is too small for
-    it.
-    """
+    """Encode one task's texts and score it by its protocol, for which no split may be too small (`check_rows`)."""
     return task_outcome(embed(encoder, _all_texts(splits)), task, splits, mode, device)
 
 
@@ -145,7 +148,7 @@ def task_outcome(
     vectors: Tensor, task: str, splits: Mapping[str, Split], mode: Mode, device: str | torch.device = "cpu"
 ) -> Outcome:
     """The protocol of one task on `vectors` of its texts, split after split, in each the first texts and then
-    the second ones. Raises UserError where a split is too small for it.
+    the second ones, for which no split may be too small (`check_rows`).
     """
     data = LabelledVectors(
         classifier_inputs(vectors, list(splits.values())).to(device),
@@ -154,15 +157,38 @@ def task_outcome(
     )
     starts = np.cumsum([0, *(len(split) for split in splits.values())])
     rows = {name: np.arange(starts[i], starts[i + 1]) for i, name in enumerate(splits)}
-    try:
-        if "dev" in rows:
-            return split_outcome(data, rows["train"], rows["dev"], rows["test"], mode)
-        if "test" in rows:
-            return kfold_outcome(data, rows["train"], rows["test"], mode)
-        return nested_kfold_outcome(data, rows["all"], mode)
-    except UserError as error:
-        error.message = f"{task}: {error.message}"
-        raise
+    if "dev" in rows:
+        return split_outcome(data, rows["train"], rows["dev"], rows["test"], mode)
+    if "test" in rows:
+        return kfold_outcome(data, rows["train"], rows["test"], mode)
+    return nested_kfold_outcome(data, rows["all"], mode)
+
+
+def check_rows(task: str, splits: Mapping[str, Split], folds: int, data_dir: Any = None) -> None:
+    """See that there are rows for the folds that the protocol of a task cuts.
+
+    Raises:
+        UserError: too few rows, by file, label and count; no package to cut them with.
+    """
+    if "dev" in splits:
+        return
+    require("sklearn", "scikit-learn")
+    split, classes = "train" if "test" in splits else "all", TASKS[task].classes
+    labels = splits[split].labels
+    counts = [(f"rows of label {name}", int((labels == i).sum()), folds) for i, name in enumerate(classes)]
+    for what, there, left in (*counts, ("rows", len(labels), _TO_STOP_ON)):
+        least = _leaving(left, folds) if split == "all" else left
+        if there < least:
+            raise UserError(
+                f"has {there} {what}, and {folds} folds need {least}",
+                file=source(task, data_dir, [split]),
+                fix="give the whole data set, or mode=fast for 5 folds",
+            )
+
+
+def _leaving(rows: int, folds: int) -> int:
+    """How many there must be for `rows` to be left without the largest of the folds."""
+    return next(n for n in count(rows) if n - -(-n // folds) >= rows)
 
 
 def nested_kfold_outcome(data: LabelledVectors, rows: np.ndarray, mode: Mode) -> Outcome:
@@ -209,18 +235,9 @@ def stratified_folds(
     data: LabelledVectors, rows: np.ndarray, folds: int
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """(rest, held out) rows of scikit-learn's shuffled stratified folds with SentEval's seed."""
-    try:
-        from sklearn.model_selection import StratifiedKFold
-    except ImportError as error:
-        raise UserError("the package scikit-learn is missing", fix="pip install 'embedlab[eval]'") from error
+    from sklearn.model_selection import StratifiedKFold
+
     labels = data.y[torch.as_tensor(rows)].cpu().numpy()
-    counts = np.bincount(labels, minlength=data.classes)
-    rarest = int(counts.argmin())
-    if counts[rarest] < folds:
-        raise UserError(
-            f"{folds} folds need {folds} rows of each label, label {rarest} has {counts[rarest]}",
-            fix="give the whole data set, or mode=fast for 5 folds",
-        )
     cut = StratifiedKFold(folds, shuffle=True, random_state=SEED)
     return [(rows[rest], rows[held]) for rest, held in cut.split(np.zeros(len(rows)), labels)]
 
@@ -237,8 +254,6 @@ def _choose(fits: Sequence[Fitted]) -> tuple[float, float]:
 def final_job(rows: np.ndarray, l2: float, mode: Mode) -> Job:
     """Fit on 95 % of `rows`, stop on the other 5 %, drawn by the classifier's own seeded stream."""
     dev = int(0.05 * len(rows))
-    if dev == 0:
-        raise UserError(f"{len(rows)} training rows leave none to stop on", fix="give 20 rows or more")
     order = np.random.RandomState(mode.classifier.seed).permutation(len(rows))
     return Job(rows[order[dev:]], rows[order[:dev]], (l2,), drawn=len(rows))
 

@@ -150,11 +150,11 @@ def load_transfer(name: str, data_dir: str | Path | None = None) -> dict[str, Sp
     return {split: _sorted(_read(task, split, data_dir)) for split in task.splits}
 
 
-def source(name: str, data_dir: str | Path | None) -> str:
-    """Where `load_transfer` reads a task, for the protocol."""
+def source(name: str, data_dir: str | Path | None, splits: Sequence[str] | None = None) -> str:
+    """Where `load_transfer` reads a task, or some of its splits."""
     task = TASKS[name]
     if data_dir is not None:
-        return ", ".join(str(find_file(data_dir, task.file(split), "transfer")) for split in task.splits)
+        return ", ".join(str(find_file(data_dir, task.file(s), "transfer")) for s in splits or task.splits)
     return "hub:" + ", ".join(sorted({hub for hub, _, _ in task.hub.splits.values()}))
 
 

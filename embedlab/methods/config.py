@@ -60,6 +60,11 @@ class MethodConfig:
         return False
 
     @property
+    def towers(self) -> int:
+        """Encoders that the result is made of."""
+        return 1
+
+    @property
     def needs_others(self) -> bool:
         """Whether the loss compares a sentence with others of its batch, so that one alone teaches nothing."""
         return hasattr(self, "tau")

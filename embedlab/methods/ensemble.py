@@ -27,6 +27,10 @@ class EnsembleConfig(MethodConfig):
     """Of first and second: those of JTCSE-UC and TNCSE-UC."""
 
     @property
+    def towers(self) -> int:
+        return 2
+
+    @property
     def idle(self) -> bool:
         return True
 

@@ -50,6 +50,10 @@ class JTCSEConfig(MethodConfig):
     gather_negatives: bool = True
 
     @property
+    def towers(self) -> int:
+        return 2
+
+    @property
     def idle(self) -> bool:
         return not self.terms
 

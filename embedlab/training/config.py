@@ -13,6 +13,7 @@ from embedlab.backbones.unpad import MODEL_TYPES
 from embedlab.data import DataConfig
 from embedlab.data.plan import BatchPlan
 from embedlab.errors import UserError
+from embedlab.evaluation.preflight import unfit
 from embedlab.methods import method_class, method_config
 from embedlab.methods.config import MethodConfig, from_dict
 from embedlab.pooling import PoolingConfig, pooling_config
@@ -110,6 +111,7 @@ class RunConfig:
         warnings += self.method.check(info, self.pooling, self.template, self.data.name, packed)
         warnings += self.method.check_run(info, self)
         self._check_batch()
+        self._check_final(info)
         self.resolved_step()
         self.resolved_unpad()
         if self.trainer.resolved_precision() == "bf16-true" and self.adapter.r is None:
@@ -150,6 +152,18 @@ class RunConfig:
                 value=self.data.batch_size,
                 fix="data.batch_size=64",
             )
+
+    def _check_final(self, info: BackboneInfo) -> None:
+        for suite in self.evaluation.final:
+            # Without training the encoder is made of others than the run's backbone.
+            why = unfit(suite, None if self.method.idle else info, self.method.towers)
+            if why is not None:
+                raise UserError(
+                    f"{suite} is not for what this run makes: {why}",
+                    key="evaluation.final",
+                    value=suite,
+                    fix=f"leave {suite} out",
+                )
 
     def info(self) -> BackboneInfo:
         info = probe(self.backbone)

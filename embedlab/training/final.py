@@ -20,7 +20,7 @@ from embedlab.disk import writing
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.evaluation.dev import DevSet
-from embedlab.evaluation.preflight import SUBFOLDERS, check_data, folder_for
+from embedlab.evaluation.preflight import SUBFOLDERS, check_data, folder_for, whole_folder
 from embedlab.evaluation.protocol import write_json
 from embedlab.evaluation.sts import load_sts
 from embedlab.evaluation.table import LEE_METRICS, STS_METRICS, Metric, before_after_table, geometry_metrics
@@ -55,6 +55,7 @@ _KEYS = {
     "leave data_dir out to use the hub": "evaluation.sts_dir=hub",
     "data_dir": "evaluation.sts_dir",
     "sts_text": "evaluation.sts_text",
+    ", or mode=fast for 5 folds": "",
 }
 """A suite's words -> a run's."""
 _NEEDS = {"lee": "gensim", "emoji": "emoji"}
@@ -89,14 +90,16 @@ def check_final(scoring: ScoringConfig) -> None:
     Raises:
         UserError: a suite's data are not where ``evaluation.sts_dir`` says.
     """
+    folder = sts_folder(scoring)
     for name in scoring.final:
-        kind = SUBFOLDERS.get(name, "sts")
         with as_written():
             try:
                 check_data(name, settings_of(scoring, name))
             except UserError as error:
-                if kind != "sts" and error.key == "data_dir":
-                    error.fix = f"a folder that holds {kind}/ beside sts/"
+                if error.key == "data_dir":
+                    error.value = error.value and folder
+                    if "sts" not in SUBFOLDERS[name]:
+                        error.fix = whole_folder(folder, name)
                 raise
 
 

@@ -21,6 +21,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from embedlab.backbones import train_tokenizer
 from embedlab.data import SentenceDataModule, iter_texts
 from embedlab.data.lock import locked
+from embedlab.data.sources import check_source
 from embedlab.encoder import whole_folder
 from embedlab.errors import UserError
 from embedlab.methods import method_class
@@ -116,6 +117,8 @@ class Run:
         dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
         if purpose == "fit":
             check_final(config.evaluation)
+        if purpose in ("fit", "predict"):
+            check_source(config.data)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.started = time.time()
         seed_everything(config.seed, workers=False, verbose=False)

@@ -156,7 +156,7 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
                 if status:
                     return status, content
                 _release()
-        _set(content, stage.result, str((place / "export").resolve()))
+        _set(content, stage.result, _result(place))
     main = {k: v for k, v in content.items() if k not in ("stages", "stages_dir")}
     if resume and wanted and not _has_checkpoint(folder):
         main["ckpt_path"] = None  # the interruption was in a stage
@@ -166,6 +166,11 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
 def _home(values: dict[str, Any], folder: Path) -> Path:
     """Where the stages' folders are."""
     return Path(os.path.normpath(folder / (values.get("stages_dir") or "")))
+
+
+def _result(place: Path) -> str:
+    """What a stage's ``result`` gets."""
+    return str((place / "export").resolve())
 
 
 def _wanted(values: dict[str, Any]) -> list[str]:
@@ -229,24 +234,34 @@ def _scores(path: Path) -> dict[str, float]:
 
 
 def _check(values: dict[str, Any], wanted: list[str], home: Path) -> None:
-    """Reject any part of the whole that cannot run, before the first stage trains."""
+    """Reject any part of the whole that cannot run, before the first stage trains.
+
+    A finished stage needs nothing any more; where all are, nothing trains before the main run, which checks itself.
+    """
+    from embedlab.data.sources import check_source
     from embedlab.training.config import RunConfig
     from embedlab.training.final import check_final
 
     content = copy.deepcopy(values)
+    left: dict[str | None, dict[str, Any]] = {}
     unseen = set()  # runs whose backbone a stage is going to make, which cannot be looked at yet
     for name in wanted:
-        key = Stage.read(name, values["stages"][name]).result
-        *scope, section, _ = key.split(".")
-        if section == "backbone":
-            unseen.add(scope[-1] if scope else None)
-        _set(content, key, str(home / name / "export"))
-    runs = {name: Stage.read(name, content["stages"][name]).values(content) for name in wanted}
-    for of, own in (*runs.items(), (None, content)):
+        stage = Stage.read(name, content["stages"][name])
+        own = stage.values(content)
+        if not finished(home / name, own):
+            left[name] = own
+            *scope, section, _ = stage.result.split(".")
+            if section == "backbone":
+                unseen.add(scope[-1] if scope else None)
+        _set(content, stage.result, _result(home / name))
+    if left:
+        left[None] = content
+    for of, own in left.items():
         config = RunConfig.from_dict(own)
         if of not in unseen:
             config.check()
         check_final(config.evaluation)
+        check_source(config.data)
 
 
 def _has_checkpoint(folder: Path) -> bool:

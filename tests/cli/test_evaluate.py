@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import embedlab
+from embedlab.cli import encoders
 from embedlab.cli.main import main
 from embedlab.evaluation import protocol
 from embedlab.evaluation.sts import SEVEN
+from embedlab.pooling import build_pooling, pooling_config
 from embedlab.twin import TwinEncoder
 from tests.evaluation.helpers import write_sts_folder
 
@@ -204,3 +206,44 @@ def test_another_pooling_reads_the_same_weights(
     ):
         assert main([*command, f"pooling={pooling}"]) == 2
         assert complaint in capsys.readouterr().err
+
+
+def test_both_sides_of_a_comparison_are_read_alike(
+    tiny: Callable[..., Path], ckpt: Path, sts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = embedlab.load(tiny("bert", seed=1))
+    other.pooling = build_pooling(pooling_config({"name": "cls"}), other.backbone.info)
+    other.save(tmp_path / "other")
+    command = ["evaluate", "suite=sts", "tasks=stsb", f"data_dir={sts}", "+resamples=20"]
+    sides = [f"ckpt={ckpt}", f"compare={tmp_path / 'other'}"]
+
+    def poolings(*more: str) -> tuple[list[str], list[int | None]]:
+        assert main([*command, *sides, f"out={tmp_path / 'out'}", *more]) == 0
+        block = protocol.read_scores(tmp_path / "out" / "compare.json")[1]
+        return tuple([side[key] for side in (block, block["against"])] for key in ("pooling", "max_length"))  # type: ignore[return-value]
+
+    own, _ = poolings()
+    assert [p["name"] for p in own] == ["mean", "cls"], "each by its own, where nothing is asked for"
+    asked, lengths = poolings("pooling=last_n", "pooling.n=2", "max_length=7")
+    assert asked[0] == asked[1]
+    assert asked[0]["name"] == "last_n"
+    assert lengths == [7, 7]
+
+    TwinEncoder([other, embedlab.load(ckpt)]).save(tmp_path / "twin")
+    for more, complaint in (
+        (["pooling=cls", f"compare={tmp_path / 'twin'}"], f"{tmp_path / 'twin'}: an encoder of two towers"),
+        (["compare=/nowhere"], "/nowhere"),
+    ):
+        capsys.readouterr()
+        assert main([*command, sides[0], *more]) == 2
+        assert complaint in capsys.readouterr().err
+
+
+def test_what_a_comparison_needs_is_looked_for_before_the_suites(
+    ckpt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "none").mkdir()
+    monkeypatch.setattr(encoders, "load_encoder", lambda *_: pytest.fail("an encoder was loaded"))
+    command = ["evaluate", f"ckpt={ckpt}", "suite=lee", f"compare={ckpt}", f"data_dir={tmp_path / 'none'}"]
+    assert main(command) == 2
+    assert "has no sts12_test" in capsys.readouterr().err

@@ -40,6 +40,16 @@ def test_too_few_rows_are_said_before_processes_start(arguments, more, key, monk
     assert key in error
 
 
+def test_a_file_that_is_missing_is_said_before_too_few_rows(arguments, monkeypatch, capsys):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(train, "start_ranks", lambda *_: pytest.fail("processes were started"))
+    for more in ([], ["ckpt_path=auto"]):
+        assert (
+            command.main([*arguments, "data.limit=10", "data.batch_size=6", "data.files=/nowhere.txt", *more])
+            == 2
+        )
+        assert "no such file (data.files=/nowhere.txt)" in capsys.readouterr().err
+
+
 @pytest.mark.timeout(600)
 def test_ranks_that_meet_the_same_error_say_it_once(arguments, capfd):  # type: ignore[no-untyped-def]
     assert command.main([*arguments, "data.batch_size=11"]) == 2

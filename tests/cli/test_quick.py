@@ -21,6 +21,8 @@ print(status, "torch" in sys.modules)
         ("train no.such.key=1", "no.such.key"),
         ("train method=nonsense", "method"),
         ("train data.batch_size=0", "data.batch_size"),
+        ("train data.files=/nowhere.txt data.limit=1", "data.files"),
+        ("train data.files=nowhere/*.txt", "data.files"),
         ("train trainer.max_steps=none", "trainer.max_steps"),
         ("train callbacks.early_stopping=0", "callbacks.early_stopping"),
         ("train evaluation.final=[nonsense]", "evaluation.final"),

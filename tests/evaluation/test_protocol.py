@@ -118,6 +118,17 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, content: str) -> No
         protocol.read_scores(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize(("key", "value"), [("suite", ["sts"]), ("checkpoint", 3), ("warnings", "none")])
+def test_a_block_with_odd_values_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    block = dict.fromkeys(protocol.REQUIRED, "x") | {"warnings": [], key: value}
+    path = tmp_path / "x.json"
+    with pytest.raises(ValueError, match=f"odd protocol block: {key} is"):
+        protocol.write_scores(path, {}, block)
+    path.write_text(json.dumps({"scores": {}, "protocol": block}))
+    with pytest.raises(UserError, match=rf"x\.json: is not a scores file \(odd protocol block: {key}"):
+        protocol.read_scores(path)
+
+
 def test_registry_lists_what_is_there_and_imports_late() -> None:
     suites = Suites({"sts": "embedlab.evaluation.sts:run", "gone": "embedlab.evaluation.not_there:run"})
     assert list(suites) == ["sts"]

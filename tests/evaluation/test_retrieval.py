@@ -210,7 +210,11 @@ def corrupt(path: Path, content: str | bytes) -> None:
             r"qrels_test\.tsv:1: is not a whole number",
         ),
         ("qrels_test.tsv", "query-id\tcorpus-id\tscore\nq9\td1\t1\n", r"qrels_test\.tsv: judges no document"),
-        ("qrels_test.tsv", "query-id\tcorpus-id\n", r"qrels_test\.tsv: has neither a column score nor code"),
+        (
+            "qrels_test.tsv",
+            "query-id\tcorpus-id\nq\td\n",
+            r"qrels_test\.tsv: has neither a column score nor code",
+        ),
     ],
 )
 def test_bad_files(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:

@@ -17,38 +17,19 @@ import torch
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES, transfer
 from embedlab.evaluation.classifier import ClassifierConfig, LabelledVectors
+from embedlab.evaluation.preflight import check_data
 from embedlab.evaluation.protocol import check
 from embedlab.evaluation.transfer import Mode, evaluate_task, nested_kfold_outcome, run
 from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer, source
+from tests.evaluation.everything import write_transfer
 from tests.evaluation.helpers import Constant, HashedWords, write_tsv
 from tests.evaluation.senteval_reference import nested_folds
 from tests.evaluation.test_kept import Known
 
-GOOD = ["fine", "great", "lovely", "superb", "warm"]
-BAD = ["awful", "dull", "bad", "poor", "cold"]
-
-
-def sentence(words: Sequence[str], rng: np.random.Generator) -> str:
-    return " ".join(rng.choice(words, size=int(rng.integers(3, 8))))
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All seven tasks, 60 rows a split, in the layout of the real files; one word list a label."""
-    made = tmp_path_factory.mktemp("transfer")
-    rng = np.random.default_rng(0)
-    words = [GOOD, BAD, ["who", "person"], ["where", "city"], ["when", "number"], ["what", "thing"]]
-    for task in TASKS.values():
-        for split in task.splits:
-            rows = []
-            for i in range(72):
-                label = i % len(task.classes)
-                texts = [sentence(words[label], rng) for _ in task.texts]
-                if len(texts) == 2 and label == 1:
-                    texts[1] = texts[0]
-                rows.append([task.classes[label], *texts])
-            write_tsv(made / f"{task.file(split)}.tsv.gz", [task.label, *task.texts], rows)
-    return made
+    return write_transfer(tmp_path_factory.mktemp("transfer"))
 
 
 @pytest.fixture
@@ -195,10 +176,43 @@ def test_bad_files(tmp_path: Path) -> None:
         load_transfer("cr", tmp_path)
 
 
-def test_too_few_rows_of_a_label(tmp_path: Path) -> None:
-    write_tsv(tmp_path / "mr.tsv", ["label", "sentence"], [[int(i > 3), f"word{i}"] for i in range(30)])
-    with pytest.raises(UserError, match="mr: 10 folds need 10 rows of each label, label 0 has 4"):
-        run(HashedWords(), {"data_dir": tmp_path, "tasks": ["mr"]})
+@pytest.mark.parametrize(
+    ("task", "mode", "counts", "message"),
+    [
+        ("mr", "test", (4, 40), "has 4 rows of label 0, and 10 folds need 12"),
+        ("mr", "test", (40, 11), "has 11 rows of label 1, and 10 folds need 12"),  # one fold would leave 9
+        ("mr", "test", (12, 12), None),
+        ("mr", "fast", (7, 17), "has 24 rows, and 5 folds need 25"),
+        ("mr", "fast", (7, 18), None),
+        ("trec", "test", (10, 10, 10, 9, 10, 10), "has 9 rows of label HUM, and 10 folds need 10"),
+        ("trec", "test", (10,) * 6, None),
+        ("mrpc", "fast", (5, 14), "has 19 rows, and 5 folds need 20"),
+    ],
+)
+def test_too_few_rows_are_said_before_anything_is_encoded(  # type: ignore[no-untyped-def]
+    tmp_path, monkeypatch, task, mode, counts, message
+):
+    config = ClassifierConfig("rmsprop", batch_size=16, tenacity=1, epoch_size=1, max_epoch=1)
+    monkeypatch.setitem(transfer.MODES, mode, Mode(transfer.MODES[mode].folds, config))
+    known = TASKS[task]
+    for split in known.splits:
+        labels = [name for name, n in zip(known.classes, counts, strict=True) for _ in range(n)]
+        rows = [[label, *[f"word{i}"] * len(known.texts)] for i, label in enumerate(labels)]
+        write_tsv(tmp_path / f"{known.file(split)}.tsv", [known.label, *known.texts], rows)
+    settings = {"data_dir": tmp_path, "tasks": [task], "mode": mode}
+    if message is None:
+        run(HashedWords(), settings)
+        return
+    with pytest.raises(UserError, match=message) as caught:
+        check_data("transfer", settings)
+    assert caught.value.file == str(tmp_path / f"{known.file(known.splits[0])}.tsv")
+    with pytest.raises(UserError, match=message):
+        run(Unasked(), settings)
+
+
+class Unasked:
+    def encode(self, sentences: Sequence[str]) -> np.ndarray:
+        raise AssertionError("nothing is encoded")
 
 
 class Rows(dict):  # type: ignore[type-arg]

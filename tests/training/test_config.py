@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from embedlab.errors import UserError
+from embedlab.evaluation import SUITES
 from embedlab.training.callbacks.checkpoints import LAST
 from embedlab.training.config import RunConfig
 from embedlab.training.run import train
@@ -42,6 +43,31 @@ from embedlab.training.settings import TrainerConfig
 def test_a_value_that_cannot_be_meant_is_one_line(compose_run, override, line):  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=line):
         compose_run(override).check()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "overrides", "suite", "why"),
+    [
+        ("gpt2", ["pooling=last"], "cls_energy", "cannot look into the blocks of gpt2"),
+        (
+            "bert",
+            ["method=jtcse", "method.n_ca=1", "method.tower1=a", "method.tower2=b"],
+            "xnli",
+            "one backbone",
+        ),
+        ("bert", ["method=tncse", "method.tower1=a", "method.tower2=b"], "qa", "one backbone"),
+        ("bert", ["method=ensemble", "method.first=a", "method.second=b"], "glue", "one backbone"),
+    ],
+)
+def test_a_suite_that_could_not_score_the_result_is_refused(compose_run, model_type, overrides, suite, why):  # type: ignore[no-untyped-def]
+    settings = (*overrides, "evaluation.final=[lee,sts]")
+    compose_run(*settings, model_type=model_type).check()
+    with pytest.raises(UserError, match=rf"{why} \(evaluation.final={suite}\). Fix: leave {suite} out"):
+        compose_run(*settings[:-1], f"evaluation.final=[lee,{suite}]", model_type=model_type).check()
+
+
+def test_every_suite_can_score_an_ordinary_encoder(compose_run):  # type: ignore[no-untyped-def]
+    compose_run(f"evaluation.final=[{','.join(SUITES)}]").check()
 
 
 def test_a_contrastive_batch_of_one_teaches_nothing(compose_run):  # type: ignore[no-untyped-def]

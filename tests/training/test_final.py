@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 
 from embedlab.errors import UserError
 from embedlab.evaluation.hub import hub_rows
-from embedlab.training.final import as_written
+from embedlab.evaluation.preflight import SUBFOLDERS
+from embedlab.training.final import as_written, check_final, load_dev
 from embedlab.training.run import train
-from tests.evaluation.test_preflight import collection
+from embedlab.training.settings import ScoringConfig
+from tests.evaluation.everything import collection, every_kind
 
 
 @pytest.mark.parametrize(
@@ -83,3 +86,31 @@ def test_suites_find_their_data_in_a_folder_of_several_kinds(compose_run, sts_di
     scores = train(compose_run(*settings), tmp_path / "run")
     assert scores["few/ndcg@10"] == pytest.approx(100.0)
     assert "dev/spearman" in scores
+
+
+@pytest.mark.parametrize("suite", SUBFOLDERS)
+def test_the_folder_that_is_named_then_works(suite: str, tmp_path: Path) -> None:
+    everything, nothing, data = every_kind(tmp_path / "everything"), tmp_path / "nothing", tmp_path / "data"
+    nothing.mkdir()
+    with pytest.raises(UserError, match=rf"\(evaluation.sts_dir(={nothing})?\)") as caught:
+        check_final(ScoringConfig(sts_dir=str(nothing), final=(suite,)))
+    said = re.fullmatch(r"(a folder that holds|give the folder that holds) (.*)", caught.value.fix or "")
+    assert said is not None
+    kinds = re.findall(r"(\w+)/", said[2]) or ["sts"]
+    for kind in {"sts", *kinds}:
+        (data / kind).mkdir(parents=True)
+    with pytest.raises(UserError) as caught:
+        check_final(ScoringConfig(sts_dir=str(data), final=(suite,)))
+    if kinds != ["sts"]:
+        inside = " and ".join(str(data / kind) for kind in kinds if kind != "sts")
+        assert caught.value.fix == f"the files of the suite in {inside}"
+    for kind in {"sts", *kinds}:
+        shutil.copytree(everything / kind, data / kind, dirs_exist_ok=True)
+    check_final(ScoringConfig(sts_dir=str(data), final=(suite,)))
+    load_dev(ScoringConfig(sts_dir=str(data)))
+
+
+def test_a_fix_that_a_run_has_no_key_for_is_not_named() -> None:
+    with pytest.raises(UserError) as caught, as_written():
+        raise UserError("few", fix="give the whole data set, or mode=fast for 5 folds")
+    assert caught.value.fix == "give the whole data set"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,30 @@ def test_one_command_trains_both_towers_and_then_the_twin(
     assert train_one(run, home) == 0
     assert (home / "stage1_a" / "last.ckpt").stat().st_mtime_ns == trained
     assert embedlab.load(home).fingerprint() == twin.fingerprint()
+
+
+def test_what_is_finished_needs_no_data_any_more(
+    values: Callable[..., dict[str, Any]], tmp_path: Path, sts_dir: Path, text_file: Path
+) -> None:
+    data, text, home = tmp_path / "data", tmp_path / "text.txt", tmp_path / "run"
+    shutil.copytree(sts_dir, data)
+    shutil.copy(text_file, text)
+    given = (f"evaluation.sts_dir={data}", f"data.files={text}", "evaluation.before=false",
+             "evaluation.final=[cls_energy]")  # fmt: skip
+    run = values("jtcse_mini", *given, "stages.stage1_b.optimizer.lr=1e-5")
+    assert train_one(run, home) == 0
+    data.rename(tmp_path / "gone")
+    text.rename(tmp_path / "gone.txt")
+    run["ckpt_path"] = "last"
+    assert train_one(run, home) == 0
+    # One stage is to be trained again: it needs both, and nothing is trained before that is said.
+    shutil.rmtree(home / "stage1_b")
+    with pytest.raises(UserError, match=r"no such folder \(evaluation\.sts_dir"):
+        train_one(run, home)
+    (tmp_path / "gone").rename(data)
+    with pytest.raises(UserError, match=r"no such file \(data\.files"):
+        train_one(run, home)
+    assert not (home / "stage1_b").exists()
 
 
 def column(path: Path, name: str) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.errors import UserError
 from embedlab.evaluation import protocol as protocols
 from embedlab.evaluation.files import find_file, read_tsv
 from embedlab.evaluation.finetune.classify import Labelled, classify
@@ -126,8 +125,6 @@ def load(name: str, settings: Mapping[str, Any]) -> tuple[Labelled, Labelled]:
 def _file(folder: Path, name: str, task: Task, split: str) -> Labelled:
     path = find_file(folder, f"{name}_{split}")
     table = read_tsv(path, ["label", *task.texts])
-    if not table["label"]:
-        raise UserError("has no rows", file=path, fix="fetch the file again")
     labels = numbered(table["label"], task.classes, str(path))
     return _labelled([table[column] for column in task.texts], labels, str(path))
 

@@ -73,7 +73,7 @@ def load_training(
         raise UserError(
             "has no English training pairs",
             file=folder,
-            key="train",
+            key="data_dir",
             fix=f"files such as {TRAINING[0]}.tsv.gz",
         )
     seen = {pair for data in held_out for pair in zip(data.first, data.second or (), strict=True)}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones import last_block
+from embedlab.backbones import fused_block, last_block
 from embedlab.backbones.kernels import SHORT, short_kernel
 from embedlab.backbones.unpad import MODEL_TYPES, Slots, row_capacity
 
@@ -165,7 +165,7 @@ class Backbone(nn.Module):
                 with a mask and neither `position_ids` nor `all_layers`.
 
         Returns:
-            [B, L, D] each; with a capacity 0 at padding, with a position 0 everywhere else.
+            [B, L, D] each, with a capacity 0 at padding; with a position [B, 1, D], that token's alone.
         """
         if capacity is not None and attention_mask is not None:
             return self._unpadded(input_ids, attention_mask, position_ids, all_layers, capacity, position)
@@ -205,7 +205,10 @@ class Backbone(nn.Module):
         slots = Slots(mask, capacity)
         pad = self.model.config.pad_token_id or 0
         ids = slots.pack(input_ids, pad)
-        positions = slots.pack(self._positions(mask) if position_ids is None else position_ids, self._offset)
+        if position_ids is None:
+            positions = slots.place[None] + self._offset
+        else:
+            positions = slots.pack(position_ids, self._offset)
         arguments: dict[str, Any] = {}
         if self._takes_token_types:  # the models' own are for no more tokens than there are positions
             arguments["token_type_ids"] = torch.zeros_like(ids)
@@ -213,6 +216,8 @@ class Backbone(nn.Module):
             arguments["position_ids"] = positions
         from embedlab.backbones.varlen_attention import register
 
+        if fused_block.applies(self, ids.device):
+            return self._fused(ids, positions, slots, row_capacity(input_ids.shape[1]), all_layers, position)
         bounds = {"cu_seq_lens_q": slots.bounds, "max_length_q": row_capacity(input_ids.shape[1])}
         with self.arithmetic(ids.device), self._attending(register()), self._placed(positions):
             if position is not None:
@@ -227,6 +232,25 @@ class Backbone(nn.Module):
                 **self._extra,
             )
         return slots.unpack_all(out.hidden_states if all_layers else (out.last_hidden_state,))
+
+    def _fused(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        slots: Slots,
+        longest: int,
+        all_layers: bool,
+        position: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """`_unpadded` by `embedlab.backbones.fused_block`."""
+        arguments = (self, ids, positions, slots.bounds, longest)
+        with self.arithmetic(ids.device):
+            if position is not None:
+                slot, real = slots.of(position)
+                out = fused_block.one_token(*arguments, slot)
+                return (torch.where(real[:, None], out, 0.0)[:, None],)
+            found = fused_block.states(*arguments)
+        return slots.unpack_all(found if all_layers else found[-1:])
 
     @contextmanager
     def _attending(self, kernel: str) -> Iterator[None]:

@@ -44,7 +44,7 @@ def applies(backbone: Backbone, device: torch.device, packed: bool) -> bool:
 
 
 def padded(backbone: Backbone, input_ids: Tensor, attention_mask: Tensor, position: Tensor) -> Tensor:
-    """The last hidden states ``[B, L, D]``: right at ``position`` [B], 0 elsewhere."""
+    """The last hidden state at ``position`` [B] of each row, ``[B, 1, D]``."""
     from embedlab.backbones.parts import Frame, Heads, parts_of
 
     parts = parts_of(backbone, "reading one token")
@@ -60,12 +60,11 @@ def padded(backbone: Backbone, input_ids: Tensor, attention_mask: Tensor, positi
         rows = position[:, None, None, None].expand(-1, mask.shape[1], 1, mask.shape[3])
         mask = mask.expand(len(position), -1, -1, -1).gather(2, rows)
     heads = Heads(parts.query(last, read), *parts.key_value(last, states))
-    out = parts.finish(last, parts.attend(last, heads, Frame({"": mask}, {})), read)
-    return out.new_zeros(states.shape).scatter(1, at, out)
+    return parts.finish(last, parts.attend(last, heads, Frame({"": mask}, {})), read)
 
 
 def packed(backbone: Backbone, states: Tensor, slots: Slots, position: Tensor, **bounds: Any) -> Tensor:
-    """The last hidden states ``[B, L, D]`` of packed rows: right at ``position``, 0 elsewhere.
+    """The last hidden state at ``position`` of each of the packed rows, ``[B, 1, D]``; 0 where there is no token.
 
     Args:
         backbone: with the attention for packed rows.
@@ -84,9 +83,7 @@ def packed(backbone: Backbone, states: Tensor, slots: Slots, position: Tensor, *
         out = backbone.one_token(parts, states, slot, bounds)
     else:
         out = _among_padded(parts, states, slot, slots.bounds)
-    out = torch.where(real[:, None], out, 0.0)[:, None]
-    at = position[:, None, None].expand_as(out)
-    return out.new_zeros(*slots.shape, out.shape[-1]).scatter(1, at, out)
+    return torch.where(real[:, None], out, 0.0)[:, None]
 
 
 def among_all(parts: Parts, states: Tensor, slot: Tensor, bounds: dict[str, Any]) -> Tensor:

@@ -48,10 +48,14 @@ def _weights(q, k, allowed, scale, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _kept(seed, program, rows, cols, dropout, BLOCK: tl.constexpr):
-    """1 / (1 - p) where an attention weight is kept, else 0."""
-    place = program * BLOCK * BLOCK + rows[:, None] * BLOCK + cols[None, :]
-    return tl.where(tl.rand(seed, place, _ROUNDS) >= dropout, 1.0 / (1.0 - dropout), 0.0)
+def _kept(seed, program, rows, dropout, BLOCK: tl.constexpr):
+    """1 / (1 - p) where an attention weight [BLOCK, BLOCK] is kept, else 0."""
+    # A call of Philox gives four numbers; to take one of them made these draws half of a short head's time.
+    quarter: tl.constexpr = BLOCK // 4
+    place = (program * BLOCK + rows[:, None]) * quarter + tl.arange(0, quarter)[None, :]
+    a, b, c, d = tl.rand4x(seed, place, _ROUNDS)
+    drawn = tl.interleave(tl.interleave(a, b), tl.interleave(c, d))
+    return tl.where(drawn >= dropout, 1.0 / (1.0 - dropout), 0.0)
 
 
 @triton.jit
@@ -70,7 +74,7 @@ def _forward(
     allowed = tl.load(MASK + b * mb + rows[:, None] * mi + rows[None, :] * mj, mask=inside, other=0) != 0
     p = _weights(q, k, allowed, scale, BLOCK)
     if DROPS:
-        p = p * _kept(tl.load(SEED), program, rows, rows, dropout, BLOCK)
+        p = p * _kept(tl.load(SEED), program, rows, dropout, BLOCK)
     out = tl.dot(p.to(v.dtype), v, input_precision="ieee")
     tl.store(
         OUT + b * ob + h * oh + rows[:, None] * ol + cols[None, :],
@@ -98,7 +102,7 @@ def _backward(
     dp = tl.dot(do, tl.trans(v), input_precision="ieee")
     dropped = p
     if DROPS:
-        kept = _kept(tl.load(SEED), program, rows, rows, dropout, BLOCK)
+        kept = _kept(tl.load(SEED), program, rows, dropout, BLOCK)
         dropped = p * kept
         dp = dp * kept
     dv = tl.dot(tl.trans(dropped.to(v.dtype)), do, input_precision="ieee")

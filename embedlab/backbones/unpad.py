@@ -6,6 +6,7 @@ padding, and nothing reads what the model makes of them.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 
 import torch
@@ -37,10 +38,20 @@ class Slots:
     Attributes:
         bounds: int32 ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
         used: bool ``[1, C]``, True where a slot holds a token.
+        cell: int64 [C], the cell of each slot; B L where it has none.
+        place: int64 [C], the number of each slot's token among those of its row, from 0; 0 where there is none.
     """
 
     def __init__(self, mask: Tensor, capacity: int) -> None:
         self.shape = mask.shape
+        self._kernels = mask.is_cuda and importlib.util.find_spec("triton") is not None
+        if self._kernels:
+            self._place_by_kernel(mask, capacity)
+        else:
+            self._place_by_lines(mask, capacity)
+        self.used = (self.cell < mask.numel())[None]
+
+    def _place_by_lines(self, mask: Tensor, capacity: int) -> None:
         real = mask.reshape(-1) != 0
         cells = real.numel()
         order = real.cumsum(0)
@@ -49,10 +60,22 @@ class Slots:
         slot = torch.where(real, order - 1, capacity).clamp(max=capacity)
         number = torch.arange(cells, device=mask.device)
         self.cell = torch.full((capacity + 1,), cells, device=mask.device).scatter(0, slot, number)[:-1]
-        """int64 [C]: the cell of each slot; `cells` where it has none."""
-        self.used = (self.cell < cells)[None]
-        ends = order.view(self.shape)[:, -1].clamp(max=capacity)
-        self.bounds = torch.nn.functional.pad(ends, (1, 0)).int()
+        ends = self._order[:, -1]
+        within = (self._order - torch.nn.functional.pad(ends[:-1], (1, 0))[:, None] - 1).clamp(min=0)
+        self.place = self.pack(within, 0)[0]
+        self.bounds = torch.nn.functional.pad(ends.clamp(max=capacity), (1, 0)).int()
+
+    def _place_by_kernel(self, mask: Tensor, capacity: int) -> None:
+        from embedlab.backbones.slots_kernel import launch_place
+
+        mask = mask.contiguous()
+        self._real = mask != 0
+        ends = mask.count_nonzero(1).cumsum(0)
+        self._order = torch.empty_like(mask, dtype=torch.int64)
+        self.cell = torch.empty(capacity, dtype=torch.int64, device=mask.device)
+        self.place = torch.empty_like(self.cell)
+        self.bounds = torch.empty(len(mask) + 1, dtype=torch.int32, device=mask.device)
+        launch_place(mask, ends, self.cell, self._order, self.place, self.bounds)
 
     def of(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """The slot of the cell at ``position`` [B] of each row, and whether there is a token in it: ``[B]`` each."""
@@ -62,8 +85,15 @@ class Slots:
 
     def pack(self, x: Tensor, value: int) -> Tensor:
         """``[B, L]`` to ``[1, C]``; `value` in unused slots."""
+        if self._kernels and x.is_contiguous():
+            from embedlab.backbones.slots_kernel import launch_pack
+
+            out = x.new_empty(1, len(self.cell))
+            launch_pack(x, self.cell, out, value)
+            return out
+        used = self.cell < x.numel()
         taken = x.reshape(-1)[self.cell.clamp(max=x.numel() - 1)]
-        return torch.where(self.used, taken[None], value)
+        return torch.where(used[None], taken[None], value)
 
     def unpack(self, x: Tensor) -> Tensor:
         """``[1, C, D]`` to ``[B, L, D]``, 0 at padding."""

@@ -87,14 +87,14 @@ def varlen_attention_backward(
 
 def _backward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, grad: Tensor,
-    dq: Tensor, dk: Tensor, dv: Tensor, longest: int, scale: float, dropout: float,
+    dq: Tensor, dk: Tensor, dv: Tensor, longest: int, scale: float, dropout: float, sums: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Fill `dq`, `dk` and `dv`."""
+    """Fill `dq`, `dk` and `dv`; `sums` [B, 3, H, D], if any, with their sums over each row's slots."""
     if query.is_cuda:
         from embedlab.backbones.varlen_kernel import launch_backward
 
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-        launch_backward(query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout)
+        launch_backward(query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout, sums)
         return
     weights, kept = _weights(query, key, bounds, seed, scale, dropout)
     dp = grad.float() @ value.float().transpose(-1, -2) * kept
@@ -102,6 +102,12 @@ def _backward(
     dq.copy_(ds @ key.float())
     dk.copy_(ds.transpose(-1, -2) @ query.float())
     dv.copy_((weights * kept).transpose(-1, -2) @ grad.float())
+    if sums is not None:
+        row = torch.searchsorted(bounds[1:].long(), torch.arange(query.shape[2]), right=True)
+        for i, x in enumerate((dq, dk, dv)):  # slots of no row are 0
+            sums[:, i] = x.new_zeros(len(bounds), *x[0, :, 0].shape).index_add_(0, row, x[0].transpose(0, 1))[
+                :-1
+            ]
 
 
 def _weights(
@@ -156,10 +162,16 @@ def varlen_attention_joined(
 
     Their gradients too are written into one tensor: the backward of the product that made it needs no copy.
     """
-    joined = joined.contiguous()
-    out = joined.new_empty(1, joined.shape[1], joined.shape[2] // 3)
-    (into,) = _heads(out, 1, heads)
-    query, key, value = _heads(joined, 3, heads)
+    return joined_forward(joined.contiguous()[0], bounds, seed, heads, longest, scale, dropout)[None]
+
+
+def joined_forward(
+    joined: Tensor, bounds: Tensor, seed: Tensor, heads: int, longest: int, scale: float, dropout: float
+) -> Tensor:
+    """`varlen_attention_joined` without a graph, of ``[C, 3 H D]``; gives ``[C, H D]``."""
+    out = joined.new_empty(joined.shape[0], joined.shape[1] // 3)
+    (into,) = _heads(out[None], 1, heads)
+    query, key, value = _heads(joined[None], 3, heads)
     _forward(query, key, value, bounds, seed, into, longest, scale, dropout)
     return out
 
@@ -176,12 +188,31 @@ def varlen_attention_joined_backward(
     dropout: float,
 ) -> Tensor:
     """Gradient of `varlen_attention_joined` with respect to `joined`."""
-    joined = joined.contiguous()
+    plain = joined.contiguous()[0], bounds, seed, heads, longest, scale, dropout
+    return joined_backward(grad.contiguous()[0], *plain)[None]
+
+
+def joined_backward(
+    grad: Tensor,
+    joined: Tensor,
+    bounds: Tensor,
+    seed: Tensor,
+    heads: int,
+    longest: int,
+    scale: float,
+    dropout: float,
+    sums: Tensor | None = None,
+) -> Tensor:
+    """Gradient of `joined_forward` with respect to `joined`, ``[C, 3 H D]``.
+
+    ``sums`` (flat fp32, B times 3 H D), if any, gets its sums over each row's slots: partial sums of the bias's.
+    """
     out = torch.empty_like(joined)
-    (above,) = _heads(grad.contiguous(), 1, heads)
-    query, key, value = _heads(joined, 3, heads)
-    dq, dk, dv = _heads(out, 3, heads)
-    _backward(query, key, value, bounds, seed, above, dq, dk, dv, longest, scale, dropout)
+    (above,) = _heads(grad[None], 1, heads)
+    query, key, value = _heads(joined[None], 3, heads)
+    dq, dk, dv = _heads(out[None], 3, heads)
+    partial = None if sums is None else sums.view(len(bounds) - 1, 3, heads, -1)
+    _backward(query, key, value, bounds, seed, above, dq, dk, dv, longest, scale, dropout, partial)
     return out
 
 

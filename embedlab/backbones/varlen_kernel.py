@@ -46,7 +46,7 @@ def _forward(
         allowed = (rows[:, None] < length) & (rows[None, :] < length)
         p = _weights(q, k, allowed, scale, BLOCK)
         if DROPS:
-            p = p * _kept(tl.load(SEED), program, rows, rows, dropout, BLOCK)
+            p = p * _kept(tl.load(SEED), program, rows, dropout, BLOCK)
         out = tl.dot(p.to(v.dtype), v, input_precision="ieee")
         place = OUT + h * oh + (first + rows)[:, None] * ol + cols[None, :]
         tl.store(place, out.to(v.dtype), mask=rows[:, None] < length)
@@ -54,9 +54,9 @@ def _forward(
 
 @triton.jit
 def _backward(
-    Q, K, V, BOUNDS, SEED, DO, DQ, DK, DV, heads, batch, capacity, scale, dropout,
+    Q, K, V, BOUNDS, SEED, DO, DQ, DK, DV, SUMS, heads, batch, capacity, scale, dropout,
     qh, ql, kh, kl, vh, vl, oh, ol, gh, gl,
-    BLOCK: tl.constexpr, WIDTH: tl.constexpr, DROPS: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, DROPS: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     b, h = program // heads, (program % heads).to(tl.int64)
@@ -78,7 +78,7 @@ def _backward(
         dp = tl.dot(do, tl.trans(v), input_precision="ieee")
         dropped = p
         if DROPS:
-            kept = _kept(tl.load(SEED), program, rows, rows, dropout, BLOCK)
+            kept = _kept(tl.load(SEED), program, rows, dropout, BLOCK)
             dropped = p * kept
             dp = dp * kept
         dv = tl.dot(tl.trans(dropped.to(v.dtype)), do, input_precision="ieee")
@@ -90,6 +90,11 @@ def _backward(
         tl.store(DQ + place, dq.to(q.dtype), mask=real)
         tl.store(DK + place, dk.to(q.dtype), mask=real)
         tl.store(DV + place, dv.to(q.dtype), mask=real)
+        if SUMMED:  # beyond the row the gradients are 0
+            total = SUMS + (b.to(tl.int64) * 3 * heads + h) * WIDTH + cols
+            tl.store(total, tl.sum(dq, 0))
+            tl.store(total + heads * WIDTH, tl.sum(dk, 0))
+            tl.store(total + 2 * heads * WIDTH, tl.sum(dv, 0))
 
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:
@@ -112,13 +117,13 @@ def launch_forward(
 
 def launch_backward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, grad: Tensor,
-    dq: Tensor, dk: Tensor, dv: Tensor, longest: int, scale: float, dropout: float,
+    dq: Tensor, dk: Tensor, dv: Tensor, longest: int, scale: float, dropout: float, sums: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Fill `dq`, `dk` and `dv`, ``[1, H, C, D]`` of equal strides."""
+    """Fill `dq`, `dk` and `dv`, ``[1, H, C, D]`` of equal strides, and `sums` [B, 3, H, D] with their sums."""
     _, heads, capacity, width = query.shape
     batch, block = len(bounds) - 1, _block(longest)
     _backward[((batch + 1) * heads,)](
-        query, key, value, bounds, seed, grad, dq, dk, dv, heads, batch, capacity, scale, dropout,
-        *_strides(query, key, value, grad, dq),
-        BLOCK=block, WIDTH=width, DROPS=dropout > 0, num_warps=_warps(block),
+        query, key, value, bounds, seed, grad, dq, dk, dv, dq if sums is None else sums, heads, batch, capacity,
+        scale, dropout, *_strides(query, key, value, grad, dq),
+        BLOCK=block, WIDTH=width, DROPS=dropout > 0, SUMMED=sums is not None, num_warps=max(2, _warps(block)),
     )  # fmt: skip

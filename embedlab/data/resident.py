@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -70,15 +71,22 @@ class _Ragged:
         self.pad_id = view.pad_id
 
     def gather(self, rows: Tensor, length: int) -> dict[str, Tensor]:
-        start, end = self.offsets[rows].unsqueeze(1), self.offsets[rows + 1].unsqueeze(1)
-        place = start + torch.arange(length, device=rows.device)
-        real = place < end
-        ids = self.ids[place.clamp(max=len(self.ids) - 1)].long() & self.bits
-        return {
-            "input_ids": torch.where(real, ids, self.pad_id),
-            "attention_mask": real.long(),
-            "hash": self.hashes[rows],
-        }
+        gather = _ragged_rows
+        if rows.is_cuda and importlib.util.find_spec("triton") is not None:
+            from embedlab.data.gather_kernel import gather_ragged as gather
+        found = gather(self.ids, self.offsets, self.hashes, rows, length, self.bits, self.pad_id)
+        return dict(zip(("input_ids", "attention_mask", "hash"), found, strict=True))
+
+
+def _ragged_rows(
+    ids: Tensor, offsets: Tensor, hashes: Tensor, rows: Tensor, length: int, bits: int, pad: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `embedlab.data.gather_kernel` does on a card."""
+    start, end = offsets[rows].unsqueeze(1), offsets[rows + 1].unsqueeze(1)
+    place = start + torch.arange(length, device=rows.device)
+    real = place < end
+    found = ids[place.clamp(max=len(ids) - 1)].long() & bits
+    return torch.where(real, found, pad), real.long(), hashes[rows]
 
 
 class _Packed:

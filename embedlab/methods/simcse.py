@@ -105,7 +105,7 @@ class SimCSE(Method):
         if views == ["sentence"]:
             views = ["sentence", "sentence"]
         self._views = 2.0 if views[0] == "sentence" else 1.0
-        z = [self.head(v) for v in encode_views(self.encoder, [batch[v] for v in views])]
+        z = encode_views(self.encoder, [batch[v] for v in views], self.head)
         config = self.config
         ids = [batch[v].get("hash") if config.mask_duplicates else None for v in views]
         if config.layout == "pairs":
@@ -123,15 +123,18 @@ def mlp_head(width: int) -> nn.Sequential:
     return nn.Sequential(linear, nn.Tanh())
 
 
-def encode_views(encoder: SentenceEncoder, views: list[dict[str, Any]]) -> list[Tensor]:
-    """Vectors of several views in one forward pass over all their rows, padded to the longest.
+def encode_views(
+    encoder: SentenceEncoder, views: list[dict[str, Any]], head: nn.Module | None = None
+) -> list[Tensor]:
+    """Vectors of several views, through ``head``, in one forward pass over all their rows, padded to the longest.
 
     One pass has half the launches of two, and two passes of one module break DDP where it has buffers.
     """
     length = max(v["input_ids"].shape[1] for v in views)
     ids = torch.cat([widen(v["input_ids"], length, encoder.tokenization.pad_id) for v in views])
     mask = torch.cat([widen(v["attention_mask"], length, 0) for v in views])
-    return list(encoder(ids, mask, joint_capacity(views)).chunk(len(views)))
+    vectors = encoder(ids, mask, joint_capacity(views))
+    return list((vectors if head is None else head(vectors)).chunk(len(views)))
 
 
 def joint_capacity(views: Iterable[dict[str, Any]]) -> int | None:

@@ -94,6 +94,9 @@ class OneToken(Pooling):
         raise NotImplementedError
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        """As of any pooling; a last layer of one cell a row, [B, 1, D], is that of the token at `position`."""
+        if hidden[-1].shape[1] == 1:
+            return wide(hidden[-1][:, 0])
         return token_at(hidden[-1], self.position(attention_mask, marks))
 
 

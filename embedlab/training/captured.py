@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from embedlab.backbones.backbone import Backbone
 from embedlab.backbones.unpad import row_capacity, token_capacity
+from embedlab.objectives.precision import compiled_objectives
 from embedlab.training.compute_copy import ComputeCopy, copyable
 from embedlab.training.fused_update import FusedUpdate, total_norm, usable
 from embedlab.training.nonfinite import NonFiniteLoss
@@ -67,7 +68,7 @@ class CapturedStep:
         self._capacities: dict[str, int] | None = None
         self._unpaddable: dict[int, bool] = {}
         self._dtype = {"bf16-mixed": torch.bfloat16}.get(str(method.trainer.precision))
-        self._backbones = [m for m in method.modules() if isinstance(m, Backbone)]
+        self._backbones = backbones_of(method)
         # A frozen one may be a moving average, whose copy would stay behind: autocast casts it.
         trained = [b for b in self._backbones if any(p.requires_grad for p in b.parameters())]
         self._copies = [
@@ -82,6 +83,8 @@ class CapturedStep:
             self._update = FusedUpdate(
                 optimizer, steps, lambda p: copied.get(id(p)), wide=self.accumulate > 1
             )
+        self._clip = method.optimizer_config.clip
+        self._settle = torch.compile(settle, dynamic=False) if self.device.type == "cuda" else settle
         optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
         optimizer.replay = self.replay
         if self.accumulate > 1:
@@ -113,11 +116,9 @@ class CapturedStep:
         return updates
 
     def _unpads(self, lengths: dict[str, int]) -> bool:
-        if not self.method.unpad:
-            return False
         longest = self.method.longest(lengths)
         if longest not in self._unpaddable:
-            self._unpaddable[longest] = all(b.unpads(longest) for b in self._backbones)
+            self._unpaddable[longest] = unpads(self.method, longest)
         return self._unpaddable[longest]
 
     def replay(self) -> None:
@@ -158,7 +159,10 @@ class CapturedStep:
     def _loss(self, lengths: dict[str, int]) -> tuple[Tensor, Tensor]:
         batch = self.method.resident().gather(self.rows, lengths, self._capacities)
         # Autocast's cache of cast weights would tie one graph to the memory of another.
-        with torch.autocast("cuda", dtype=self._dtype, enabled=self._dtype is not None, cache_enabled=False):
+        with (
+            torch.autocast("cuda", dtype=self._dtype, enabled=self._dtype is not None, cache_enabled=False),
+            compiled_objectives(self.device.type == "cuda"),
+        ):
             loss, logged = self.method.total(batch)
         self.names = [*logged, "grad_norm"]
         return loss, torch.stack([v.float() for v in logged.values()])
@@ -202,40 +206,30 @@ class CapturedStep:
         assert self.rows is not None
         assert self.bad_rows is not None
         loss, logged = self._gradients(lengths)
-        bad = ~torch.isfinite(loss)
-        norm = logged.new_zeros(())
-        if updates:
-            clip = self.method.optimizer_config.clip
-            found = [self._gradient(p) for p in self.parameters]
-            norm = total_norm([g for g in found if g is not None])
-            bad = bad | ~torch.isfinite(norm)
-            # The fused update divides the gradients as it reads them: clipping costs no pass of its own.
-            scale = norm.new_ones(()) if clip is None else ((norm + _CLIP_EPS) / clip).clamp(min=1.0)
-            self.optimizer.grad_scale = scale  # type: ignore[attr-defined]
-        first = bad & (self.found_inf == 0)
-        self.bad_rows.copy_(torch.where(first, self.rows, self.bad_rows))
-        self.found_inf.copy_(torch.maximum(self.found_inf, bad.to(self.found_inf.dtype)))
+        norm = loss.new_zeros(())
+        if updates and self._update is not None:
+            ready = self._update.take([self._gradient(p) for p in self._update.parameters])
+            norm = self._update.norm(ready)
+        elif updates:
+            norm = total_norm([g for p in self.parameters if (g := self._gradient(p)) is not None])
+        scale = self._settle(
+            loss, norm, logged, self.rows, self.bad_rows, self.found_inf, self.totals, self._clip, updates
+        )
+        self.optimizer.grad_scale = scale  # type: ignore[attr-defined]
         if updates:
             if self._update is None:
                 torch.optim.AdamW.step(self.optimizer)
             else:
-                self._update(
-                    [self._gradient(p) for p in self._update.parameters],
-                    self.optimizer.grad_scale,  # type: ignore[attr-defined]
-                    self.found_inf,
-                )
+                self._update(ready, scale, self.found_inf)
                 for copy in self._copies:
                     copy.clear()
             if self.accumulate > 1:
                 torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
-        values = torch.cat([logged, norm[None]])
-        counts = torch.ones_like(values)
-        if not updates:  # there is no norm
-            counts[-1].zero_()
-        self.totals.add_(torch.stack([values, counts]))
 
     def _capture(self, lengths: dict[str, int], updates: bool) -> _Captured:
         """Warm up without any effect on weights, gradients or random state, then record."""
+        assert self.rows is not None
+        assert self.bad_rows is not None
         random_state = torch.cuda.get_rng_state(self.device)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -246,6 +240,12 @@ class CapturedStep:
                     torch.autograd.grad(loss, inputs, allow_unused=True)
             if len(self.totals) == 0:
                 self.totals = torch.zeros(2, len(logged) + 1, device=self.device)
+            # Compiled here, on copies: inside the capture it could not be.
+            rows, bad_rows, found_inf, totals = (
+                x.clone() for x in (self.rows, self.bad_rows, self.found_inf, self.totals)
+            )
+            norm = torch.ones_like(found_inf)
+            self._settle(loss.detach(), norm, logged, rows, bad_rows, found_inf, totals, self._clip, updates)
             del loss, logged
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.set_rng_state(random_state, self.device)
@@ -254,6 +254,48 @@ class CapturedStep:
             self._body(lengths, updates)
         torch.cuda.set_rng_state(random_state, self.device)
         return _Captured(graph, updates)
+
+
+def backbones_of(method: Method) -> list[Backbone]:
+    return [m for m in method.modules() if isinstance(m, Backbone)]
+
+
+def unpads(method: Method, longest: int) -> bool:
+    """Whether a captured step leaves padding out of rows of at most `longest` tokens, and so does scoring beside it."""
+    return method.unpad and all(b.unpads(longest) for b in backbones_of(method))
+
+
+@torch.no_grad()
+def settle(
+    loss: Tensor,
+    norm: Tensor,
+    logged: Tensor,
+    rows: Tensor,
+    bad_rows: Tensor,
+    found_inf: Tensor,
+    totals: Tensor,
+    clip: float | None,
+    updates: bool,
+) -> Tensor:
+    """What divides the gradients of this step, a scalar; keeps the accounts of the run.
+
+    Args:
+        loss, norm: scalars of the step.
+        logged: [n], what is logged of it besides the norm.
+        rows: its batch.
+        bad_rows: becomes the first batch whose loss or norm is not finite.
+        found_inf: becomes 1 at it, for good.
+        totals: [2, n + 1], sums of what is logged and of the norm, and how many they are of.
+        clip: largest norm. (The update divides the gradients as it reads them: clipping costs no pass of its own.)
+        updates: whether there is a norm.
+    """
+    bad = ~(torch.isfinite(loss) & torch.isfinite(norm))
+    bad_rows.copy_(torch.where(bad & (found_inf == 0), rows, bad_rows))
+    found_inf.copy_(torch.maximum(found_inf, bad.to(found_inf.dtype)))
+    n = len(logged) + int(updates)
+    totals[0, :n] += torch.cat([logged, norm[None]])[:n]
+    totals[1, :n] += 1
+    return norm.new_ones(()) if clip is None else ((norm + _CLIP_EPS) / clip).clamp(min=1.0)
 
 
 def joint_shapes(

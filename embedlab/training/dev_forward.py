@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from embedlab.backbones.backbone import Backbone
+from embedlab.training.captured import CapturedStep, unpads
 
 if TYPE_CHECKING:
-    from embedlab.encoder import SentenceEncoder
     from embedlab.methods.base import Method
-    from embedlab.training.captured import CapturedStep
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +44,7 @@ class DevForward:
             and os.environ.get("EMBEDLAB_DEV_GRAPH", "1") != "0"
         )
         lengths = [len(r) for r in rows]
-        self._packs = self._capturable and method.unpad and _unpads(encoder, max(lengths, default=1))
+        self._packs = self._capturable and unpads(method, max(lengths, default=1))
         padded = self._capturable and not self._packs
         tokens_at_once = min(batch_tokens, _GRAPH_TOKENS) if padded else batch_tokens
         self._batches: list[tuple[Tensor, Tensor, Tensor, int]] = []
@@ -105,10 +103,6 @@ class DevForward:
             log.warning("Scoring while training runs without a CUDA graph: %s", str(error).partition("\n")[0])
             return None
         return graph
-
-
-def _unpads(encoder: SentenceEncoder, longest: int) -> bool:
-    return all(m.unpads(longest) for m in encoder.modules() if isinstance(m, Backbone))
 
 
 @contextmanager

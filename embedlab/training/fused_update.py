@@ -7,10 +7,11 @@ bring the new weights back, as many bytes again as the update itself.
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,13 @@ def usable(parameters: list[nn.Parameter]) -> bool:
             for p in parameters
         )
     )
+
+
+class Ready(NamedTuple):
+    """Gradients as the kernels read them, one for each parameter: their addresses [n], and what must live till then."""
+
+    addresses: Tensor
+    kept: list[Tensor | None]
 
 
 @dataclass
@@ -87,45 +95,60 @@ class FusedUpdate:
         self._group = torch.tensor([i for i, g in enumerate(self.groups) for _ in g["params"]], device=device)
         constants = [_constants(g) for g in self.groups for _ in g["params"]]
         self._rates = torch.tensor([[0.0, 0.0, 0.0, *row[:5]] for row in constants], device=device)
-        self._wide = torch.tensor(constants, dtype=torch.float64, device=device)[:, [0, 2, 5]].unbind(1)
+        logarithms = [[math.log(b) if b > 0 else -math.inf for b in (r[0], r[2])] + [r[5]] for r in constants]
+        self._wide = torch.tensor(logarithms, dtype=torch.float64, device=device)
         self._addresses = _Addresses(len(self.parameters), device)
         if device.type == "cuda":  # compiles the kernels: that cannot be done while a graph is captured
-            self._launch(
-                self._addresses.nothing, torch.ones((), device=device), torch.zeros((), device=device)
-            )
+            nothing = Ready(self._addresses.nothing, [])
+            self.norm(nothing)
+            self(nothing, torch.ones((), device=device), torch.zeros((), device=device))
 
     @torch.no_grad()
-    def __call__(self, grads: list[Tensor | None], scale: Tensor, found_inf: Tensor) -> None:
-        """Update weights, moments, steps and twins.
-
-        Args:
-            grads: of ``parameters`` in their order; None leaves one as it is.
-            scale: scalar that divides the gradients.
-            found_inf: fp32 scalar; 1 leaves everything as it is.
-        """
-        ready = [
+    def take(self, grads: list[Tensor | None]) -> Ready:
+        """Gradients of ``parameters`` in their order; None leaves one as it is."""
+        kept = [
             None if g is None else _plain(g, p, dtype)
             for g, p, dtype in zip(grads, self.parameters, self._dtypes, strict=True)
         ]
-        addresses = [0 if g is None else g.data_ptr() for g in ready]
-        self._launch(self._addresses.take(addresses), scale, found_inf)
+        return Ready(self._addresses.take([0 if g is None else g.data_ptr() for g in kept]), kept)
+
+    def norm(self, ready: Ready) -> Tensor:
+        """L2 norm of all gradients together, an fp32 scalar; sums that repeat."""
+        from embedlab.training.update_kernel import BLOCK, RUN, TYPES, WARPS, squares
+
+        counts = [-(-len(p.tensors) // RUN) for p in self._parts]
+        found = torch.empty(sum(counts), device=self.steps.device)
+        for part, count, out in zip(self._parts, counts, found.split(counts), strict=True):
+            squares[(count,)](
+                ready.addresses, self._sizes, part.tensors, part.pieces, out, len(part.tensors),
+                GRAD=TYPES[part.dtype], SIZE=BLOCK, RUN=RUN, num_warps=WARPS,
+            )  # fmt: skip
+        return found.sum().sqrt()
 
     def fill(self) -> None:
         """Tell the graphs captured since the last call where their gradients are; before they are replayed."""
         self._addresses.fill()
 
-    def _launch(self, addresses: Tensor, scale: Tensor, found_inf: Tensor) -> None:
-        from embedlab.training.update_kernel import BLOCK, TYPES, WARPS, update
+    @torch.no_grad()
+    def __call__(self, ready: Ready, scale: Tensor, found_inf: Tensor) -> None:
+        """Update weights, moments, steps and twins.
 
-        self.steps.add_((addresses != 0) * (1 - found_inf))
-        lr = torch.stack([g["lr"] for g in self.groups])[self._group].double()
-        beta1, beta2, decay = self._wide
-        correction = 1 - beta1**self.steps, 1 - beta2**self.steps
-        self._rates[:, :3].copy_(torch.stack([lr / correction[0], correction[1].rsqrt(), lr * decay], 1))
+        Args:
+            ready: of `take`.
+            scale: scalar that divides the gradients.
+            found_inf: fp32 scalar; 1 leaves everything as it is.
+        """
+        from embedlab.training.update_kernel import BLOCK, TYPES, WARPS, rates, update
+
+        n, size = len(self.parameters), 128
+        rates[(-(-n // size),)](
+            self.steps, ready.addresses, torch.stack([g["lr"] for g in self.groups]), self._group, self._wide,
+            found_inf, self._rates, n, SIZE=size,
+        )  # fmt: skip
         for part in self._parts:
             update[(len(part.tensors),)](
-                self._places, addresses, self._sizes, self._rates, part.tensors, part.pieces, scale, found_inf,
-                GRAD=TYPES[part.dtype], TWIN=TYPES[self._twin_dtype], SIZE=BLOCK, num_warps=WARPS,
+                self._places, ready.addresses, self._sizes, self._rates, part.tensors, part.pieces, scale,
+                found_inf, GRAD=TYPES[part.dtype], TWIN=TYPES[self._twin_dtype], SIZE=BLOCK, num_warps=WARPS,
             )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""AdamW over many tensors in one launch: fp32 weights and moments, gradients in any type, twins written along.
+"""AdamW and the norm of its gradients over many tensors in one launch each: fp32 weights and moments, gradients in any
+type, twins written along.
 
 A program has one piece of one tensor and finds it by addresses in a table, so that the number of launches does not
 grow with the number of tensors.
@@ -13,6 +14,8 @@ import triton.language as tl
 BLOCK = 2048
 """Elements a program."""
 WARPS = 8
+RUN = 8
+"""Pieces a program of `squares`: adding up over threads is what takes its time."""
 TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
@@ -93,3 +96,57 @@ def update(
             p = _piece(param, mean, square, grad, offsets, inside, scale, RATES, tensor * 8, FULL=False)
             if other != 0:
                 tl.store(twin + offsets, p.to(TWIN), mask=inside)
+
+
+@triton.jit
+def squares(
+    GRADS, SIZES, TENSORS, PIECES, OUT, programs, GRAD: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr
+):
+    """Sum of the squares of `RUN` pieces, fp32, to the program's place in OUT.
+
+    ``programs`` is the length of TENSORS and PIECES; other arguments as of `update`.
+    """
+    first = tl.program_id(0) * RUN
+    total = tl.zeros([SIZE], tl.float32)
+    for i in range(RUN):
+        inside = first + i < programs
+        tensor = tl.load(TENSORS + first + i, mask=inside, other=0).to(tl.int64)
+        start = tl.load(PIECES + first + i, mask=inside, other=0).to(tl.int64) * SIZE
+        address = tl.load(GRADS + tensor, mask=inside, other=0)
+        grad = tl.multiple_of(address.to(tl.pointer_type(GRAD)), 16)
+        size = tl.where(address != 0, tl.load(SIZES + tensor), 0)
+        offsets = start + tl.arange(0, SIZE)
+        if start + SIZE <= size:
+            g = tl.load(grad + offsets).to(tl.float32)
+            total += g * g
+        else:
+            g = tl.load(grad + offsets, mask=offsets < size, other=0.0).to(tl.float32)
+            total += g * g
+    tl.store(OUT + tl.program_id(0), tl.sum(total))
+
+
+@triton.jit
+def rates(STEPS, GRADS, LRS, GROUPS, WIDE, FOUND_INF, RATES, n, SIZE: tl.constexpr):
+    """Count an update of each tensor that has a gradient, and fill the first three columns of RATES.
+
+    Args:
+        STEPS: fp32 [n].
+        GRADS: int64 [n], 0 where there is no gradient.
+        LRS: fp32, of each group; GROUPS: int64 [n], each tensor's.
+        WIDE: fp64 [n, 3]: logarithms of beta1 and beta2, weight decay.
+        FOUND_INF: fp32, 0 or 1; at 1 nothing is counted.
+        RATES: as of `update`.
+    """
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    inside = at < n
+    counted = tl.where(tl.load(GRADS + at, mask=inside, other=0) != 0, 1.0 - tl.load(FOUND_INF), 0.0)
+    step = tl.load(STEPS + at, mask=inside, other=1.0) + counted
+    tl.store(STEPS + at, step, mask=inside)
+    lr = tl.load(LRS + tl.load(GROUPS + at, mask=inside, other=0), mask=inside, other=0.0).to(tl.float64)
+    wide = step.to(tl.float64)
+    first = 1.0 - tl.exp(wide * tl.load(WIDE + at * 3, mask=inside, other=-1.0))
+    second = 1.0 - tl.exp(wide * tl.load(WIDE + at * 3 + 1, mask=inside, other=-1.0))
+    decay = tl.load(WIDE + at * 3 + 2, mask=inside, other=0.0)
+    tl.store(RATES + at * 8, (lr / first).to(tl.float32), mask=inside)
+    tl.store(RATES + at * 8 + 1, (1.0 / tl.sqrt(second)).to(tl.float32), mask=inside)
+    tl.store(RATES + at * 8 + 2, (lr * decay).to(tl.float32), mask=inside)

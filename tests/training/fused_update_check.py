@@ -53,6 +53,7 @@ def compare(
     counts = captured._prepare(fused, torch.device(device))
     twins = {id(p): p.detach().to(torch.bfloat16) for p in ours[:-1]}  # the last is a head in fp32
     update = FusedUpdate(fused, counts, lambda p: twins.get(id(p)), wide=grad == torch.float32)
+    norms: list[float] = []
     for step in range(steps):
         for group, other in zip(fused.param_groups, plain.param_groups, strict=True):
             other["lr"] *= 0.9
@@ -64,7 +65,10 @@ def compare(
         if step == 1:
             grads[0] = None
         bad = step == 2
-        update(grads, *(torch.tensor(float(x), device=device) for x in (scale, bad)))
+        ready = update.take(grads)
+        wanted = sum(float(g.double().square().sum()) for g in grads if g is not None) ** 0.5
+        norms.append(abs(float(update.norm(ready)) / wanted - 1))
+        update(ready, *(torch.tensor(float(x), device=device) for x in (scale, bad)))
         if bad:
             continue
         for p, g in zip(theirs, grads, strict=True):
@@ -72,6 +76,7 @@ def compare(
         plain.step()
     first, second = ([o.state[p] for p in ps] for o, ps in ((fused, ours), (plain, theirs)))
     return {
+        "norm": max(norms),
         "weights": worst([p.detach() for p in ours], [p.detach() for p in theirs]),
         "exp_avg": worst([s["exp_avg"] for s in first], [s["exp_avg"] for s in second]),
         "exp_avg_sq": worst([s["exp_avg_sq"] for s in first], [s["exp_avg_sq"] for s in second]),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 from pathlib import Path
 
 import pytest
 import torch
 
+from embedlab.backbones.backbone import Backbone
+from embedlab.training.captured import backbones_of, unpads
 from embedlab.training.dev_forward import DevForward
 from embedlab.training.run import build, train
 
@@ -96,3 +99,14 @@ def test_scoring_leaves_dropout_as_it_would_have_been(compose_run, sts_dir, tmp_
     train(compose_run(*GRAPH, f"evaluation.sts_dir={sts_dir}"), tmp_path / "with")
     losses = (column(tmp_path / n, "train/loss") for n in ("with", "without"))
     assert next(losses) == pytest.approx(next(losses), rel=1e-3)
+
+
+def test_padding_is_left_out_where_every_backbone_can(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    method, _ = build(compose_run(), tmp_path)
+    (own,) = backbones_of(method)
+    method.other = copy.deepcopy(own)
+    monkeypatch.setattr(Backbone, "unpads", lambda self, longest: longest <= (16 if self is own else 8))
+    method.unpad = True
+    assert [unpads(method, longest) for longest in (8, 16, 32)] == [True, False, False]
+    method.unpad = False
+    assert not unpads(method, 8)

@@ -48,6 +48,12 @@ def test_weights_moments_and_counts_are_those_of_torch(differences: dict[str, An
 
 
 @needs_triton
+@pytest.mark.parametrize("case", ["fp32", "bf16", "large"])
+def test_the_norm_is_that_of_all_gradients(differences: dict[str, Any], case: str) -> None:
+    assert differences[case]["norm"] < 2e-6
+
+
+@needs_triton
 @pytest.mark.parametrize("case", ["fp32", "bf16", "decay", "clipped", "large"])
 def test_twins_are_the_new_weights(differences: dict[str, Any], case: str) -> None:
     # The interpreter cuts bits off where a device rounds to nearest.
@@ -63,6 +69,7 @@ def test_on_a_device(grad: torch.dtype) -> None:
     assert all(found[name] < 4e-6 for name in ("weights", "exp_avg", "exp_avg_sq")), found
     assert found["steps"] == 0
     assert found["twins"] <= 2**-8
+    assert found["norm"] < 2e-6
 
 
 def test_the_norm_of_bf16_gradients_is_summed_in_fp32() -> None:

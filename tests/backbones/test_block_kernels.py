@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
 from embedlab.backbones import block_ops
+from tests.interpreted import DEVICE, INTERPRETED, NEEDS
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton"),
-    *([] if INTERPRETED else [pytest.mark.gpu]),
-]
-DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = NEEDS
 SHAPES = [(37, 48), (64, 256), (5, 768), (300, 1024)]
 TYPES = [torch.float32, torch.bfloat16]
 

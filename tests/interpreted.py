@@ -1,4 +1,4 @@
-"""Tests of Triton kernels: on a card, or without one under ``TRITON_INTERPRET=1``, which is set before triton is loaded.
+"""Tests of Triton kernels: on a card, or without one under ``TRITON_INTERPRET=1`` (set before triton is loaded).
 
     TRITON_INTERPRET=1 pytest tests/backbones/test_block_kernels.py tests/backbones/test_slots_kernel.py \\
         tests/data/test_gather_kernel.py
@@ -14,6 +14,8 @@ import pytest
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 NEEDS = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (pip install triton)"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="needs triton (pip install triton)"
+    ),
     *([] if INTERPRETED else [pytest.mark.gpu]),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
@@ -17,8 +18,10 @@ _compiling = False
 
 @contextmanager
 def compiled_objectives(on: bool = True) -> Iterator[None]:
-    """While in it, objectives are compiled for the shapes they get: a few kernels instead of a hundred small ones."""
+    """While in it, objectives are compiled: a few kernels instead of a hundred small ones."""
     global _compiling
+    if on:  # fp32 is meant
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     before, _compiling = _compiling, on
     try:
         yield
@@ -32,9 +35,9 @@ def full_precision(objective: Callable[P, R]) -> Callable[P, R]:
     A bf16 matrix product of unit vectors errs by about 2e-3 in cosine, which is 0.04 in a logit at
     temperature 0.05: more than the gap between positive and negative pairs of an untrained decoder.
     """
-    compiled = cache(
-        lambda: torch.compile(objective, dynamic=False)
-    )  # loads the compiler, which takes seconds
+    # Made at the first call, because it loads the compiler. Sizes that change (tokens that are masked) become symbols
+    # at the second compilation; there is no third.
+    compiled = cache(lambda: torch.compile(objective))
 
     @wraps(objective)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,0 +1,78 @@
+"""Objectives in fp32, and compiled as in captured steps: the same values and gradients by few compilations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from embedlab.objectives import precision
+from embedlab.objectives.info_nce import info_nce
+from embedlab.objectives.masked_lm import masked_lm
+from embedlab.objectives.pair_nce import pair_nce
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def info(n: int) -> list[Tensor]:
+    a, b = (torch.randn(n, 16, requires_grad=True) for _ in range(2))
+    ids = torch.arange(n) // 2
+    c = info_nce(a, b, 0.05, anchor_ids=ids, candidate_ids=ids)
+    return [*c, *torch.autograd.grad(c.loss, [a, b])]
+
+
+def pairs(n: int) -> list[Tensor]:
+    x = torch.randn(2 * n, 16, requires_grad=True)
+    c = pair_nce(x, x, 0.05)
+    return [*c, *torch.autograd.grad(c.loss, [x])]
+
+
+def mlm(n: int) -> list[Tensor]:
+    x, labels = torch.randn(n, 50, requires_grad=True), torch.randint(50, (n,))
+    labels[0] = -100
+    loss = masked_lm(x, labels)
+    return [loss, *torch.autograd.grad(loss, [x])]
+
+
+@pytest.mark.parametrize("objective", [info, pairs, mlm])
+def test_compiled_they_are_the_same_by_two_compilations(
+    objective: Callable[[int], list[Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = 0
+    real = torch.compile
+
+    def counting(function: Callable[..., object]) -> Callable[..., object]:
+        def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+            nonlocal made
+            made += 1
+            return graph.forward
+
+        return real(function, backend=backend)  # type: ignore[return-value]
+
+    monkeypatch.setattr(torch, "compile", counting)
+    # The compiled form is kept for good: that of this test has another backend.
+    for name in ("info_nce", "pair_nce", "masked_lm"):
+        function = globals()[name]
+        monkeypatch.setitem(globals(), name, precision.full_precision(function.__wrapped__))
+    for n in (6, 8, 12, 16, 24):
+        torch.manual_seed(n)
+        want = objective(n)
+        torch.manual_seed(n)
+        with precision.compiled_objectives():
+            got = objective(n)
+        for mine, its in zip(got, want, strict=True):
+            torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
+    assert 1 <= made <= 2
+
+
+def test_autocast_does_not_reach_them() -> None:
+    a = torch.randn(8, 16)
+    want = info_nce(a, a, 0.05).loss
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(info_nce(a, a, 0.05).loss, want)

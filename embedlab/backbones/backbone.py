@@ -249,8 +249,8 @@ class Backbone(nn.Module):
                 slot, real = slots.of(position)
                 out = fused_block.one_token(*arguments, slot)
                 return (torch.where(real[:, None], out, 0.0)[:, None],)
-            found = fused_block.states(*arguments)
-        return slots.unpack_all(found if all_layers else found[-1:])
+            found = fused_block.states(*arguments, every=all_layers)
+        return slots.unpack_all(found)
 
     @contextmanager
     def _attending(self, kernel: str) -> Iterator[None]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from embedlab.backbones import block_ops
@@ -68,19 +69,19 @@ def fusable(backbone: Backbone) -> bool:
 
     Query, key and value must be joined (`embedlab.backbones.joined_attention`).
     """
-    config = backbone.model.config
+    model = backbone.model
+    config, embeddings = model.config, model.embeddings
     if (getattr(config, "hidden_act", None) or getattr(config, "activation", None)) != "gelu":
         return False
-    embeddings = backbone.model.embeddings
-    if not _plain(embeddings, _EMBEDDINGS) or any(
-        _watched(m) for m in (backbone.model, *embeddings.modules())
-    ):
+    if any(_watched(m) for m in model.modules()) or not _plain(embeddings, _EMBEDDINGS):
         return False
     tables = [m for m in embeddings.modules() if isinstance(m, nn.Embedding)]
     if any(t.max_norm is not None or t.scale_grad_by_freq or t.sparse for t in tables):
         return False
-    return all(p.requires_grad for p in embeddings.parameters()) and all(
-        _block_fits(block) for block in backbone.blocks
+    return (
+        _ordinary([embeddings.LayerNorm], [embeddings.dropout])
+        and _one_mind(embeddings)
+        and all(_block_fits(block) for block in backbone.blocks)
     )
 
 
@@ -91,11 +92,26 @@ def _plain(module: Any, names: Any) -> bool:
 def _watched(module: Any) -> bool:
     # transformers' own hooks collect hidden states for its models' forward, which does not run here.
     hooks = [
-        *module._forward_hooks.values(),
-        *module._forward_pre_hooks.values(),
-        *module._backward_hooks.values(),
+        hook
+        for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        for hook in getattr(module, kind).values()
     ]
     return "forward" in vars(module) or any(getattr(h, "__module__", "") != _COLLECTS for h in hooks)
+
+
+def _ordinary(norms: list[Any], dropouts: list[Any], linears: list[Any] | None = None) -> bool:
+    return (
+        all(type(x) is nn.LayerNorm and x.elementwise_affine and x.bias is not None for x in norms)
+        and all(type(x) is nn.Dropout for x in dropouts)
+        and all(type(x) is nn.Linear and x.bias is not None for x in linears or [])
+    )
+
+
+def _one_mind(module: nn.Module) -> bool:
+    """All of it is trained, and in one mode."""
+    return all(p.requires_grad for p in module.parameters()) and all(
+        m.training == module.training for m in module.modules()
+    )
 
 
 def _block_fits(block: Any) -> bool:
@@ -103,17 +119,31 @@ def _block_fits(block: Any) -> bool:
         return False
     if getattr(block, "is_decoder", False) or getattr(block, "add_cross_attention", False):
         return False
-    if getattr(block, "chunk_size_feed_forward", 0) or any(_watched(m) for m in block.modules()):
+    if getattr(block, "chunk_size_feed_forward", 0) or not _one_mind(block):
+        return False
+    if _BLOCKS[type(block).__name__] == "bert":
+        family = type(block).__name__.removesuffix("Layer")
+        inner = {
+            "Attention": block.attention,
+            "SelfOutput": block.attention.output,
+            "Intermediate": block.intermediate,
+            "Output": block.output,
+        }
+        if not all(_plain(module, (family + name,)) for name, module in inner.items()):
+            return False
+        own, active = block.attention.self, block.intermediate.intermediate_act_fn
+        dropouts = [own.dropout, block.attention.output.dropout, block.output.dropout]
+    else:
+        own, active = block.attention, block.ffn.activation
+        dropouts = [own.dropout, block.ffn.dropout]
+        if not _plain(block.ffn, ("FFN",)):
+            return False
+    if "joined_weight" not in own._parameters or type(active).__name__ != "GELUActivation":
+        return False
+    if not _ordinary([], dropouts):
         return False
     found = _layers(block)
-    if "joined_weight" not in found.attention._parameters:
-        return False
-    linears, norms = (found.output, found.up, found.down), (found.first_norm, found.second_norm)
-    return (
-        all(type(x) is nn.Linear and x.bias is not None for x in linears)
-        and all(type(x) is nn.LayerNorm and x.elementwise_affine and x.bias is not None for x in norms)
-        and all(p.requires_grad for p in block.parameters())
-    )
+    return _ordinary([found.first_norm, found.second_norm], [], [found.output, found.up, found.down])
 
 
 def _layers(block: Any) -> _Layers:
@@ -131,15 +161,22 @@ def _layers(block: Any) -> _Layers:
 
 
 def states(
-    backbone: Backbone, ids: Tensor, positions: Tensor, bounds: Tensor, longest: int, last: int | None = None
+    backbone: Backbone,
+    ids: Tensor,
+    positions: Tensor,
+    bounds: Tensor,
+    longest: int,
+    every: bool = False,
+    last: int | None = None,
 ) -> list[Tensor]:
-    """Hidden states of packed rows: the embeddings and those after each block, ``[1, C, D]`` each.
+    """Hidden states of packed rows, ``[1, C, D]`` each: the last, or the embeddings and those after each block.
 
     Args:
         backbone: that `fusable` is true of.
         ids, positions: int64 ``[1, C]``.
         bounds: int32 ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
         longest: at least the tokens of every row.
+        every: all states.
         last: blocks to run; None: all.
     """
     blocks = list(backbone.blocks)
@@ -148,7 +185,7 @@ def states(
     seeds = torch.randint(2**31 - 1, (len(blocks) + 1, 3, 2), device=ids.device)[..., 0]
     found = [_embed(backbone.model.embeddings, ids[0], positions[0], seeds[-1, 0])]
     for block, seed in zip(blocks[:last], seeds, strict=False):
-        found.append(_run(block, found[-1], seed, bounds, longest, None))
+        found = [*(found if every else ()), _run(block, found[-1], seed, bounds, longest, None)]
     return [x[None] for x in found]
 
 
@@ -222,6 +259,7 @@ class _Block(torch.autograd.Function):
         return second.y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         (
             x,
@@ -295,6 +333,7 @@ class _Embed(torch.autograd.Function):
         return found.y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         ids, positions, seed, z, stats, gamma = ctx.saved_tensors
         words, places, kinds = ctx.sizes

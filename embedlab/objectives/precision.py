@@ -20,7 +20,7 @@ _compiling = False
 def compiled_objectives(on: bool = True) -> Iterator[None]:
     """While in it, objectives are compiled: a few kernels instead of a hundred small ones."""
     global _compiling
-    if on:  # fp32 is meant
+    if on:  # fp32 is meant; for good, because backward passes are compiled later
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")
     before, _compiling = _compiling, on
     try:

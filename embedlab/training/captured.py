@@ -206,7 +206,7 @@ class CapturedStep:
         assert self.rows is not None
         assert self.bad_rows is not None
         loss, logged = self._gradients(lengths)
-        norm = loss.new_zeros(())
+        norm = torch.zeros_like(self.found_inf)
         if updates and self._update is not None:
             ready = self._update.take([self._gradient(p) for p in self._update.parameters])
             norm = self._update.norm(ready)

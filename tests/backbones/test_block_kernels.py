@@ -77,7 +77,7 @@ def test_what_is_dropped_forward_is_dropped_backward(shape: tuple[int, int]) -> 
     share = float((z == 0).float().mean())
     assert share == pytest.approx(p, abs=4 * (p * (1 - p) / z.numel()) ** 0.5)
     assert z[z != 0].unique().cpu() == pytest.approx([1 / (1 - p)])
-    columns = (z == 0).float().mean(0).cpu()  # of no column always, of no two the same
+    columns = (z == 0).float().mean(0).cpu()  # no column always, none never
     assert count < 30 or (columns.min() > 0 and columns.max() < 1)
     dz, dx = torch.empty_like(x), torch.empty_like(x)
     sums = torch.empty(kernels.norm_programs(count) * 3 * width, device=DEVICE)
@@ -115,7 +115,7 @@ def test_embeddings(dtype: torch.dtype) -> None:
     )
     close(dropped, torch.where(dropped == 0, 0.0, y.float() / 0.75).cpu(), dtype)
     assert float((dropped == 0).float().mean()) == pytest.approx(0.25, abs=0.03)
-    # The gradient of what was dropped is 0: with one element kept, it is that element's alone.
+    # The gradient of beta is that of what was kept.
     sums = torch.empty(kernels.norm_programs(count) * 3 * width, device=DEVICE)
     dz = torch.empty_like(y)
     kernels.launch_norm_backward(up, z, stats, ggamma, gseed, dz, dz, sums, 0.25, True)

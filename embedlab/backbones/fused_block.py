@@ -19,6 +19,7 @@ from torch.nn.functional import linear
 
 from embedlab.backbones import block_ops
 from embedlab.backbones.varlen_attention import joined_backward, joined_forward
+from embedlab.backbones.watched import watched
 
 if TYPE_CHECKING:
     from embedlab.backbones.backbone import Backbone
@@ -27,9 +28,6 @@ _BERTS = ("Bert", "Roberta", "XLMRoberta", "Camembert")
 _BLOCKS = {f"{name}Layer": "bert" for name in _BERTS} | {"TransformerBlock": "distilbert"}
 _EMBEDDINGS = (*(f"{name}Embeddings" for name in _BERTS), "Embeddings")
 """By classes of transformers 5.17 to 5.24 that this is written for; all others are left alone."""
-
-
-_COLLECTS = "transformers.utils.output_capturing"
 
 
 class Settings(NamedTuple):
@@ -73,7 +71,7 @@ def fusable(backbone: Backbone) -> bool:
     config, embeddings = model.config, model.embeddings
     if (getattr(config, "hidden_act", None) or getattr(config, "activation", None)) != "gelu":
         return False
-    if any(_watched(m) for m in model.modules()) or not _plain(embeddings, _EMBEDDINGS):
+    if any(watched(m) for m in model.modules()) or not _plain(embeddings, _EMBEDDINGS):
         return False
     tables = [m for m in embeddings.modules() if isinstance(m, nn.Embedding)]
     if any(t.max_norm is not None or t.scale_grad_by_freq or t.sparse for t in tables):
@@ -87,16 +85,6 @@ def fusable(backbone: Backbone) -> bool:
 
 def _plain(module: Any, names: Any) -> bool:
     return type(module).__name__ in names and type(module).__module__.startswith("transformers.models.")
-
-
-def _watched(module: Any) -> bool:
-    # transformers' own hooks collect hidden states for its models' forward, which does not run here.
-    hooks = [
-        hook
-        for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        for hook in getattr(module, kind).values()
-    ]
-    return "forward" in vars(module) or any(getattr(h, "__module__", "") != _COLLECTS for h in hooks)
 
 
 def _ordinary(norms: list[Any], dropouts: list[Any], linears: list[Any] | None = None) -> bool:

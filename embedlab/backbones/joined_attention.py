@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from embedlab.backbones.varlen_attention import VARLEN, varlen_attention_joined
+from embedlab.backbones.watched import watched
 
 _LAYERS = {
     "BertSelfAttention": ("query", "key", "value"),
@@ -74,9 +75,9 @@ def joinable(module: nn.Module, dtype: torch.dtype) -> tuple[nn.Linear, nn.Linea
     found = tuple(getattr(module, name) for name in names)
     for layer in found:
         # Adapters, quantisation, parametrisations and hooks do more than a product.
-        if type(layer) is not nn.Linear or layer._forward_hooks or layer._forward_pre_hooks:
+        if type(layer) is not nn.Linear or watched(layer):
             return None
-        if layer.bias is None or layer.weight.shape != found[0].weight.shape or "forward" in vars(layer):
+        if layer.bias is None or layer.weight.shape != found[0].weight.shape:
             return None
         for p in (layer.weight, layer.bias):
             if not p.requires_grad or p.dtype != torch.float32 or p.numel() * dtype.itemsize % _ALIGNED:

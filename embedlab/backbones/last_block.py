@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.unpad import MODEL_TYPES, Slots
+from embedlab.backbones.watched import watched
 
 if TYPE_CHECKING:
     from embedlab.backbones.backbone import Backbone
@@ -36,9 +37,7 @@ def applies(backbone: Backbone, device: torch.device, packed: bool) -> bool:
         return False
     block: Any = backbone.blocks[-1]
     for module in (backbone.model, block):
-        if not type(module).__module__.startswith("transformers.models.") or "forward" in vars(module):
-            return False
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        if not type(module).__module__.startswith("transformers.models.") or watched(module):
             return False
     return not (block.training and getattr(block, "gradient_checkpointing", False))
 

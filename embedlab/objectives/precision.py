@@ -29,6 +29,14 @@ def compiled_objectives(on: bool = True) -> Iterator[None]:
         _compiling = before
 
 
+def _compile(objective: Callable[P, R]) -> Callable[P, R]:
+    from torch._functorch import config
+
+    # A backward pass may be asked for twice (JTCSE's gradient norms retain the graph): its inputs must outlive it.
+    config.donated_buffer = False
+    return torch.compile(objective)
+
+
 def full_precision(objective: Callable[P, R]) -> Callable[P, R]:
     """Run ``objective`` with autocast off.
 
@@ -37,12 +45,13 @@ def full_precision(objective: Callable[P, R]) -> Callable[P, R]:
     """
     # Made at the first call, because it loads the compiler. Sizes that change (tokens that are masked) become symbols
     # at the second compilation; there is no third.
-    compiled = cache(lambda: torch.compile(objective))
+    compiled = cache(lambda: _compile(objective))
 
     @wraps(objective)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
         with torch.autocast(device, enabled=False):
-            return (compiled() if _compiling else objective)(*args, **kwargs)
+            plain = not _compiling or torch.compiler.is_compiling()  # as a part of another objective
+            return (objective if plain else compiled())(*args, **kwargs)
 
     return wrapped

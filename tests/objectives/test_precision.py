@@ -76,3 +76,26 @@ def test_autocast_does_not_reach_them() -> None:
     want = info_nce(a, a, 0.05).loss
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(info_nce(a, a, 0.05).loss, want)
+
+
+def test_a_compiled_objective_can_be_differentiated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JTCSE asks for gradient norms and retains the graph, where another method before it did not."""
+    monkeypatch.setattr(precision, "_compile", _without_inductor(precision._compile))
+    again = precision.full_precision(pair_nce.__wrapped__)  # type: ignore[attr-defined]
+    x = torch.randn(12, 16, requires_grad=True)
+    with precision.compiled_objectives():
+        again(x, x, 0.05).loss.backward()
+        loss = again(x, x, 0.05).loss
+    (first,) = torch.autograd.grad(loss, [x], retain_graph=True)
+    (second,) = torch.autograd.grad(loss, [x])
+    assert torch.equal(first, second)
+
+
+def _without_inductor(compile_: Callable[..., object]) -> Callable[..., object]:
+    def made(objective: Callable[..., object]) -> object:
+        with pytest.MonkeyPatch.context() as patch:
+            real = torch.compile
+            patch.setattr(torch, "compile", lambda f: real(f, backend="aot_eager"))
+            return compile_(objective)
+
+    return made

@@ -6,16 +6,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 
 import pytest
 
+from embedlab.kernels import has_triton
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
+needs_triton = pytest.mark.skipif(not has_triton(), reason="needs triton (pip install triton)")
 NEEDS = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("triton") is None, reason="needs triton (pip install triton)"
-    ),
+    needs_triton,
     *([] if INTERPRETED else [pytest.mark.gpu]),
 ]

@@ -216,9 +216,10 @@ class Backbone(nn.Module):
             arguments["position_ids"] = positions
         from embedlab.backbones.varlen_attention import register
 
+        longest = row_capacity(input_ids.shape[1])
         if fused_block.applies(self, ids.device):
-            return self._fused(ids, positions, slots, row_capacity(input_ids.shape[1]), all_layers, position)
-        bounds = {"cu_seq_lens_q": slots.bounds, "max_length_q": row_capacity(input_ids.shape[1])}
+            return self._fused(ids, positions, slots, longest, all_layers, position)
+        bounds = {"cu_seq_lens_q": slots.bounds, "max_length_q": longest}
         with self.arithmetic(ids.device), self._attending(register()), self._placed(positions):
             if position is not None:
                 embedded = self.model.embeddings(input_ids=ids, **arguments)
@@ -247,8 +248,7 @@ class Backbone(nn.Module):
         with self.arithmetic(ids.device):
             if position is not None:
                 slot, real = slots.of(position)
-                out = fused_block.one_token(*arguments, slot)
-                return (torch.where(real[:, None], out, 0.0)[:, None],)
+                return (last_block.alone(fused_block.one_token(*arguments, slot), real),)
             found = fused_block.states(*arguments, every=all_layers)
         return slots.unpack_all(found)
 

@@ -8,7 +8,6 @@ without; so does every backbone that is built in another way.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +19,7 @@ from torch.nn.functional import linear
 from embedlab.backbones import block_ops
 from embedlab.backbones.varlen_attention import joined_backward, joined_forward
 from embedlab.backbones.watched import watched
+from embedlab.kernels import has_triton
 
 if TYPE_CHECKING:
     from embedlab.backbones.backbone import Backbone
@@ -45,19 +45,20 @@ class Settings(NamedTuple):
 class _Layers(NamedTuple):
     attention: Any
     output: nn.Linear
+    drop_attended: nn.Dropout | None
     first_norm: nn.LayerNorm
     up: nn.Linear
+    activation: nn.Module
     down: nn.Linear
+    drop_fed: nn.Dropout
     second_norm: nn.LayerNorm
-    drop_attended: float
-    drop_fed: float
 
 
 def applies(backbone: Backbone, device: torch.device) -> bool:
     """Whether a forward over packed rows can run so here: in captured steps on a card, blocks of a known build."""
     if os.environ.get("EMBEDLAB_FUSED_BLOCK", "1") == "0" or torch.compiler.is_compiling():
         return False
-    if device.type != "cuda" or not backbone.native or importlib.util.find_spec("triton") is None:
+    if device.type != "cuda" or not backbone.native or not has_triton():
         return False
     return fusable(backbone)
 
@@ -109,42 +110,43 @@ def _block_fits(block: Any) -> bool:
         return False
     if getattr(block, "chunk_size_feed_forward", 0) or not _one_mind(block):
         return False
-    if _BLOCKS[type(block).__name__] == "bert":
-        family = type(block).__name__.removesuffix("Layer")
-        inner = {
-            "Attention": block.attention,
-            "SelfOutput": block.attention.output,
-            "Intermediate": block.intermediate,
-            "Output": block.output,
-        }
-        if not all(_plain(module, (family + name,)) for name, module in inner.items()):
-            return False
-        own, active = block.attention.self, block.intermediate.intermediate_act_fn
-        dropouts = [own.dropout, block.attention.output.dropout, block.output.dropout]
-    else:
-        own, active = block.attention, block.ffn.activation
-        dropouts = [own.dropout, block.ffn.dropout]
-        if not _plain(block.ffn, ("FFN",)):
-            return False
-    if "joined_weight" not in own._parameters or type(active).__name__ != "GELUActivation":
-        return False
-    if not _ordinary([], dropouts):
+    if not all(_plain(module, (name,)) for name, module in _inner(block).items()):
         return False
     found = _layers(block)
-    return _ordinary([found.first_norm, found.second_norm], [], [found.output, found.up, found.down])
+    own = found.attention
+    if "joined_weight" not in own._parameters or type(found.activation).__name__ != "GELUActivation":
+        return False
+    return _ordinary(
+        [found.first_norm, found.second_norm],
+        [x for x in (own.dropout, found.drop_attended, found.drop_fed) if x is not None],
+        [found.output, found.up, found.down],
+    )
+
+
+def _inner(block: Any) -> dict[str, nn.Module]:
+    """The modules whose forward does not run here, by the class that each must be of."""
+    if _BLOCKS[type(block).__name__] != "bert":
+        return {"FFN": block.ffn}
+    family = type(block).__name__.removesuffix("Layer")
+    return {
+        f"{family}Attention": block.attention,
+        f"{family}SelfOutput": block.attention.output,
+        f"{family}Intermediate": block.intermediate,
+        f"{family}Output": block.output,
+    }
 
 
 def _layers(block: Any) -> _Layers:
     if _BLOCKS[type(block).__name__] == "bert":
-        attended, fed = block.attention.output, block.output
+        attended, wide, fed = block.attention.output, block.intermediate, block.output
         return _Layers(
-            block.attention.self, attended.dense, attended.LayerNorm, block.intermediate.dense, fed.dense,
-            fed.LayerNorm, float(attended.dropout.p), float(fed.dropout.p),
+            block.attention.self, attended.dense, attended.dropout, attended.LayerNorm, wide.dense,
+            wide.intermediate_act_fn, fed.dense, fed.dropout, fed.LayerNorm,
         )  # fmt: skip
     own, fed = block.attention, block.ffn
     return _Layers(
-        own, own.out_lin, block.sa_layer_norm, fed.lin1, fed.lin2, block.output_layer_norm, 0.0,
-        float(fed.dropout.p),
+        own, own.out_lin, None, block.sa_layer_norm, fed.lin1, fed.activation, fed.lin2, fed.dropout,
+        block.output_layer_norm,
     )  # fmt: skip
 
 
@@ -188,15 +190,18 @@ def one_token(
 
 def _run(block: Any, x: Tensor, seed: Tensor, bounds: Tensor, longest: int, slot: Tensor | None) -> Tensor:
     found = _layers(block)
-    own, training = found.attention, block.training
-    weights = own.dropout.p if training else 0.0
+    own = found.attention
+    drop_weights, drop_attended, drop_fed = (
+        float(module.p) if block.training and module is not None else 0.0
+        for module in (own.dropout, found.drop_attended, found.drop_fed)
+    )
     settings = Settings(
         x.shape[1] // own.attention_head_size,
         longest,
         float(own.scaling),
-        float(weights),
-        found.drop_attended if training else 0.0,
-        found.drop_fed if training else 0.0,
+        drop_weights,
+        drop_attended,
+        drop_fed,
         (found.first_norm.eps, found.second_norm.eps),
     )
     layers = (found.output, found.first_norm, found.up, found.down, found.second_norm)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
+
+from embedlab.kernels import has_triton
 
 SHORT = "embedlab_short"
 SHORT_LONGEST = 128
@@ -19,7 +20,7 @@ def short_kernel(config: Any, longest: int) -> bool:
     heads = getattr(config, "num_attention_heads", None) or getattr(config, "n_heads", None)
     width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) // heads if heads else 0)
     same = getattr(config, "num_key_value_heads", None) in (None, heads)
-    if not (torch.cuda.is_available() and importlib.util.find_spec("triton") and same):
+    if not (torch.cuda.is_available() and has_triton() and same):
         return False
     if longest > SHORT_LONGEST or width not in (16, 32, 64, 128):
         return False

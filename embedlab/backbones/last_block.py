@@ -82,6 +82,11 @@ def packed(backbone: Backbone, states: Tensor, slots: Slots, position: Tensor, *
         out = backbone.one_token(parts, states, slot, bounds)
     else:
         out = _among_padded(parts, states, slot, slots.bounds)
+    return alone(out, real)
+
+
+def alone(out: Tensor, real: Tensor) -> Tensor:
+    """``[B, 1, D]``: `out` [B, D], 0 in rows that have no token there (`real` [B])."""
     return torch.where(real[:, None], out, 0.0)[:, None]
 
 

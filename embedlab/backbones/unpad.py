@@ -6,11 +6,12 @@ padding, and nothing reads what the model makes of them.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from embedlab.kernels import has_triton
 
 MODEL_TYPES = frozenset(("bert", "roberta", "xlm-roberta", "camembert", "distilbert"))
 """Encoders whose tokens meet in attention alone, reached through transformers' interface, and whose positions are
@@ -37,19 +38,22 @@ class Slots:
 
     Attributes:
         bounds: int32 ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
-        used: bool ``[1, C]``, True where a slot holds a token.
         cell: int64 [C], the cell of each slot; B L where it has none.
         place: int64 [C], the number of each slot's token among those of its row, from 0; 0 where there is none.
     """
 
     def __init__(self, mask: Tensor, capacity: int) -> None:
         self.shape = mask.shape
-        self._kernels = mask.is_cuda and importlib.util.find_spec("triton") is not None
+        self._kernels = mask.is_cuda and has_triton()
         if self._kernels:
             self._place_by_kernel(mask, capacity)
         else:
             self._place_by_lines(mask, capacity)
-        self.used = (self.cell < mask.numel())[None]
+
+    @property
+    def used(self) -> Tensor:
+        """bool ``[1, C]``, True where a slot holds a token."""
+        return (self.cell < self.shape.numel())[None]
 
     def _place_by_lines(self, mask: Tensor, capacity: int) -> None:
         real = mask.reshape(-1) != 0
@@ -91,9 +95,8 @@ class Slots:
             out = x.new_empty(1, len(self.cell))
             launch_pack(x, self.cell, out, value)
             return out
-        used = self.cell < x.numel()
         taken = x.reshape(-1)[self.cell.clamp(max=x.numel() - 1)]
-        return torch.where(used[None], taken[None], value)
+        return torch.where(self.used, taken[None], value)
 
     def unpack(self, x: Tensor) -> Tensor:
         """``[1, C, D]`` to ``[B, L, D]``, 0 at padding."""

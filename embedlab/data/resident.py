@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from embedlab.data.packed import PackedTable
 from embedlab.data.table import FieldView, TokenTable
+from embedlab.kernels import has_triton
 
 Table = TokenTable | PackedTable
 
@@ -72,7 +72,7 @@ class _Ragged:
 
     def gather(self, rows: Tensor, length: int) -> dict[str, Tensor]:
         gather = _ragged_rows
-        if rows.is_cuda and importlib.util.find_spec("triton") is not None:
+        if rows.is_cuda and has_triton():
             from embedlab.data.gather_kernel import gather_ragged as gather
         found = gather(self.ids, self.offsets, self.hashes, rows, length, self.bits, self.pad_id)
         return dict(zip(("input_ids", "attention_mask", "hash"), found, strict=True))

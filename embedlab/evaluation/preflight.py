@@ -54,7 +54,7 @@ def folder_for(folder: str | Path | None, suite: str) -> str | None:
     return str(inner if inner.is_dir() else folder)
 
 
-def whole_folder(folder: str | Path | None, suite: str) -> str:
+def folder_to_give(folder: str | Path | None, suite: str) -> str:
     """What to give in place of `folder`, or to put into it, where a suite's data are not in it: for a message."""
     kinds = SUBFOLDERS[suite]
     if folder is not None and all(Path(folder, kind).is_dir() for kind in kinds):

@@ -6,7 +6,6 @@ Selection turns these into a weight for each block and feature (`embedlab.poolin
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
+from embedlab.kernels import has_triton
 from embedlab.pooling.base import Marks, PoolingConfig
 from embedlab.pooling.blocks import Blocks, BlocksConfig, inner_tokens, one_of
 from embedlab.pooling.frequencies import INVALID, LONGEST, ORDERS, select
@@ -348,7 +348,7 @@ def _frame(marks: Marks) -> tuple[int, int, int, int]:
 
 def _traced(mask: Tensor) -> bool:
     """Whether operations one by one are wanted: no CUDA, or a compiler that fuses them itself."""
-    return not mask.is_cuda or torch.compiler.is_compiling() or importlib.util.find_spec("triton") is None
+    return not mask.is_cuda or torch.compiler.is_compiling() or not has_triton()
 
 
 def _statistics(e: Tensor, w: Tensor, is_sigmoid: bool) -> dict[str, Tensor]:

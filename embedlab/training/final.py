@@ -20,7 +20,7 @@ from embedlab.disk import writing
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.evaluation.dev import DevSet
-from embedlab.evaluation.preflight import SUBFOLDERS, check_data, folder_for, whole_folder
+from embedlab.evaluation.preflight import SUBFOLDERS, check_data, folder_for, folder_to_give
 from embedlab.evaluation.protocol import write_json
 from embedlab.evaluation.sts import load_sts
 from embedlab.evaluation.table import LEE_METRICS, STS_METRICS, Metric, before_after_table, geometry_metrics
@@ -99,7 +99,7 @@ def check_final(scoring: ScoringConfig) -> None:
                 if error.key == "data_dir":
                     error.value = error.value and folder
                     if "sts" not in SUBFOLDERS[name]:
-                        error.fix = whole_folder(folder, name)
+                        error.fix = folder_to_give(folder, name)
                 raise
 
 

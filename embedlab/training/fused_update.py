@@ -6,7 +6,6 @@ bring the new weights back, as many bytes again as the update itself.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 from collections.abc import Callable
@@ -15,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from embedlab.kernels import has_triton
 
 _ALIGNED = 16
 """Bytes that the kernel loads at once."""
@@ -25,7 +26,7 @@ def usable(parameters: list[nn.Parameter]) -> bool:
     """Whether the kernel can update these: Triton, CUDA, contiguous fp32 weights; EMBEDLAB_FUSED_UPDATE=0 says no."""
     return (
         os.environ.get("EMBEDLAB_FUSED_UPDATE", "1") != "0"
-        and importlib.util.find_spec("triton") is not None
+        and has_triton()
         and all(
             p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() and p.data_ptr() % _ALIGNED == 0
             for p in parameters

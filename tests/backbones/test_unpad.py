@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from embedlab.backbones import Backbone
 from embedlab.backbones.unpad import Slots, row_capacity, token_capacity
 from embedlab.backbones.varlen_attention import padded_attention, varlen_attention
 from tests.backbones.test_attention import NoHostReads, load
+from tests.interpreted import needs_triton
 
 Tiny = Callable[..., Path]
 MODELS = ("bert", "roberta", "xlm-roberta", "distilbert")
@@ -184,7 +184,7 @@ for rows, heads, width, longest in ((5, 2, 16, 12), (3, 1, 64, 40)):
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@needs_triton
 def test_the_kernel_in_tritons_interpreter_is_the_reference() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _KERNEL],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import torch
 from embedlab.backbones.config import BackboneInfo
 from embedlab.pooling import build_pooling
 from embedlab.pooling.s2sent import S2Sent
+from tests.interpreted import needs_triton
 
 SMALL: list[tuple[int, int, dict[str, Any]]] = [
     (96, 33, {"n": 6, "m": 16}),
@@ -60,7 +60,7 @@ def test_the_kernel_is_the_definition(width: int, length: int, settings: dict, d
     compare(width, length, settings, dtype, "cuda")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@needs_triton
 def test_the_kernel_is_the_definition_when_interpreted() -> None:
     code = "from tests.pooling.test_s2sent_kernel import interpreted; interpreted()"
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}

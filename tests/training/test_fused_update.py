@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,11 +16,8 @@ from torch import nn
 from embedlab.training.captured import _prepare
 from embedlab.training.fused_update import total_norm, usable
 from embedlab.training.optimizer import ReplayableAdamW
+from tests.interpreted import needs_triton
 from tests.training.fused_update_check import SIZES, compare
-
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton (pip install triton)"
-)
 
 
 @pytest.fixture(scope="module")

@@ -41,14 +41,14 @@ from embedlab.backbones import load_backbone
 from embedlab.backbones.adapters import adapt, rank_device
 from embedlab.cli.compose import compose
 from embedlab.data import iter_texts
-from embedlab.encoder import SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.methods import method_class, method_config
-from embedlab.methods.base import Method
+from embedlab.engine.module import Method
 from embedlab.pooling import build_pooling
-from embedlab.tokenization import Template, Tokenization
-from embedlab.training.compute_copy import ComputeCopy, copyable
-from embedlab.training.config import RunConfig
-from embedlab.training.optimizer import build_optimizer
+from embedlab.encoders.tokenization import Template, Tokenization
+from embedlab.engine.compute_copy import ComputeCopy, copyable
+from embedlab.config.run import RunConfig
+from embedlab.engine.optimizer import build_optimizer
 
 WARM_UPS = 5
 

@@ -43,10 +43,10 @@ def second_tower(overrides: list[str], folder: Path) -> Path:
     """The backbone of these overrides with noise of a hundredth of each weight's spread."""
     from embedlab.backbones import load_backbone
     from embedlab.cli.compose import compose
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.pooling import build_pooling
-    from embedlab.tokenization import Tokenization
-    from embedlab.training.config import RunConfig
+    from embedlab.encoders.tokenization import Tokenization
+    from embedlab.config.run import RunConfig
 
     config = RunConfig.from_dict(compose("train", overrides))
     backbone, tokenizer = load_backbone(config.backbone)
@@ -60,8 +60,8 @@ def second_tower(overrides: list[str], folder: Path) -> Path:
 def measure(overrides: list[str], folder: Path) -> tuple[list[float], float]:
     """Milliseconds of each step in the second half, and the peak memory in bytes (0 on the CPU)."""
     from embedlab.cli.compose import compose
-    from embedlab.training.config import RunConfig
-    from embedlab.training.run import train
+    from embedlab.config.run import RunConfig
+    from embedlab.run.run import train
 
     cuda = torch.cuda.is_available()
     if cuda:

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, BertConfig
 
-from embedlab.analysis.pooling_cost import captured, compare, parameters
+from embedlab.report.pooling_cost import captured, compare, parameters
 from embedlab.backbones import Backbone, BackboneConfig, load_backbone
-from embedlab.backbones.attention import register
-from embedlab.backbones.known import KNOWN
+from embedlab.kernels.attention import register
+from embedlab.config.published import KNOWN
 from embedlab.pooling import build_pooling
 
 PRINTED = {1: (0.08, 0.07), 3: (0.17, 0.15), 6: (0.34, 0.30)}

@@ -63,7 +63,7 @@ def shape(folder: Path, method: str, tiny: bool) -> Path:
     """A folder with random weights of BERT-base's (or SmolLM2-135M's) shape and the shipped encoder's tokenizer."""
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, LlamaConfig, LlamaModel
 
-    from embedlab._paths import assets_dir
+    from embedlab.files import assets_dir
 
     tokenizer = AutoTokenizer.from_pretrained(assets_dir() / "mini")
     torch.manual_seed(0)
@@ -101,7 +101,7 @@ def sentences(n: int, seed: int = 0) -> list[str]:
     """Distinct sentences of whole words of the shipped vocabulary: each word is one token."""
     from transformers import AutoTokenizer
 
-    from embedlab._paths import assets_dir
+    from embedlab.files import assets_dir
 
     vocabulary = AutoTokenizer.from_pretrained(assets_dir() / "mini").get_vocab()
     words = sorted(w for w in vocabulary if w.isalpha() and w.isascii() and len(w) > 3)
@@ -143,13 +143,13 @@ def throughput(load: Workload, work: Path, world: int, tiny: bool) -> dict[str, 
     from embedlab.backbones import BackboneConfig, load_backbone
     from embedlab.backbones.adapters import AdapterConfig, adapt
     from embedlab.data import DataConfig, SentenceDataModule
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.methods.csesfp import CSESFP, CSESFPConfig
     from embedlab.methods.simcse import SimCSE, SimCSEConfig
     from embedlab.pooling import build_pooling
-    from embedlab.tokenization import Template, Tokenization
-    from embedlab.training.callbacks.randomness import Randomness
-    from embedlab.training.optimizer import OptimizerConfig
+    from embedlab.encoders.tokenization import Template, Tokenization
+    from embedlab.run.callbacks.randomness import Randomness
+    from embedlab.engine.optimizer import OptimizerConfig
 
     cuda = torch.cuda.is_available()
     batch, steps, warm = (load.batch, load.steps, load.warm) if not tiny else (16, 4, 1)
@@ -265,18 +265,18 @@ def gradient(name: str, work: Path, world: int, rank: int) -> dict[str, float]:
 def made(name: str, work: Path) -> tuple[Any, tuple[str, ...]]:
     """A small method without dropout, and the names of its views."""
     from embedlab.backbones import BackboneConfig, load_backbone
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.methods.bepa import BEPA
     from embedlab.methods.bepa_config import BEPAConfig
     from embedlab.methods.csesfp import CSESFP, CSESFPConfig
     from embedlab.methods.jtcse import JTCSE
     from embedlab.methods.jtcse_config import JTCSEConfig
-    from embedlab.methods.pooler import tower_pooler
+    from embedlab.methods.towers import tower_pooler
     from embedlab.methods.simcse import SimCSE, SimCSEConfig
     from embedlab.pooling import build_pooling
-    from embedlab.tokenization import Template, Tokenization
-    from embedlab.training.optimizer import OptimizerConfig
-    from embedlab.twin import TwinEncoder
+    from embedlab.encoders.tokenization import Template, Tokenization
+    from embedlab.engine.optimizer import OptimizerConfig
+    from embedlab.encoders.twin import TwinEncoder
 
     def encoder(folder: str, pooling: str = "cls", template: Template | None = None, head: Any = None) -> Any:
         source = BackboneConfig(source="local", path=str(work / folder), dropout=0.0)

@@ -34,9 +34,9 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from transformers import AutoTokenizer
 
-    from embedlab._paths import assets_dir
+    from embedlab.files import assets_dir
     from embedlab.data import DataConfig, build_token_table
-    from embedlab.tokenization import Tokenization
+    from embedlab.encoders.tokenization import Tokenization
 
     folder = assets_dir() / "mini" if options.backbone == "mini" else Path(options.backbone)
     tokenizer = AutoTokenizer.from_pretrained(folder)

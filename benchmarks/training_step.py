@@ -143,9 +143,9 @@ def this_project(
     from lightning.pytorch import Callback
 
     from embedlab.cli.compose import compose
-    from embedlab.training.config import RunConfig
-    from embedlab.training.final import Finale, load_dev
-    from embedlab.training.run import build, build_trainer
+    from embedlab.config.run import RunConfig
+    from embedlab.run.finish import Finale, load_dev
+    from embedlab.run.run import build, build_trainer
 
     out = Path(tempfile.mkdtemp())
     (out / "text.txt").write_text("\n".join(texts[: batch * steps]), encoding="utf-8")

@@ -39,8 +39,8 @@ import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from embedlab.evaluation.classifier import ClassifierConfig, Job, LabelledVectors, fit_linear
-from embedlab.evaluation.transfer import (
+from embedlab.evaluation.transfer.classifier import ClassifierConfig, Job, LabelledVectors, fit_linear
+from embedlab.evaluation.transfer.transfer import (
     L2_GRID,
     MODES,
     Outcome,
@@ -49,8 +49,8 @@ from embedlab.evaluation.transfer import (
     stratified_folds,
     task_outcome,
 )
-from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer
-from embedlab.evaluation.vectors import embed
+from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, Split, load_transfer
+from embedlab.evaluation.core.vectors import embed
 
 Rows = NDArray[np.int64]
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedlab.encoder import SentenceEncoder
-    from embedlab.loading import load
+    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.loading import load
 
 __version__ = "0.1.0"
 __all__ = ["SentenceEncoder", "__version__", "load"]
 
-_HOMES = {"SentenceEncoder": "embedlab.encoder", "load": "embedlab.loading"}
+_HOMES = {"SentenceEncoder": "embedlab.encoders.encoder", "load": "embedlab.encoders.loading"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf, open_dict
 
 
 class EmbedlabLauncher(Launcher):
-    """Writes every trial's resolved configuration and hands them to `embedlab.training.launcher.run_trials`."""
+    """Writes every trial's resolved configuration and hands them to `embedlab.run.sweep.run_trials`."""
 
     def __init__(self, parallel: int | None = None) -> None:
         self.parallel = parallel
@@ -24,7 +24,7 @@ class EmbedlabLauncher(Launcher):
         self.config, self.hydra_context = config, hydra_context
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from embedlab.training.launcher import FINISHED, Trial, run_trials, summarise
+        from embedlab.run.sweep import FINISHED, Trial, run_trials, summarise
 
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from embedlab.kernels import has_triton
+from embedlab.kernels.available import has_triton
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

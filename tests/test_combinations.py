@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from embedlab._paths import assets_dir, conf_dir
+from embedlab.files import assets_dir, conf_dir
 from embedlab.cli.compose import compose
 from embedlab.errors import UserError
 from embedlab.methods import method_class
-from embedlab.training.config import RunConfig
+from embedlab.config.run import RunConfig
 
 DATA_OF = {"masked_lm": ("wikipedia", 128), "causal_lm": ("wikipedia", 128), "bepa": ("parallel", None)}
 DATA_OF["bepa_official"] = DATA_OF["bepa"]
@@ -114,7 +114,8 @@ def test_yaml_defaults_are_those_of_the_dataclass(name: str) -> None:
     from dataclasses import MISSING, fields
 
     from embedlab.pooling import POOLINGS
-    from embedlab.training import optimizer, settings
+    from embedlab.engine import optimizer
+    from embedlab.config import trainer as settings
 
     classes: dict[str, Any] = {
         "optimizer": optimizer.OptimizerConfig,

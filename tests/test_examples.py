@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from embedlab.cli.lightning_cli import EmbedlabCLI
-from embedlab.training.cli_values import from_file
-from embedlab.training.config import RunConfig
+from embedlab.cli.lightning_values import from_file
+from embedlab.config.run import RunConfig
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

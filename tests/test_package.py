@@ -27,8 +27,8 @@ def test_import_is_quick() -> None:
 
 
 def test_the_public_names() -> None:
-    from embedlab.encoder import SentenceEncoder
-    from embedlab.loading import load
+    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.loading import load
 
     assert embedlab.SentenceEncoder is SentenceEncoder
     assert embedlab.load is load

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from embedlab import _paths
+from embedlab import files as _paths
 from embedlab.cli import main as command
-from tests.training.conftest import text_file as text_file
+from tests.run.conftest import text_file as text_file
 
 README = Path(__file__).parents[1] / "README.md"
 CELL = r"[^|]*"

@@ -19,9 +19,9 @@ import embedlab
 from embedlab.cli.compose import compose
 from embedlab.data import DataConfig, build_token_table
 from embedlab.errors import UserError
-from embedlab.tokenization import Tokenization
-from embedlab.training.callbacks.checkpoints import find_checkpoint, unreadable
-from embedlab.training.checkpoint import load_encoder
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.run.callbacks.checkpoints import find_checkpoint, unreadable
+from embedlab.encoders.checkpoint import load_encoder
 
 PACKAGE = Path(embedlab.__file__).parent
 OVER_A_PIPE = {"data/worker.py", "data/tokenise.py"}
@@ -107,7 +107,7 @@ def test_a_checkpoint_cannot_write_outside_its_folder(tmp_path: Path) -> None:
 
 
 def test_an_index_with_pickled_objects_is_refused(tmp_path: Path) -> None:
-    from embedlab.evaluation.search import Index
+    from embedlab.corpus.search import Index
 
     ran = tmp_path / "ran"
     np.save(tmp_path / "vectors.npy", np.array([Bomb(ran)], dtype=object), allow_pickle=True)

@@ -58,7 +58,7 @@ def text(folder: Path, n: int = 400) -> Path:
 def backbone(folder: Path) -> Path:
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    from embedlab._paths import assets_dir
+    from embedlab.files import assets_dir
 
     tokenizer = AutoTokenizer.from_pretrained(assets_dir() / "mini")
     torch.manual_seed(0)
@@ -108,7 +108,7 @@ def last_step(run: Path) -> int:
 
 
 def checkpoint_step(run: Path) -> int:
-    from embedlab.training.callbacks.checkpoints import find_checkpoint, step_of
+    from embedlab.run.callbacks.checkpoints import find_checkpoint, step_of
 
     path = find_checkpoint("auto", run)
     return 0 if path is None else step_of(path)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from embedlab.backbones.config import BackboneConfig, BackboneInfo
+from embedlab.config.backbone import BackboneConfig, BackboneInfo
 from embedlab.backbones.resolve import probe
 
 if TYPE_CHECKING:
     from embedlab.backbones.backbone import Backbone
-    from embedlab.backbones.fresh import train_tokenizer
+    from embedlab.backbones.scratch import train_tokenizer
     from embedlab.backbones.load import load_backbone, load_pooler
 
 __all__ = [

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from embedlab._paths import ordinary_mode
-from embedlab.damage import damage
+from embedlab.files import ordinary_mode
+from embedlab.files import corruption
 from embedlab.errors import UserError
-from embedlab.training.ranks import local_rank
+from embedlab.distributed.ranks import local_rank
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from embedlab.backbones import Backbone
-    from embedlab.backbones.config import BackboneConfig
+    from embedlab.config.backbone import BackboneConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WEIGHTS = "adapter_model.safetensors"
@@ -488,7 +488,7 @@ def read_adapter(card: Mapping[str, Any], folder: Path, attention: str | None) -
         load_adapter_state(backbone.model, load_file(folder / WEIGHTS))
     except (SafetensorError, ValueError, OSError) as error:
         raise UserError(
-            f"the adapter cannot be read: {damage(error) or error}",
+            f"the adapter cannot be read: {corruption(error) or error}",
             file=folder / WEIGHTS,
             fix="another copy of the encoder",
         ) from error

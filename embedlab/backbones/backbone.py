@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones import fused_block, last_block
-from embedlab.backbones.kernels import SHORT, short_kernel
-from embedlab.backbones.unpad import MODEL_TYPES, Slots, row_capacity
+from embedlab.backbones import last_block
+from embedlab.kernels.available import fused_block
+from embedlab.kernels.short_choice import SHORT, short_kernel
+from embedlab.kernels.packing import MODEL_TYPES, Slots, row_capacity
 
 if TYPE_CHECKING:
     from embedlab.backbones.adapters import Adapter
-    from embedlab.backbones.config import BackboneInfo
+    from embedlab.config.backbone import BackboneInfo
 
 _OFFSET_TYPES = frozenset(
     ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "xmod",
@@ -160,7 +161,7 @@ class Backbone(nn.Module):
             all_layers: the states before the first block and after each, N + 1; else the last one in a
                 1-tuple.
             capacity: compute that many tokens, the true ones (which may not be more) and no padding; for
-                model types of `embedlab.backbones.unpad`. None: compute all cells.
+                model types of `embedlab.kernels.packing`. None: compute all cells.
             position: [B], the one token of each row whose last state is wanted; where `reads_one` says so, and
                 with a mask and neither `position_ids` nor `all_layers`.
 
@@ -214,7 +215,7 @@ class Backbone(nn.Module):
             arguments["token_type_ids"] = torch.zeros_like(ids)
         if self._takes_positions:
             arguments["position_ids"] = positions
-        from embedlab.backbones.varlen_attention import register
+        from embedlab.kernels.varlen_attention import register
 
         longest = row_capacity(input_ids.shape[1])
         if fused_block.applies(self, ids.device):
@@ -243,7 +244,7 @@ class Backbone(nn.Module):
         all_layers: bool,
         position: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        """`_unpadded` by `embedlab.backbones.fused_block`."""
+        """`_unpadded` by `embedlab.kernels.fused_block`."""
         arguments = (self, ids, positions, slots.bounds, longest)
         with self.arithmetic(ids.device):
             if position is not None:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones.unpad import MODEL_TYPES, Slots
-from embedlab.backbones.watched import watched
+from embedlab.kernels.packing import MODEL_TYPES, Slots
+from embedlab.kernels.hooks import watched
 
 if TYPE_CHECKING:
     from embedlab.backbones.backbone import Backbone
-    from embedlab.backbones.parts import Parts
+    from embedlab.backbones.blocks import Parts
 
 _KERNELS = ("sdpa", "eager")
 
@@ -44,7 +44,7 @@ def applies(backbone: Backbone, device: torch.device, packed: bool) -> bool:
 
 def padded(backbone: Backbone, input_ids: Tensor, attention_mask: Tensor, position: Tensor) -> Tensor:
     """The last hidden state at ``position`` [B] of each row, ``[B, 1, D]``."""
-    from embedlab.backbones.parts import Frame, Heads, parts_of
+    from embedlab.backbones.blocks import Frame, Heads, parts_of
 
     parts = parts_of(backbone, "reading one token")
     last = len(parts.blocks) - 1
@@ -72,7 +72,7 @@ def packed(backbone: Backbone, states: Tensor, slots: Slots, position: Tensor, *
         position: [B], in the rows of the padded batch.
         bounds: what the blocks are told of the rows.
     """
-    from embedlab.backbones.parts import parts_of
+    from embedlab.backbones.blocks import parts_of
 
     parts = parts_of(backbone, "reading one token")
     for block in parts.blocks[:-1]:
@@ -95,7 +95,7 @@ def among_all(parts: Parts, states: Tensor, slot: Tensor, bounds: dict[str, Any]
 
     Few kernels and shapes that do not change, for compiled steps: on a card attention is the block's cheapest part.
     """
-    from embedlab.backbones.parts import Frame, Heads
+    from embedlab.backbones.blocks import Frame, Heads
 
     last = len(parts.blocks) - 1
     heads = Heads(parts.query(last, states), *parts.key_value(last, states))
@@ -106,7 +106,7 @@ def among_all(parts: Parts, states: Tensor, slot: Tensor, bounds: dict[str, Any]
 
 def _among_padded(parts: Parts, states: Tensor, slot: Tensor, bounds: Tensor) -> Tensor:
     """The same with attention for these slots alone, over keys and values in padded form."""
-    from embedlab.backbones.varlen_attention import Padded
+    from embedlab.kernels.varlen_attention import Padded
 
     last = len(parts.blocks) - 1
     read = states[0, slot][:, None]

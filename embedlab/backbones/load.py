@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from embedlab._paths import ordinary_mode
+from embedlab.files import ordinary_mode
 from embedlab.backbones.adapters import merged
-from embedlab.backbones.attention import register
+from embedlab.kernels.attention import register
 from embedlab.backbones.backbone import Backbone
-from embedlab.backbones.config import BackboneConfig, BackboneInfo
-from embedlab.backbones.fresh import FreshConfig, fresh_config
+from embedlab.config.backbone import BackboneConfig, BackboneInfo
+from embedlab.backbones.scratch import FreshConfig, fresh_config
 from embedlab.backbones.resolve import (
     Source,
     describe,
@@ -97,8 +97,8 @@ def load_backbone(
 
 
 def _take_over(whole: Any, tokenizer: Any, name: str, head: Head | None) -> None:
-    """Begin a fresh model with the body of a shipped encoder or of a folder (`embedlab.backbones.warm`)."""
-    from embedlab.backbones.warm import check_donor, warm_start
+    """Begin a fresh model with the body of a shipped encoder or of a folder (`embedlab.backbones.warm_start`)."""
+    from embedlab.backbones.warm_start import check_donor, warm_start
 
     donor = donor_config(name)
     source = resolve(donor)

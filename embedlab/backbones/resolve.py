@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from embedlab._paths import assets_dir
-from embedlab.backbones.config import BackboneConfig, BackboneInfo
-from embedlab.backbones.known import known
-from embedlab.damage import damage
+from embedlab.files import assets_dir
+from embedlab.config.backbone import BackboneConfig, BackboneInfo
+from embedlab.config.published import known
+from embedlab.files import corruption
 from embedlab.errors import UserError, one_line
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _explain(config: BackboneConfig, error: Exception) -> NoReturn:
         raise UserError(f"a package is missing: {text}", **where, fix=fix) from error
     file = None if config.source == "hub" else config.path or config.name
     raise UserError(
-        f"the model's files cannot be read: {damage(error) or f'{type(error).__name__}: {text[:300]}'}",
+        f"the model's files cannot be read: {corruption(error) or f'{type(error).__name__}: {text[:300]}'}",
         file=file,
         **where,
         fix="another copy of the model",
@@ -254,7 +254,7 @@ def describe(found: PretrainedConfig, has_mask_token: bool) -> BackboneInfo:
 
 def kind_of(found: PretrainedConfig) -> Literal["encoder", "decoder"]:
     """Whether the model looks both ways. A causal architecture set to look both ways is an encoder."""
-    from embedlab.backbones.fresh import is_decoder
+    from embedlab.backbones.scratch import is_decoder
 
     if getattr(found, "is_decoder", False):
         return "decoder"
@@ -271,12 +271,12 @@ def probe(config: BackboneConfig) -> BackboneInfo:
         UserError: a wrong name or path, in one line.
     """
     if config.source == "fresh":
-        from embedlab.backbones.fresh import FreshConfig, fresh_config
+        from embedlab.backbones.scratch import FreshConfig, fresh_config
 
         fresh = FreshConfig.from_dict(config.fresh or {})
         found = set_dropout(fresh_config(fresh), config.dropout)
         if fresh.init_from is not None:  # said before the run's text is tokenised
-            from embedlab.backbones.warm import check_donor
+            from embedlab.backbones.warm_start import check_donor
 
             donor = donor_config(fresh.init_from)
             check_donor(found, read_config(donor, resolve(donor)), fresh.init_from)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from embedlab import _paths
+from embedlab import files as _paths
 from embedlab.cli.config_errors import explain, unreadable
 from embedlab.errors import UserError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
-from embedlab.cli.vector_files import VectorFile, vector_file
+from embedlab.corpus.vector_files import VectorFile, vector_file
 from embedlab.data.readers import FileReader, open_reader
 from embedlab.errors import UserError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -16,10 +16,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 def load_encoder(
     ckpt: str, max_length: int | None = None, pooling: Mapping[str, Any] | None = None
 ) -> SentenceEncoder:
-    """`embedlab.load(ckpt)`, with another `max_length` (what it counts: `embedlab.tokenization`) where
+    """`embedlab.load(ckpt)`, with another `max_length` (what it counts: `embedlab.encoders.tokenization`) where
     given, and read by another pooling, which brings no weights of its own."""
     import embedlab
-    from embedlab.tokenization import Tokenization
+    from embedlab.encoders.tokenization import Tokenization
 
     if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
         raise UserError(
@@ -36,7 +36,7 @@ def load_encoder(
 
 def _read_by(encoder: SentenceEncoder, pooling: Mapping[str, Any]) -> None:
     from embedlab.pooling import build_pooling, pooling_config
-    from embedlab.twin import TwinEncoder
+    from embedlab.encoders.twin import TwinEncoder
 
     if isinstance(encoder, TwinEncoder):
         raise UserError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
-from embedlab.cli.outputs import check_writable
+from embedlab.files import check_writable
 from embedlab.errors import UserError
 
 # Suites of fixed sets: a part of one is another test, so that `limit` is not for them.
@@ -66,18 +66,18 @@ def main(argv: list[str]) -> int:
         check_writable(path)
 
     if len(suites) > 1:  # one says it soon enough by itself
-        from embedlab.evaluation.preflight import check_data
+        from embedlab.evaluation.core.preflight import check_data
 
         for suite in suites:
             check_data(suite, _settings(config, suite))
     if config["compare"] is not None:
-        from embedlab.evaluation.preflight import check_comparison
+        from embedlab.evaluation.core.preflight import check_comparison
 
         check_comparison(_settings(config, "sts"))
 
     from embedlab.cli.encoders import Configured, load_encoder
-    from embedlab.evaluation.protocol import write_scores
-    from embedlab.evaluation.table import suite_tables
+    from embedlab.evaluation.core.protocol import write_scores
+    from embedlab.evaluation.core.table import suite_tables
 
     loaded = load_encoder(config["ckpt"], config["max_length"], config.get("pooling"))
     if config["cross_attention"] is not None:
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
 
 def _crossed(encoder: Any, layers: Any) -> Any:
     """A twin with its towers' attention exchanged in `layers` layers."""
-    from embedlab.twin import TwinEncoder
+    from embedlab.encoders.twin import TwinEncoder
 
     what: dict[str, Any] = {"key": "cross_attention", "value": layers}
     if not isinstance(encoder, TwinEncoder):
@@ -130,9 +130,9 @@ def _compared(config: Mapping[str, Any]) -> Any:
 
 def _compare(encoder: Any, other: Any, config: Mapping[str, Any], out: Path | None) -> None:
     """The encoder against the `other` that ``compare`` names, on the same STS pairs."""
-    from embedlab.evaluation import compare
-    from embedlab.evaluation.protocol import write_scores
-    from embedlab.evaluation.table import Table
+    from embedlab.evaluation.sts.sts import compare
+    from embedlab.evaluation.core.protocol import write_scores
+    from embedlab.evaluation.core.table import Table
 
     changes, protocol = compare.run(other, encoder, _settings(config, "sts"))
     folder = out if out is None or out.suffix != ".json" else out.parent
@@ -167,7 +167,7 @@ def _settings(config: Mapping[str, Any], suite: str) -> dict[str, Any]:
     if isinstance(settings["tasks"], str):
         settings["tasks"] = [settings["tasks"]]
     if config["data_dir"] is not None:
-        from embedlab.evaluation.preflight import folder_for
+        from embedlab.evaluation.core.preflight import folder_for
 
         settings["data_dir"] = folder_for(str(config["data_dir"]), suite)
     return settings

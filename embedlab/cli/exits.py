@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from embedlab.cli.config_errors import explain
-from embedlab.cli.once import say_once
+from embedlab.console import say_once
 from embedlab.errors import UserError
 
 BAD_INPUT = 2

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
-from embedlab.cli.outputs import check_writable
-from embedlab.disk import writing
+from embedlab.files import check_writable
+from embedlab.files import writing
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
 
 # What overwrite=true may replace: a folder with one of these.
 _EXPORTED = ("embedlab.json", "modules.json", "config.json", "model.onnx")

@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from embedlab.cli.hydra_main import Refusal
 from embedlab.errors import UserError
-from embedlab.training.folder import check_free
+from embedlab.run.folder import check_free
 
 
 class FreeFolder(Callback):

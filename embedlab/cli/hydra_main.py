@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embedlab import _paths
+from embedlab import files as _paths
 from embedlab.cli.compose import explained, plain, readable
 from embedlab.errors import UserError
 

@@ -19,14 +19,14 @@ from embedlab.backbones.adapters import AdapterConfig
 from embedlab.cli.processes import start_ranks, wants_processes
 from embedlab.data import DataConfig
 from embedlab.errors import UserError
-from embedlab.training.cli_values import from_file
-from embedlab.training.folder import check_free
-from embedlab.training.optimizer import OptimizerConfig
-from embedlab.training.ranks import launched
-from embedlab.training.settings import CallbacksConfig, LoggerConfig, ScoringConfig
+from embedlab.cli.lightning_values import from_file
+from embedlab.run.folder import check_free
+from embedlab.engine.optimizer import OptimizerConfig
+from embedlab.distributed.ranks import launched
+from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig
 
 if TYPE_CHECKING:
-    from embedlab.training.run import Run
+    from embedlab.run.run import Run
 
 
 def model(
@@ -106,9 +106,9 @@ class EmbedlabCLI(LightningCLI):
 
     def _begin(self, values: dict[str, Any], folder: Path, extra: dict[str, Any]) -> int:
         from embedlab.cli.train import fit, train_one
-        from embedlab.training.config import RunConfig
-        from embedlab.training.run import Run
-        from embedlab.training.stages import has_stages, run_stages, summary
+        from embedlab.config.run import RunConfig
+        from embedlab.run.run import Run
+        from embedlab.run.stages import has_stages, run_stages, summary
 
         if self.subcommand == "fit":
             check_free(folder, values.get("ckpt_path"), "trainer.default_root_dir")
@@ -134,7 +134,7 @@ class EmbedlabCLI(LightningCLI):
             if staged and not status:
                 summary(folder, whole)
             return status
-        from embedlab.training.look import look
+        from embedlab.run.validate import look
 
         look(Run(config, folder, str(self.subcommand), extra), str(self.subcommand))
         return 0

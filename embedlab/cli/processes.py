@@ -13,12 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from embedlab.cli.once import SAID
+from embedlab.console import SAID
 from embedlab.errors import UserError
-from embedlab.training.ranks import launched
+from embedlab.distributed.ranks import launched
 
 if TYPE_CHECKING:
-    from embedlab.training.config import RunConfig
+    from embedlab.config.run import RunConfig
 
 log = logging.getLogger(__name__)
 GRACE_SECONDS = 60.0  # for the other ranks, when one has failed

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from embedlab.cli.outputs import check_writable
+from embedlab.files import check_writable
 from embedlab.errors import UserError
 
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     keys = ("baseline=", "metric=", "metrics=", "out=", "title=")
     options = parser.parse_args([f"--{a}" if a.startswith(keys) else a for a in argv])
 
-    from embedlab.analysis.report import (
+    from embedlab.report.report import (
         box_plot,
         density_plot,
         find_baseline,
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         make_report,
         write_csv,
     )
-    from embedlab.analysis.runs import find_runs, group_runs
+    from embedlab.report.runs import find_runs, group_runs
 
     runs, unfinished = find_runs([Path(f) for f in options.folders])
     out = options.out or Path(options.folders[0])

@@ -19,8 +19,8 @@ def print_run_file(argv: Sequence[str]) -> int:
     Raises:
         UserError: the arguments compose to no run, or to a sweep.
     """
-    from embedlab.training.cli_values import as_file
-    from embedlab.training.config import RunConfig
+    from embedlab.cli.lightning_values import as_file
+    from embedlab.config.run import RunConfig
 
     if sweep := next((a for a in argv if a in ("-m", "--multirun")), None):
         raise UserError(f"a file holds one run, and {sweep} asks for several", fix="--cli-config without it")

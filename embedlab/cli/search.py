@@ -11,7 +11,7 @@ from pathlib import Path
 
 from embedlab.cli.compose import compose
 from embedlab.cli.encode import text_column
-from embedlab.cli.outputs import check_writable
+from embedlab.files import check_writable
 from embedlab.data.readers import FileReader, open_reader
 from embedlab.errors import UserError
 
@@ -42,7 +42,7 @@ def _index(argv: list[str]) -> int:
     check_writable(Path(str(config["index"])), key="index")
 
     from embedlab.cli.encoders import Configured, load_encoder
-    from embedlab.evaluation.search import build_index
+    from embedlab.corpus.search import build_index
 
     start = time.perf_counter()
     encoder = load_encoder(config["ckpt"], config["max_length"])
@@ -68,7 +68,7 @@ def _query(argv: list[str]) -> int:
         raise UserError("must be a positive whole number", key="k", value=config["k"], fix="k=10")
 
     from embedlab.cli.encoders import Configured, load_encoder
-    from embedlab.evaluation.search import Index
+    from embedlab.corpus.search import Index
 
     index = Index(str(config["index"]))
     ckpt = str(config["ckpt"] or index.info.encoder)

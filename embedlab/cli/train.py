@@ -10,11 +10,11 @@ from typing import Any
 import yaml
 
 from embedlab.cli.hydra_main import in_sweep, run, run_dir
-from embedlab.cli.once import say_once
+from embedlab.console import say_once
 from embedlab.cli.processes import start_ranks, wants_processes
 from embedlab.data.sources import check_source
-from embedlab.training.folder import check_free
-from embedlab.training.sections import light_sections
+from embedlab.run.folder import check_free
+from embedlab.run.parse import light_sections
 
 log = logging.getLogger(__name__)
 AS_FILE = "--cli-config"
@@ -54,8 +54,8 @@ def train_one(values: dict[str, Any], folder: Path, whole: Path | None = None) -
         sections = light_sections(values)
         if values.get("ckpt_path") is None:  # a run that goes on may have nothing left to read
             check_source(sections["data"])
-    from embedlab.training.config import RunConfig
-    from embedlab.training.stages import has_stages, run_stages, summary
+    from embedlab.config.run import RunConfig
+    from embedlab.run.stages import has_stages, run_stages, summary
 
     if has_stages(values):
         home = whole or folder
@@ -80,10 +80,10 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
 
     ``whole``: as for `train_one`; ``extra``: arguments of Lightning's trainer beyond the configuration's.
     """
-    from embedlab.training.callbacks.checkpoints import Interrupted
-    from embedlab.training.nonfinite import NonFiniteLoss
-    from embedlab.training.requeue import requeue
-    from embedlab.training.run import Run
+    from embedlab.run.callbacks.checkpoints import Interrupted
+    from embedlab.engine.nonfinite import NonFiniteLoss
+    from embedlab.run.slurm import requeue
+    from embedlab.run.run import Run
 
     try:
         Run(config, folder, extra=extra, part=whole is not None and whole != folder).fit()
@@ -104,8 +104,8 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
 
 def _has_ended(config: Any, folder: Path) -> bool:
     """Whether there is nothing to start processes for; `UserError` where less is asked for than is done."""
-    from embedlab.training.callbacks.checkpoints import find_checkpoint
-    from embedlab.training.resume import finished
+    from embedlab.run.callbacks.checkpoints import find_checkpoint
+    from embedlab.run.resume import finished
 
     checkpoint = find_checkpoint(config.ckpt_path, folder)
     return checkpoint is not None and finished(config, folder, checkpoint) is not None

@@ -30,8 +30,8 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: a key that is unknown, nothing that varies, optuna not installed.
     """
-    from embedlab.methods.config import from_dict
-    from embedlab.training.tuning import Space, TuneConfig, tune
+    from embedlab.config.method import from_dict
+    from embedlab.run.tuning import Space, TuneConfig, tune
 
     if {"-h", "--help"} & set(argv):
         print(USAGE + "".join(f"  tune.{k}: {v}\n" for k, v in vars(TuneConfig()).items()), end="")
@@ -66,8 +66,8 @@ def _own(argument: str) -> tuple[str, Any]:
 
 def _checked(overrides: list[str]) -> dict[str, Any]:
     """A configuration that would train; what would not is said before a process is started."""
-    from embedlab.training.config import RunConfig
-    from embedlab.training.stages import has_stages
+    from embedlab.config.run import RunConfig
+    from embedlab.run.stages import has_stages
 
     values = compose("train", overrides)
     config = RunConfig.from_dict({k: v for k, v in values.items() if k not in ("stages", "stages_dir")})

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     path, folder, whole = argv
     level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
     logging.basicConfig(level=level, format="[%(asctime)s][%(name)s][%(levelname)s] - %(message)s")
-    from embedlab.training.config import RunConfig
+    from embedlab.config.run import RunConfig
 
     values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     return fit(RunConfig.from_dict(values), Path(folder), Path(whole))

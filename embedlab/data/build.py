@@ -15,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedlab._paths import cache_dir, ordinary_mode
-from embedlab.data.config import DataConfig
-from embedlab.data.lock import locked
+from embedlab.files import cache_dir, ordinary_mode
+from embedlab.config.data import DataConfig
+from embedlab.files import locked
 from embedlab.data.progress import progress_bar
 from embedlab.data.report import Tally
 from embedlab.data.rows import Row, RowStream, read_rows
@@ -27,7 +27,7 @@ from embedlab.data.tokenise import Chunk, FieldJob, Tokeniser, tokenised
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
-    from embedlab.tokenization import Tokenization
+    from embedlab.encoders.tokenization import Tokenization
 
 log = logging.getLogger(__name__)
 FieldSpec = tuple[str, "Tokenization"]

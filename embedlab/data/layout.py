@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embedlab.data.config import DataConfig
+from embedlab.config.data import DataConfig
 from embedlab.data.readers import Reader
 
 USUAL: dict[str, tuple[str, ...]] = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedlab.backbones.unpad import token_capacity
+from embedlab.kernels.packing import token_capacity
 from embedlab.data.plan import BatchPlan, Rows
 from embedlab.data.resident import ResidentTable, Table
 

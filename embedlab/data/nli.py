@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from embedlab.data.config import NLI_COLUMNS, ROLES, DataConfig
+from embedlab.config.data import NLI_COLUMNS, ROLES, DataConfig
 from embedlab.data.layout import find_columns, has_columns
 from embedlab.data.readers import Reader
 

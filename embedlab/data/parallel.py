@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from embedlab.data.config import DataConfig
+from embedlab.config.data import DataConfig
 from embedlab.data.layout import USUAL, find_columns, has_columns
 from embedlab.data.readers import Reader
 from embedlab.errors import UserError

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from embedlab.data.config import DataConfig
+    from embedlab.config.data import DataConfig
     from embedlab.data.rows import RowStream
     from embedlab.data.table import TableWriter
     from embedlab.data.tokenise import Chunk, Tokens

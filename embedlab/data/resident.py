@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embedlab.data.packed import PackedTable
 from embedlab.data.table import FieldView, TokenTable
-from embedlab.kernels import has_triton
+from embedlab.kernels.available import has_triton
 
 Table = TokenTable | PackedTable
 
@@ -73,7 +73,7 @@ class _Ragged:
     def gather(self, rows: Tensor, length: int) -> dict[str, Tensor]:
         gather = _ragged_rows
         if rows.is_cuda and has_triton():
-            from embedlab.data.gather_kernel import gather_ragged as gather
+            from embedlab.kernels.gather_rows import gather_ragged as gather
         found = gather(self.ids, self.offsets, self.hashes, rows, length, self.bits, self.pad_id)
         return dict(zip(("input_ids", "attention_mask", "hash"), found, strict=True))
 
@@ -81,7 +81,7 @@ class _Ragged:
 def _ragged_rows(
     ids: Tensor, offsets: Tensor, hashes: Tensor, rows: Tensor, length: int, bits: int, pad: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `embedlab.data.gather_kernel` does on a card."""
+    """What `embedlab.kernels.gather_rows` does on a card."""
     start, end = offsets[rows].unsqueeze(1), offsets[rows + 1].unsqueeze(1)
     place = start + torch.arange(length, device=rows.device)
     real = place < end

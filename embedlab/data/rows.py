@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from embedlab.data.config import DataConfig
+from embedlab.config.data import DataConfig
 from embedlab.data.layout import find_columns
 from embedlab.data.nli import triples
 from embedlab.data.parallel import find_pairs, pair_rows

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embedlab.data.config import DataConfig
+from embedlab.config.data import DataConfig
 from embedlab.data.readers import Reader, Values, open_reader
 from embedlab.errors import UserError
-from embedlab.quiet import quiet
+from embedlab.console import quiet
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from embedlab.tokenization import Tokenization
+    from embedlab.encoders.tokenization import Tokenization
 
 FieldTokens = tuple[NDArray[Any], NDArray[np.int32], int]
 """The ids of all rows, one after the other; the tokens of each row; how many rows were cut."""
@@ -66,7 +66,7 @@ class FieldJob:
         return np.fromiter(chain.from_iterable(rows), np.dtype(self.dtype), int(lengths.sum())), lengths, cut
 
     def _whole(self, texts: list[str]) -> list[list[int]]:
-        from embedlab.preparation import PREPARATIONS
+        from embedlab.encoders.normalization import PREPARATIONS
 
         prepare = PREPARATIONS[self.tokenization.preparation]
         return self.tokenization.plain_ids([prepare(text) for text in texts])

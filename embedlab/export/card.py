@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
 
 _USE = """```python
 import embedlab

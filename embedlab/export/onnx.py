@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
 
 FILE = "model.onnx"
 OUTPUT = "sentence_embedding"
@@ -90,7 +90,7 @@ def load_onnx(folder: Path, batch_size: int = 32) -> Callable[[Sequence[str]], n
     import onnxruntime
     from transformers import AutoTokenizer
 
-    from embedlab.tokenization import Tokenization
+    from embedlab.encoders.tokenization import Tokenization
 
     facts = json.loads((folder / "embedlab.json").read_text(encoding="utf-8"))
     tokenization = Tokenization.from_dict(AutoTokenizer.from_pretrained(folder), facts)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
 
 SENTENCES: tuple[str, ...] = (
     "A cat.",

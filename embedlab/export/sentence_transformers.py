@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from embedlab._paths import ordinary_mode
+from embedlab.files import ordinary_mode
 
 if TYPE_CHECKING:
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
 
 CUSTOM = "embedlab.export.st_module.EmbedlabModule"
 _STOCK = "sentence_transformers.models."

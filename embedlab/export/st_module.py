@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from embedlab.encoder import SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
 
 try:
     from sentence_transformers.base.modules import InputModule

@@ -20,8 +20,8 @@ from embedlab.backbones.resolve import quiet
 from embedlab.export.sentence_transformers import CUSTOM
 
 if TYPE_CHECKING:
-    from embedlab.encoder import SentenceEncoder
-    from embedlab.twin import TwinEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.twin import TwinEncoder
 
 _MODES = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
 

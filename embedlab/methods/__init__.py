@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
-    from embedlab.methods.base import Method
-    from embedlab.methods.config import MethodConfig
+    from embedlab.engine.module import Method
+    from embedlab.config.method import MethodConfig
 
 METHODS: dict[str, str] = {
     "simcse": "embedlab.methods.simcse:SimCSE",
@@ -36,8 +36,8 @@ def method_class(name: str) -> type[Method]:
 
 def method_config(values: dict[str, Any]) -> MethodConfig:
     """The typed configuration of a method from plain values."""
-    from embedlab.methods.config import from_dict
-    from embedlab.typed import section
+    from embedlab.config.method import from_dict
+    from embedlab.config.build import section
 
     section(values, "method")
     return from_dict(method_class(values.get("name", "")).config_class, values, "method")

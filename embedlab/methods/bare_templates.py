@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from embedlab.tokenization import Tokenization
+from embedlab.encoders.tokenization import Tokenization
 
 
 class BareTemplates(nn.Module):

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from embedlab.errors import UserError
-from embedlab.methods.config import MethodConfig, check_tau
+from embedlab.config.method import MethodConfig, check_tau
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
     from embedlab.pooling import PoolingConfig
-    from embedlab.tokenization import Template
-    from embedlab.training.config import RunConfig
+    from embedlab.encoders.tokenization import Template
+    from embedlab.config.run import RunConfig
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "mlm_pack": ("mono", "bi"),

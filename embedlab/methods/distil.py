@@ -9,20 +9,20 @@ import torch
 
 from embedlab.backbones.backbone import Backbone
 from embedlab.errors import UserError
-from embedlab.methods.base import Batch, Fields, Method, Outcome
-from embedlab.methods.config import MethodConfig, check_tau
+from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.config.method import MethodConfig, check_tau
 from embedlab.objectives.distillation import distillation
 from embedlab.objectives.pair_nce import interleave
-from embedlab.training.gather import first_row, gather, gather_ids
-from embedlab.twin import check_addable
+from embedlab.distributed.gather import first_row, gather, gather_ids
+from embedlab.encoders.twin import check_addable
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.pooling import PoolingConfig
-    from embedlab.tokenization import Template
-    from embedlab.training.config import RunConfig
-    from embedlab.training.optimizer import OptimizerConfig
+    from embedlab.encoders.tokenization import Template
+    from embedlab.config.run import RunConfig
+    from embedlab.engine.optimizer import OptimizerConfig
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from embedlab.errors import UserError
-from embedlab.methods.base import Batch, Fields, Method, Outcome
-from embedlab.methods.config import MethodConfig
+from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.config.method import MethodConfig
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.pooling import PoolingConfig
-    from embedlab.tokenization import Template
-    from embedlab.training.config import RunConfig
+    from embedlab.encoders.tokenization import Template
+    from embedlab.config.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Ensemble(Method):
     @classmethod
     def make_encoder(cls, run: RunConfig, tokenizer: Any = None) -> SentenceEncoder:
         import embedlab
-        from embedlab.twin import ensemble
+        from embedlab.encoders.twin import ensemble
 
         config = run.method
         assert isinstance(config, EnsembleConfig)

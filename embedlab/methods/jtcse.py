@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from embedlab.errors import UserError
 from embedlab.methods.across import Across, gradient_norms, towers_apart
-from embedlab.methods.base import Batch, Fields, Method, Outcome
-from embedlab.methods.cross_attention import CrossAttention, check_alike, cross_layers, last_exchange
+from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.encoders.cross_attention import CrossAttention, check_alike, cross_layers, last_exchange
 from embedlab.methods.jtcse_config import JTCSEConfig, TNCSEConfig
-from embedlab.methods.pooler import tower_pooler
+from embedlab.methods.towers import tower_pooler
 from embedlab.objectives.modulus import modulus_term
 from embedlab.objectives.pair_nce import interleave
 
 if TYPE_CHECKING:
-    from embedlab.encoder import SentenceEncoder
-    from embedlab.methods.config import MethodConfig
-    from embedlab.tokenization import Template
-    from embedlab.training.config import RunConfig
-    from embedlab.training.optimizer import OptimizerConfig
-    from embedlab.twin import TwinEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.config.method import MethodConfig
+    from embedlab.encoders.tokenization import Template
+    from embedlab.config.run import RunConfig
+    from embedlab.engine.optimizer import OptimizerConfig
+    from embedlab.encoders.twin import TwinEncoder
 
 
 class JTCSE(Method):
@@ -64,7 +64,7 @@ class JTCSE(Method):
 
     @classmethod
     def from_run(cls, run: RunConfig, tokenizer: Any = None) -> JTCSE:
-        from embedlab.twin import TwinEncoder, load_tower
+        from embedlab.encoders.twin import TwinEncoder, load_tower
 
         config = run.method
         assert isinstance(config, JTCSEConfig)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from embedlab.errors import UserError
-from embedlab.methods.config import MethodConfig, check_tau
-from embedlab.methods.cross_attention import Route, cross_layers
+from embedlab.config.method import MethodConfig, check_tau
+from embedlab.encoders.cross_attention import Route, cross_layers
 from embedlab.objectives.modulus import FLOOR, Clamp
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
     from embedlab.pooling import PoolingConfig
-    from embedlab.tokenization import Template
+    from embedlab.encoders.tokenization import Template
 
 TERMS = ("nce", "cross", "side", "ictm")
 

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.errors import UserError
-from embedlab.methods.base import Batch, Fields, Method, Outcome
-from embedlab.methods.config import MethodConfig
+from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.config.method import MethodConfig
 from embedlab.objectives.masked_lm import IGNORED, Masked, mask_tokens, masked_lm
-from embedlab.training.grad_cache import cached
+from embedlab.encoders.grad_cache import cached
 
 if TYPE_CHECKING:
     from embedlab.backbones import Backbone, BackboneInfo
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.pooling import PoolingConfig
-    from embedlab.tokenization import Template
-    from embedlab.training.optimizer import OptimizerConfig
+    from embedlab.encoders.tokenization import Template
+    from embedlab.engine.optimizer import OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class MaskedPrediction(nn.Module):
     Args:
         tokenizer: its special tokens are never selected (the unknown token is a word).
         probability, rule: of `mask_tokens`.
-        chunk: rows encoded at once (`embedlab.training.grad_cache`); None: all.
+        chunk: rows encoded at once (`embedlab.encoders.grad_cache`); None: all.
     """
 
     special_ids: Tensor

@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from embedlab.encoder import SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
 
 
 def moving_average(encoder: SentenceEncoder) -> SentenceEncoder:

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from embedlab.backbones.backbone import position_offset
 from embedlab.errors import UserError
 from embedlab.methods.bare_templates import BareTemplates
-from embedlab.methods.base import Batch, Fields, Method, Outcome
-from embedlab.methods.config import MethodConfig, check_eval_text, check_tau, from_dict
+from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.config.method import MethodConfig, check_eval_text, check_tau, from_dict
 from embedlab.methods.contrast import contrast
 from embedlab.methods.simcse import joint_capacity, mlp_head, widen
-from embedlab.tokenization import Template, Tokenization
+from embedlab.encoders.tokenization import Template, Tokenization
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.pooling import PoolingConfig
-    from embedlab.training.optimizer import OptimizerConfig
+    from embedlab.engine.optimizer import OptimizerConfig
 
 VIEWS = {
     "wikipedia": ("first", "second"),

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.errors import UserError
-from embedlab.methods.base import Batch, Fields, Method, Outcome
-from embedlab.methods.config import MethodConfig
+from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.config.method import MethodConfig
 from embedlab.methods.contrast import contrast, contrast_pairs
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.pooling import PoolingConfig
-    from embedlab.tokenization import Template
-    from embedlab.training.optimizer import OptimizerConfig
+    from embedlab.encoders.tokenization import Template
+    from embedlab.engine.optimizer import OptimizerConfig
 
 VIEWS = {
     "wikipedia": ("sentence",),

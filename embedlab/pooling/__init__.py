@@ -34,7 +34,7 @@ from embedlab.pooling.marked import (
 from embedlab.pooling.mask import Mask, MaskConfig
 from embedlab.pooling.mean import Mean, MeanConfig
 from embedlab.pooling.s2sent import S2Sent, S2SentConfig
-from embedlab.typed import build, section
+from embedlab.config.build import build, section
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo

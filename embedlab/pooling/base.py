@@ -13,7 +13,7 @@ from embedlab.errors import UserError
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
-    from embedlab.tokenization import Template
+    from embedlab.encoders.tokenization import Template
 
 Marks = Mapping[str, int]
 """Mark name to its distance from a row's last real token (0: the last); `Tokenization.marks`."""

@@ -21,7 +21,7 @@ from embedlab.pooling.base import (
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
-    from embedlab.tokenization import Template
+    from embedlab.encoders.tokenization import Template
 
 READ_OUTS = ("mean", "cls", "mask", "last")
 

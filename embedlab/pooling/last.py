@@ -11,7 +11,7 @@ from embedlab.pooling.base import Marks, OneToken, PoolingConfig, last_index
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
-    from embedlab.tokenization import Template
+    from embedlab.encoders.tokenization import Template
 
 
 @dataclass(frozen=True)

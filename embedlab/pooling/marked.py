@@ -14,7 +14,7 @@ from embedlab.pooling.base import Marks, Pooling, PoolingConfig, mark_index, tok
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
-    from embedlab.tokenization import Template
+    from embedlab.encoders.tokenization import Template
 
 
 def up_to(attention_mask: Tensor, marks: Marks, mark: str) -> Tensor:

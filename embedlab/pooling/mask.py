@@ -12,7 +12,7 @@ from embedlab.pooling.base import Marks, OneToken, PoolingConfig, mark_index
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
-    from embedlab.tokenization import Template
+    from embedlab.encoders.tokenization import Template
 
 
 @dataclass(frozen=True)

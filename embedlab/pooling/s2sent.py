@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
-from embedlab.kernels import has_triton
+from embedlab.kernels.available import has_triton
 from embedlab.pooling.base import Marks, PoolingConfig
 from embedlab.pooling.blocks import Blocks, BlocksConfig, inner_tokens, one_of
 from embedlab.pooling.frequencies import INVALID, LONGEST, ORDERS, select
@@ -22,7 +22,7 @@ from embedlab.pooling.squeeze import FrequencySelection
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo
-    from embedlab.tokenization import Template
+    from embedlab.encoders.tokenization import Template
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "mode": ("stack2d", "avg1d", "last1d", "auto", "none"),
@@ -279,7 +279,7 @@ class S2Sent(Blocks):
 
     @property
     def _has_kernel(self) -> bool:
-        """Whether one kernel pass over each block gives the vectors (`embedlab.pooling.s2sent_kernel`)."""
+        """Whether one kernel pass over each block gives the vectors (`embedlab.kernels.s2sent`)."""
         c = self.config
         return (
             not self.training
@@ -292,7 +292,7 @@ class S2Sent(Blocks):
         )
 
     def _by_kernel(self, hidden: tuple[Tensor, ...], mask: Tensor) -> Tensor:
-        from embedlab.pooling.s2sent_kernel import pool
+        from embedlab.kernels.s2sent import pool
 
         assert self.select is not None
         assert self.gate is not None

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import embedlab
 from embedlab.backbones import BackboneConfig, load_backbone, probe
-from embedlab.encoder import SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
 from tests.support import SENTENCES, tiny_backbone, tiny_tokenizer
 
 gguf: Any = pytest.importorskip("gguf", reason="gguf (extra gguf) is not installed")

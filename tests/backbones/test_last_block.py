@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from embedlab.backbones import Backbone, varlen_attention
+from embedlab.backbones import Backbone
+from embedlab.kernels.available import varlen_attention
 from embedlab.pooling import build_pooling
-from tests.backbones.test_attention import NoHostReads, load
+from tests.kernels.test_attention import NoHostReads, load
 
 Tiny = Callable[..., Path]
 MODELS = ("bert", "roberta", "distilbert")

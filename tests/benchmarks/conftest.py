@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.conftest import sentences
+from tests.run.conftest import sentences
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import transfer_agreement as benchmark
 from benchmarks.transfer_agreement import RandomProjection, compare, over_seeds
-from embedlab.evaluation.transfer_data import Split, load_transfer
+from embedlab.evaluation.transfer.transfer_data import Split, load_transfer
 from tests.evaluation.real import needs_data
 
 

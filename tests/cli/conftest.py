@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embedlab import _paths
+from embedlab import files as _paths
 
 FILES = {
     "demo.yaml": """\

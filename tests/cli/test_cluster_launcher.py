@@ -16,9 +16,9 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.utils import instantiate
 
-from embedlab import _paths
+from embedlab import files as _paths
 from embedlab.cli.main import main
-from tests.training.conftest import sentences
+from tests.run.conftest import sentences
 
 
 @pytest.mark.parametrize("name", ["slurm", "submitit_slurm", "submitit_local"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embedlab.cli.main import main
-from embedlab.evaluation import protocol
+from embedlab.evaluation.core import protocol
 from tests.evaluation.finetune.test_suites import write_nli
 from tests.evaluation.multilingual import write_parallel
 

@@ -17,9 +17,9 @@ import yaml
 import embedlab
 from embedlab.cli import main as command
 from embedlab.errors import UserError
-from embedlab.training.cli_values import as_file, from_file
-from embedlab.training.run import train
-from tests.training.conftest import compose_run, sts_dir, text_file  # noqa: F401
+from embedlab.cli.lightning_values import as_file, from_file
+from embedlab.run.run import train
+from tests.run.conftest import compose_run, sts_dir, text_file  # noqa: F401
 
 MORE = (
     "trainer.max_steps=5",

@@ -9,7 +9,7 @@ import pytest
 
 from embedlab.cli import main as command
 from embedlab.cli import processes, train
-from embedlab.cli.once import SAID, say_once
+from embedlab.console import SAID, say_once
 
 FEW = [f"line {i} of the text" for i in range(20)]
 

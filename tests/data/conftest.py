@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from embedlab.tokenization import Tokenization
+from embedlab.encoders.tokenization import Tokenization
 from tests.support import SENTENCES, tiny_tokenizer
 
 

@@ -17,10 +17,10 @@ import pytest
 
 import embedlab.data.build as building
 from embedlab.data import DataConfig, TokenTable, build_token_table
-from embedlab.data.lock import locked
+from embedlab.files import locked
 from embedlab.data.table import TableWriter
 from embedlab.errors import UserError
-from embedlab.tokenization import Template, Tokenization
+from embedlab.encoders.tokenization import Template, Tokenization
 from tests.data.standin import WordTokenization
 from tests.support import SENTENCES, tiny_tokenizer
 

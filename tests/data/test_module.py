@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from embedlab.data import DataConfig, PackedTable, SentenceDataModule
 from embedlab.errors import UserError
-from embedlab.tokenization import Tokenization
+from embedlab.encoders.tokenization import Tokenization
 from tests.data.standin import WordTokenization
 
 WORDS: Any = WordTokenization()

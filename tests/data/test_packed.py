@@ -8,7 +8,7 @@ import torch
 
 from embedlab.data import DataConfig, PackedTable, ResidentTable, build_token_table
 from embedlab.errors import UserError
-from embedlab.tokenization import Tokenization
+from embedlab.encoders.tokenization import Tokenization
 from tests.support import SENTENCES, tiny_tokenizer
 
 

@@ -15,7 +15,7 @@ from embedlab.data import (
     TokenTable,
     build_token_table,
 )
-from embedlab.tokenization import Template, Tokenization
+from embedlab.encoders.tokenization import Template, Tokenization
 from tests.data.standin import WordTokenization
 from tests.support import SENTENCES
 

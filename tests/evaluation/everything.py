@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embedlab.evaluation.transfer_data import TASKS
+from embedlab.evaluation.transfer.transfer_data import TASKS
 from tests.evaluation.finetune.test_suites import write_nli
 from tests.evaluation.helpers import write_sts_folder, write_tsv
 from tests.evaluation.multilingual import write_parallel, write_xquad

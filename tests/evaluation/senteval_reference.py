@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from sklearn.model_selection import StratifiedKFold
 
-from embedlab.evaluation.classifier import ClassifierConfig
+from embedlab.evaluation.transfer.classifier import ClassifierConfig
 
 
 def train_alone(

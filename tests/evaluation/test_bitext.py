@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES, bitext
-from embedlab.evaluation.bitext import bitext_accuracy
-from embedlab.evaluation.parallel_texts import XTREME, parallel_table, tatoeba
+from embedlab.evaluation import SUITES
+from embedlab.evaluation.bitext.bitext import bitext
+from embedlab.evaluation.bitext.bitext import bitext_accuracy
+from embedlab.evaluation.bitext.parallel_texts import XTREME, parallel_table, tatoeba
 from tests.evaluation.helpers import Constant
 from tests.evaluation.multilingual import Interlingua, write_parallel
 from tests.evaluation.real import needs_data

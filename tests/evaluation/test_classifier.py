@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedlab.evaluation.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
+from embedlab.evaluation.transfer.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
 from tests.evaluation.senteval_reference import train_alone
 
 
@@ -74,7 +74,7 @@ def test_threads_and_company_do_not_change_a_fit(monkeypatch: pytest.MonkeyPatch
     one = fit(1)
     assert torch.get_num_threads() == 1
     # Every job a group of its own: nothing shared but the code.
-    monkeypatch.setattr("embedlab.evaluation.classifier._CPU_GROUP_BYTES", 1)
+    monkeypatch.setattr("embedlab.evaluation.transfer.classifier._CPU_GROUP_BYTES", 1)
     try:
         two = fit(2)
         assert torch.get_num_threads() == 2

@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModel
 
 from embedlab.backbones import BackboneConfig, load_backbone
-from embedlab.encoder import SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
-from embedlab.evaluation.cls_energy import METRICS, _marks, _punctuation, measure, profile
+from embedlab.evaluation.probes.cls_energy import METRICS, _marks, _punctuation, measure, profile
 from embedlab.pooling import build_pooling
-from embedlab.tokenization import Tokenization
-from embedlab.twin import TwinEncoder
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.twin import TwinEncoder
 from tests.support import SENTENCES
 
 MASK = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from embedlab.evaluation.compare import bootstrap, compare_sts, spearman_rows
-from embedlab.evaluation.sts import STSPairs, load_sts
+from embedlab.evaluation.sts.compare import bootstrap, compare_sts, spearman_rows
+from embedlab.evaluation.sts.sts import STSPairs, load_sts
 
 
 class Table:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from embedlab.evaluation.correlation import pair_cosine, pearson, ranks, spearman
+from embedlab.evaluation.core.correlation import pair_cosine, pearson, ranks, spearman
 
 
 @pytest.mark.parametrize("seed", range(5))

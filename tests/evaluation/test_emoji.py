@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 pytest.importorskip("emoji")
 from embedlab.data.packages import EMOJI_LANGUAGES
 from embedlab.evaluation import SUITES
-from embedlab.evaluation.emoji import held_out_names
+from embedlab.evaluation.bitext.emoji import held_out_names
 
 
 class Dictionary:

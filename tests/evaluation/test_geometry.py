@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES, geometry
-from embedlab.evaluation.ratings import read, separation
+from embedlab.evaluation import SUITES
+from embedlab.evaluation.probes import geometry
+from embedlab.evaluation.core.ratings import read, separation
 from tests.evaluation.helpers import HashedWords, write_sts_folder
 
 

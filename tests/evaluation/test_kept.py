@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from embedlab.evaluation.kept import Kept
+from embedlab.evaluation.core.kept import Kept
 from tests.evaluation.helpers import HashedWords
 
 

@@ -10,7 +10,7 @@ import torch
 
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
-from embedlab.evaluation.languages import pair_cosines, probe_accuracy, purity, spectrum
+from embedlab.evaluation.probes.languages import pair_cosines, probe_accuracy, purity, spectrum
 from tests.evaluation.multilingual import Interlingua, write_parallel
 
 

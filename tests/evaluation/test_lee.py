@@ -8,8 +8,9 @@ import torch
 from scipy import stats
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES, lee
-from embedlab.evaluation.vectors import encode
+from embedlab.evaluation import SUITES
+from embedlab.evaluation.sts.sts import lee
+from embedlab.evaluation.core.vectors import encode
 from tests.evaluation.helpers import HashedWords
 
 needs_gensim = pytest.mark.skipif(

@@ -8,7 +8,7 @@ import pytest
 
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
-from embedlab.evaluation.pawsx import load
+from embedlab.evaluation.probes.pawsx import load
 from tests.evaluation.helpers import Lookup, write_tsv
 from tests.evaluation.real import needs_data
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES, Suites, protocol
-from embedlab.evaluation.table import protocol_line
+from embedlab.evaluation import SUITES, Suites
+from embedlab.evaluation.core import protocol
+from embedlab.evaluation.core.table import protocol_line
 from tests.evaluation.helpers import HashedWords, write_sts_folder
 
 
@@ -130,13 +131,13 @@ def test_a_block_with_odd_values_is_refused(tmp_path: Path, key: str, value: obj
 
 
 def test_registry_lists_what_is_there_and_imports_late() -> None:
-    suites = Suites({"sts": "embedlab.evaluation.sts:run", "gone": "embedlab.evaluation.not_there:run"})
+    suites = Suites({"sts": "embedlab.evaluation.sts.sts:run", "gone": "embedlab.evaluation.not_there:run"})
     assert list(suites) == ["sts"]
     assert len(suites) == 1
     assert "gone" not in suites
     with pytest.raises(UserError, match=r"suite=gone.*choose from sts"):
         suites["gone"]
-    suites.register("geometry", "embedlab.evaluation.geometry:run")
+    suites.register("geometry", "embedlab.evaluation.probes.geometry:run")
     assert list(suites) == ["sts", "geometry"]
     assert {"sts", "geometry", "lee"} <= set(SUITES)
 
@@ -145,7 +146,7 @@ def test_evaluation_knows_nothing_of_lightning_or_hydra() -> None:
     code = (
         "import sys, embedlab.evaluation as e\n"
         "assert 'torch' not in sys.modules, 'suites are imported when asked for'\n"
-        "import embedlab.evaluation.dev, embedlab.evaluation.lee, embedlab.evaluation.table\n"
+        "import embedlab.evaluation.sts.dev, embedlab.evaluation.sts.lee, embedlab.evaluation.core.table\n"
         "[e.SUITES[name] for name in e.SUITES if name not in e.FINE_TUNED]\n"
         "bad = {'lightning', 'pytorch_lightning', 'hydra', 'omegaconf'} & set(sys.modules)\n"
         "assert not bad, bad"

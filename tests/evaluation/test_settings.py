@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from embedlab.errors import UserError
-from embedlab.evaluation.settings import whole
+from embedlab.evaluation.core.settings import whole
 
 
 def test_a_whole_number_or_the_default() -> None:

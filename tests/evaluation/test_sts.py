@@ -9,9 +9,10 @@ import torch
 from scipy import stats
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES, sts
-from embedlab.evaluation.sts import SEVEN, STSPairs, evaluate_sts, load_sts, score_pairs
-from embedlab.evaluation.vectors import Vectors
+from embedlab.evaluation import SUITES
+from embedlab.evaluation.sts.sts import sts
+from embedlab.evaluation.sts.sts import SEVEN, STSPairs, evaluate_sts, load_sts, score_pairs
+from embedlab.evaluation.core.vectors import Vectors
 from tests.evaluation.helpers import Constant, HashedWords, Lookup, write_sts_folder, write_tsv
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from embedlab.evaluation.files import find_file, read_tsv
-from embedlab.evaluation.sts import SEVEN, STSPairs, all_sentences, load_sts, score_pairs
-from embedlab.evaluation.vectors import Vectors
+from embedlab.evaluation.core.files import find_file, read_tsv
+from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_sts, score_pairs
+from embedlab.evaluation.core.vectors import Vectors
 from tests.evaluation.helpers import HashedWords
 from tests.evaluation.real import needs_data
 
@@ -90,7 +90,7 @@ def test_mteb(
     tasks: dict[str, STSPairs], encoder: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("mteb", reason="mteb is not installed (pip install 'embedlab[eval]')")
-    from embedlab.evaluation.mteb import resolve_tasks, run
+    from embedlab.evaluation.mteb.mteb import resolve_tasks, run
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))

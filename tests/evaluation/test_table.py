@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from embedlab.evaluation.protocol import REQUIRED
-from embedlab.evaluation.table import (
+from embedlab.evaluation.core.protocol import REQUIRED
+from embedlab.evaluation.core.table import (
     LEE_METRICS,
     STS_METRICS,
     Metric,

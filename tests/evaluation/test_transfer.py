@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES, transfer
-from embedlab.evaluation.classifier import ClassifierConfig, LabelledVectors
-from embedlab.evaluation.preflight import check_data
-from embedlab.evaluation.protocol import check
-from embedlab.evaluation.transfer import Mode, evaluate_task, nested_kfold_outcome, run
-from embedlab.evaluation.transfer_data import SEVEN, TASKS, Split, load_transfer, source
+from embedlab.evaluation import SUITES
+from embedlab.evaluation.transfer.transfer import transfer
+from embedlab.evaluation.transfer.classifier import ClassifierConfig, LabelledVectors
+from embedlab.evaluation.core.preflight import check_data
+from embedlab.evaluation.core.protocol import check
+from embedlab.evaluation.transfer.transfer import Mode, evaluate_task, nested_kfold_outcome, run
+from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, Split, load_transfer, source
 from tests.evaluation.everything import write_transfer
 from tests.evaluation.helpers import Constant, HashedWords, write_tsv
 from tests.evaluation.senteval_reference import nested_folds

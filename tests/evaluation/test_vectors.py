@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import embedlab
-from embedlab.evaluation.vectors import SharedVectors, Vectors, embed, encode, unique
+from embedlab.evaluation.core.vectors import SharedVectors, Vectors, embed, encode, unique
 from tests.evaluation.helpers import HashedWords
 
 
@@ -73,7 +73,7 @@ def test_many_sentences_have_a_progress_bar_on_a_terminal(
     terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    monkeypatch.setattr("embedlab.evaluation.vectors.LONG", 3)
+    monkeypatch.setattr("embedlab.evaluation.core.vectors.LONG", 3)
     encoder = WithBar()
     for n, bars in ((2, 0), (3, int(terminal))):
         encode(encoder, ["a cat"] * n)

@@ -15,9 +15,9 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from embedlab import _paths
+from embedlab import files as _paths
 from embedlab.cli.compose import plain
-from embedlab.training.config import RunConfig
+from embedlab.config.run import RunConfig
 
 SWEEPS = {
     "s2sent_table2": 9 * 7,

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from embedlab.backbones import BackboneConfig, BackboneInfo, load_backbone
 from embedlab.backbones.adapters import AdapterConfig, adapt
-from embedlab.encoder import SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.errors import UserError
-from embedlab.evaluation.geometry import rankme
+from embedlab.evaluation.probes.geometry import rankme
 from embedlab.methods import method_config
 from embedlab.methods.bepa import BEPA
 from embedlab.methods.bepa_config import BEPAConfig
@@ -24,9 +24,9 @@ from embedlab.methods.moving_average import average
 from embedlab.objectives.bilingual_nce import bilingual_nce
 from embedlab.objectives.masked_lm import IGNORED
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.tokenization import Template, Tokenization
-from embedlab.training.optimizer import OptimizerConfig
-from tests.backbones.test_attention import NoHostReads
+from embedlab.encoders.tokenization import Template, Tokenization
+from embedlab.engine.optimizer import OptimizerConfig
+from tests.kernels.test_attention import NoHostReads
 from tests.support import SENTENCES
 
 Tiny = Callable[..., Path]

@@ -11,12 +11,12 @@ import torch
 
 from embedlab.backbones import BackboneConfig, load_backbone
 from embedlab.backbones.adapters import AdapterConfig, adapt
-from embedlab.encoder import SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.methods.csesfp import CSESFP, CSESFPConfig
 from embedlab.methods.prompteol import PromptEOL, PromptEOLConfig
 from embedlab.pooling import build_pooling
-from embedlab.tokenization import Template, Tokenization
-from embedlab.training.optimizer import OptimizerConfig
+from embedlab.encoders.tokenization import Template, Tokenization
+from embedlab.engine.optimizer import OptimizerConfig
 from tests.ranks import gradients, two_ranks
 
 TWO_STAGES = Template('It : "{sentence}" means a word{rep1}, so it is{rep2}', "text")

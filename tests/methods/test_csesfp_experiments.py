@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from embedlab import _paths
+from embedlab import files as _paths
 from embedlab.cli.compose import compose
 from embedlab.errors import UserError
-from embedlab.training.config import RunConfig
-from embedlab.training.stages import Stage, run_stages
+from embedlab.config.run import RunConfig
+from embedlab.run.stages import Stage, run_stages
 
 PUBLISHED = {
     "csesfp_opt": ("facebook/opt-6.7b", 264, 3e-5, "means something{rep1}, it can also be summarized as"),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from embedlab import _paths
-from embedlab.tokenization import Template, Tokenization
+from embedlab import files as _paths
+from embedlab.encoders.tokenization import Template, Tokenization
 from tests.support import DECODERS, SENTENCES, tiny_tokenizer
 
 ONE_STAGE = ("eol", "sth", "sum")

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 import embedlab.methods.across as across
 from embedlab.backbones import BackboneConfig, load_backbone
-from embedlab.encoder import SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.errors import UserError
 from embedlab.methods.across import linear_cka
 from embedlab.methods.jtcse import JTCSE
 from embedlab.methods.jtcse_config import JTCSEConfig, TNCSEConfig
-from embedlab.methods.pooler import tower_pooler
+from embedlab.methods.towers import tower_pooler
 from embedlab.objectives.pair_nce import interleave, pair_nce
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.tokenization import Tokenization
-from embedlab.training.gather import agreed_coin
-from embedlab.training.optimizer import OptimizerConfig
-from embedlab.twin import TwinEncoder
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.distributed.gather import agreed_coin
+from embedlab.engine.optimizer import OptimizerConfig
+from embedlab.encoders.twin import TwinEncoder
 
 Tiny = Callable[..., Path]
 LAYERS, WIDTH = 4, 32

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from embedlab.cli.compose import compose
-from embedlab.training.config import RunConfig
-from embedlab.training.stages import Stage
+from embedlab.config.run import RunConfig
+from embedlab.run.stages import Stage
 
 RECIPES = {
     "jtcse_bert": ("jtcse", 1.3e-6, 64, None, (1.5e-5, 2e-5)),

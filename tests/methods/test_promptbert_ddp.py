@@ -13,11 +13,11 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from embedlab.backbones import BackboneConfig, load_backbone
-from embedlab.encoder import SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
 from embedlab.pooling import build_pooling
-from embedlab.tokenization import Template, Tokenization
-from embedlab.training.optimizer import OptimizerConfig
+from embedlab.encoders.tokenization import Template, Tokenization
+from embedlab.engine.optimizer import OptimizerConfig
 from tests.ranks import Step, free_port, gradients
 
 TEXTS = ["a man is playing", "the old house", "two dogs run in the lake", "it rains"]

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from embedlab.backbones import BackboneConfig, load_backbone
-from embedlab.encoder import SentenceEncoder
-from embedlab.methods.base import Method
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.engine.module import Method
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.tokenization import Template, Tokenization
-from embedlab.training.optimizer import OptimizerConfig
+from embedlab.encoders.tokenization import Template, Tokenization
+from embedlab.engine.optimizer import OptimizerConfig
 from tests.support import SENTENCES
 
 Tiny = Callable[..., Path]

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlab.backbones.config import BackboneInfo
+from embedlab.config.backbone import BackboneInfo
 from embedlab.errors import UserError
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.tokenization import Template
-from embedlab.training.optimizer import parameter_groups
+from embedlab.encoders.tokenization import Template
+from embedlab.engine.optimizer import parameter_groups
 
 BERT = BackboneInfo("encoder", 12, 768, 512, True, 0.1, "bert", True)
 SMALL = replace(BERT, layers=4, width=8, inner_width=8)
@@ -191,7 +191,7 @@ def test_presets_compose() -> None:
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from embedlab import _paths
+    from embedlab import files as _paths
 
     folder = str(_paths.conf_dir() / "pooling")
     made = {}

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, cosine_similarity
 
-from embedlab.backbones.config import BackboneInfo
+from embedlab.config.backbone import BackboneInfo
 from embedlab.pooling import build_pooling
 from embedlab.pooling.frequencies import select
 from embedlab.pooling.s2sent import S2Sent
 from embedlab.pooling.selection import Gate, block_weights
 from embedlab.pooling.squeeze import FrequencySelection
-from embedlab.tokenization import Frame, RowMarks
+from embedlab.encoders.tokenization import Frame, RowMarks
 
 LAYERS, WIDTH = 12, 32
 

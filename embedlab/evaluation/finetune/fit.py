@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from embedlab.errors import UserError
 from embedlab.evaluation.finetune.buckets import Batch, Buckets, Epochs
 from embedlab.evaluation.finetune.config import FineTuneConfig
-from embedlab.quiet import LEAF_SPEC
-from embedlab.training.optimizer import OptimizerConfig, build_optimizer
+from embedlab.console import LEAF_SPEC
+from embedlab.engine.optimizer import OptimizerConfig, build_optimizer
 
 _REPORTS = 10  # progress lines of one training, where there is no terminal
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.evaluation import protocol as protocols
-from embedlab.evaluation.files import find_file, read_tsv
+from embedlab.evaluation.core import protocol as protocols
+from embedlab.evaluation.core.files import find_file, read_tsv
 from embedlab.evaluation.finetune.classify import Labelled, classify
 from embedlab.evaluation.finetune.config import FineTuneConfig
-from embedlab.evaluation.hub import hub_rows
-from embedlab.evaluation.labels import numbered
-from embedlab.evaluation.settings import chosen, folder_of, limit_note, names, row_limit
+from embedlab.evaluation.core.hub import hub_rows
+from embedlab.evaluation.core.labels import numbered
+from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 
 DEFAULTS = FineTuneConfig(epochs=3, lr=2e-5, batch_size=16, max_length=128)
 _HUB = "nyu-mll/glue"

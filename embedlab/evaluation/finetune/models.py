@@ -14,7 +14,7 @@ from embedlab.evaluation.finetune.config import Vector
 
 if TYPE_CHECKING:
     from embedlab.backbones import Backbone
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
 
 
 def sentence_encoder(encoder: object) -> SentenceEncoder:
@@ -22,8 +22,8 @@ def sentence_encoder(encoder: object) -> SentenceEncoder:
 
     Raises UserError for an encoder of several towers or one of another package: there is no backbone to train.
     """
-    from embedlab.encoder import SentenceEncoder
-    from embedlab.twin import TwinEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.twin import TwinEncoder
 
     inner = getattr(encoder, "encoder", encoder)
     if not isinstance(inner, SentenceEncoder) or isinstance(inner, TwinEncoder):

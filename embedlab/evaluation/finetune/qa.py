@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from embedlab.evaluation import protocol as protocols
+from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.finetune.answers import scores as answer_scores
 from embedlab.evaluation.finetune.buckets import Buckets
 from embedlab.evaluation.finetune.config import FineTuneConfig
@@ -27,8 +27,8 @@ from embedlab.evaluation.finetune.windows import (
     training_spans,
     windows,
 )
-from embedlab.evaluation.means import group_means, of_pairs
-from embedlab.evaluation.qa_data import (
+from embedlab.evaluation.core.means import group_means, of_pairs
+from embedlab.evaluation.finetune.qa_data import (
     TASKS,
     Grid,
     Questions,
@@ -37,7 +37,7 @@ from embedlab.evaluation.qa_data import (
     load_training,
     there,
 )
-from embedlab.evaluation.settings import chosen, folder_of, limit_note, names, row_limit
+from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 
 DEFAULTS = FineTuneConfig(epochs=2, lr=3e-5, batch_size=12, max_length=384, stride=128)
 _METRICS = ("f1", "em", "f1_squad", "em_squad")

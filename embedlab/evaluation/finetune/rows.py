@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from embedlab.errors import UserError
-from embedlab.tokenization import Tokenization
+from embedlab.encoders.tokenization import Tokenization
 
 if TYPE_CHECKING:
-    from embedlab.encoder import SentenceEncoder
+    from embedlab.encoders.encoder import SentenceEncoder
 
 _DOUBLE_SEPARATOR = frozenset(
     ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer")

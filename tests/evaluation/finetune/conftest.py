@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import embedlab
-from embedlab.encoder import SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from embedlab.evaluation.finetune.config import FineTuneConfig
 from embedlab.evaluation.finetune.fit import FineTuning, predict, train
 from embedlab.evaluation.finetune.models import Classifier, SpanReader, trainable_copy
 from embedlab.evaluation.finetune.rows import Rows
-from embedlab.tokenization import Tokenization
+from embedlab.encoders.tokenization import Tokenization
 from tests.support import SENTENCES
 
 FIRST, SECOND = list(SENTENCES[:6]), list(SENTENCES[6:12])

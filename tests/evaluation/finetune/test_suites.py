@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from embedlab.encoder import SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.evaluation.finetune import glue, xnli

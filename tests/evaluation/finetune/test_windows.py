@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from embedlab.encoder import SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.errors import UserError
 from embedlab.evaluation.finetune.rows import Rows
 from embedlab.evaluation.finetune.windows import (

@@ -1,0 +1,210 @@
+"""What data a run reads and how it is batched: one typed, frozen record that checks itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from embedlab.errors import UserError
+from embedlab.config.build import build, section
+
+ROLES: dict[str, tuple[str, ...]] = {
+    "wikipedia": ("sentence",),
+    "nli": ("anchor", "positive", "negative"),
+    "parallel": ("source", "target"),
+}
+"""The texts that a row of each kind of data has, by the names that methods ask for."""
+
+NLI_COLUMNS = ("premise", "hypothesis", "label")
+"""The columns of labelled pairs, which `embedlab.data.nli` turns into triples."""
+
+PACKAGES: dict[str, tuple[str, ...]] = {
+    "gensim-wikipedia": ("wikipedia",),
+    "gensim-lee": ("wikipedia",),
+    "emoji": ("parallel",),
+    "emoji-train": ("parallel",),
+    "emoji-phrases": ("wikipedia",),
+}
+"""Text that comes with well-kept packages, and the kinds of data it can be."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """One data set: a source, the columns to read, the rows to keep and the shape of the batches.
+
+    Args:
+        name: the kind of data: ``wikipedia`` (one sentence a row), ``nli`` (anchor, positive, negative) or
+            ``parallel`` (source and target, in two languages).
+        hub: a data set of the Hugging Face hub; `hub_config` (a name or several), `split` and `revision` as
+            the hub has them; `hub_files` picks files of a repository that mixes several kinds.
+        files: a path, a glob or a list of them (.txt .csv .tsv .jsonl .parquet; text ones plain, .gz, .xz,
+            .bz2). Of `files`, `hub` and `package` the first that is given is the source, so that files on a
+            command line take the place of whatever an experiment names.
+        package: text that comes with an installed package, one of `PACKAGES`.
+        columns: role -> column of the source. Roles are those of `ROLES`, and for ``nli`` also premise,
+            hypothesis and label. None, whole or for one role: the usual names (`embedlab.data.layout`).
+        limit: rows to keep, from the first on.
+        min_chars: shorter texts are dropped (and counted).
+        max_chars: longer texts are an error, or dropped or cut, as `overlong` says.
+        duplicates: ``keep``, or ``drop`` a row whose texts all equal those of an earlier row.
+        languages: parallel only: the language columns to use (None: all of them).
+        pairs: parallel only: the pairs to use, as ``en-de`` (None: `pivot` with every other language).
+        pivot: parallel only: the language on the source side (None: the one that every file has).
+        pair_limit: parallel only: the most rows of one pair.
+        pair_sample: parallel only: which rows of a pair stay under `pair_limit`: a seeded ``random`` sample,
+            or the ``first``.
+        max_length: tokens; how it counts with a template is `embedlab.encoders.tokenization.Tokenization`'s business.
+        batch_size: sentences (rows) of one optimiser step on one device.
+        mega_batch: batches whose rows are sorted by length together before they are cut (1: purely random).
+        pad_to_multiple: batches are padded to the longest row, rounded up to this.
+        pack: packed sequences of this many tokens instead of one sentence a row, for masked_lm and causal_lm.
+        processes: tokenising processes (None: as many as pay; 1: none beside this one, but the tokenizer's threads).
+        report: print the data report.
+
+    Raises:
+        UserError: a value that cannot be meant, by key.
+    """
+
+    name: str = "wikipedia"
+    hub: str | None = None
+    hub_config: str | list[str] | None = None
+    hub_files: str | list[str] | None = None
+    split: str = "train"
+    revision: str | None = None
+    files: str | list[str] | None = None
+    package: str | None = None
+    columns: dict[str, str | None] | None = None
+    limit: int | None = None
+    min_chars: int = 0
+    max_chars: int = 10_000
+    overlong: str = "error"
+    duplicates: str = "keep"
+    languages: list[str] | None = None
+    pairs: list[str] | None = None
+    pivot: str | None = None
+    pair_limit: int | None = None
+    pair_sample: str = "random"
+    pair_seed: int = 42
+    max_length: int | None = 32
+    batch_size: int = 64
+    mega_batch: int = 1
+    pad_to_multiple: int = 8
+    drop_last: bool = True
+    pack: int | None = None
+    shuffle: bool = True
+    processes: int | None = None
+    cache_dir: str | None = None
+    report: bool = True
+
+    def __post_init__(self) -> None:
+        _one_of("name", self.name, ROLES)
+        _one_of("overlong", self.overlong, ("error", "drop", "truncate"))
+        _one_of("duplicates", self.duplicates, ("keep", "drop"))
+        _one_of("pair_sample", self.pair_sample, ("random", "first"))
+        for key in ("batch_size", "mega_batch", "pad_to_multiple", "max_chars"):
+            _at_least(1, key, getattr(self, key))
+        for key in ("limit", "pair_limit", "max_length", "processes"):
+            if getattr(self, key) is not None:
+                _at_least(1, key, getattr(self, key))
+        _at_least(0, "min_chars", self.min_chars)
+        _at_least(0, "pair_seed", self.pair_seed)
+        if self.pack is not None:
+            _at_least(8, "pack", self.pack)
+        self._check_source()
+        self._check_columns()
+        for key in ("languages", "pairs", "pivot", "pair_limit"):
+            if getattr(self, key) is not None and self.name != "parallel":
+                _refuse(key, f"data={self.name} has no languages", "data=parallel, or leave the key out")
+
+    def _check_source(self) -> None:
+        if self.files is not None and not self.files:
+            _refuse("files", "names no file", "data.files=PATH, or data.files=null for the hub or a package")
+        if not (self.files or self.hub or self.package):
+            raise UserError(
+                f"data={self.name} has no source",
+                key="data.files",
+                fix="data.files=PATH, or data.hub=NAME, or data.package=NAME",
+            )
+        for key in ("hub_config", "hub_files", "revision"):
+            if getattr(self, key) and not self.hub:
+                _refuse(key, "only a data set of the hub has this", "set data.hub, or leave the key out")
+        if self.package and not (self.files or self.hub):
+            _one_of("package", self.package, PACKAGES)
+            if self.name not in PACKAGES[self.package]:
+                fit = [name for name, kinds in PACKAGES.items() if self.name in kinds]
+                instead = f"data.package={fit[0]}" if fit else "data.files=..."
+                raise UserError(
+                    f"this package text is not {self.name} data",
+                    key="data.package",
+                    value=self.package,
+                    fix=f"data={PACKAGES[self.package][0]}, or {instead}",
+                )
+
+    def _check_columns(self) -> None:
+        if self.columns is not None and not isinstance(self.columns, Mapping):
+            _refuse("columns", "not a name for each text", f"data.columns.{self.roles[0]}={self.columns}")
+        known = ROLES[self.name] + (NLI_COLUMNS if self.name == "nli" else ())
+        for role, column in self.chosen.items():
+            if role not in known:
+                _refuse(f"columns.{role}", f"data={self.name} has no such text", f"one of {', '.join(known)}")
+            if not isinstance(column, str) or not column:
+                _refuse(f"columns.{role}", f"{column!r} is not the name of a column", "a name in the header")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The texts that a row of this kind of data has."""
+        return ROLES[self.name]
+
+    @property
+    def most_rows(self) -> int | None:
+        """The most rows of an epoch, where that is known before any text is read."""
+        return self.limit if self.pack is None else None
+
+    @property
+    def chosen(self) -> dict[str, str]:
+        """`columns` without the roles that are left to the usual names."""
+        return {role: column for role, column in (self.columns or {}).items() if column is not None}
+
+    @property
+    def source(self) -> str:
+        """The source in a few words, for reports and error messages."""
+        if self.files:
+            files = [self.files] if isinstance(self.files, str) else self.files
+            return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+        return f"hub:{self.hub}" if self.hub else f"package:{self.package}"
+
+
+def data_config(settings: Mapping[str, Any]) -> DataConfig:
+    """A `DataConfig` from plain settings, such as the ``data`` group of a composed configuration.
+
+    Raises:
+        UserError: an unknown key (with the nearest known one), or a value that cannot be meant.
+    """
+    known = [f.name for f in fields(DataConfig)]
+    for key in section(settings, "data"):
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            fix = f"data.{near[0]}" if near else f"one of {', '.join(known)}"
+            raise UserError("unknown key", key=f"data.{key}", value=settings[key], fix=fix)
+    return build(DataConfig, settings, "data")
+
+
+def _one_of(key: str, value: object, known: Any) -> None:
+    if value not in known:
+        raise UserError("unknown value", key=f"data.{key}", value=value, fix=f"one of {', '.join(known)}")
+
+
+def _at_least(least: int, key: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UserError(
+            "not a whole number in range",
+            key=f"data.{key}",
+            value=value,
+            fix=f"a whole number from {least} up",
+        )
+
+
+def _refuse(key: str, message: str, fix: str) -> None:
+    raise UserError(message, key=f"data.{key}", fix=fix)

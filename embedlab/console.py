@@ -1,0 +1,44 @@
+"""What reaches a terminal: a line that all ranks have is said once, and other packages' loggers are kept silent."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+LEAF_SPEC = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
+"""torch to Lightning, in every run: the pattern for `warnings.filterwarnings`."""
+
+
+@contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Only the errors of the loggers `names` inside."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+SAID = "EMBEDLAB_SAID"
+"""The variable that names the file, in the environment of ranks that one command has started."""
+
+
+def say_once(line: str) -> None:
+    """Print a line on stderr, unless another rank has."""
+    path = os.environ.get(SAID)
+    if path is not None:
+        with open(path, "a+", encoding="utf-8") as said:
+            fcntl.flock(said, fcntl.LOCK_EX)
+            said.seek(0)
+            if line in said.read().splitlines():
+                return
+            said.write(f"{line}\n")
+    print(line, file=sys.stderr)

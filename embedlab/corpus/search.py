@@ -1,0 +1,216 @@
+"""Exact semantic search over a folder: memory-mapped unit vectors and the texts that they stand for.
+
+Layout: index.json (what made it), vectors.npy (float32 [n, D], rows of length one), texts.txt (a text a
+line), offsets.npy (int64 [n + 1], where each line of texts.txt begins). A folder is complete or not there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embedlab.files import ordinary_mode
+from embedlab.errors import UserError
+from embedlab.evaluation.core.nearest import TopK, unit
+from embedlab.evaluation.core.vectors import Encoder, embed
+
+_FORMAT = 1
+_CHUNK = 8192  # texts encoded and written at once
+_SEARCHED_AT_ONCE = 1 << 16  # rows of vectors.npy read at once
+
+
+@dataclass(frozen=True)
+class IndexInfo:
+    """index.json. encoder: how to load it again; fingerprint: of its weights and settings; source: the text
+    file.
+    """
+
+    encoder: str
+    fingerprint: str
+    dim: int
+    rows: int
+    source: str
+    created: str
+    format: int = _FORMAT
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One result. row: of the indexed texts, counted from 0; score: cosine."""
+
+    row: int
+    score: float
+    text: str
+
+
+def build_index(
+    folder: str | Path,
+    texts: Iterable[str],
+    encoder: Encoder,
+    *,
+    reference: str,
+    fingerprint: str,
+    source: str = "",
+    overwrite: bool = False,
+) -> IndexInfo:
+    """Encode `texts` a chunk at a time and write the index; line breaks inside a text become spaces.
+
+    The folder appears when all is written. Raises UserError when it exists (unless it is an index and
+    `overwrite`), or when there is no text.
+    """
+    target = Path(folder)
+    _check_target(target, overwrite)
+    with _new_folder(target) as work:
+        remaining = iter(texts)
+        offsets = [0]
+        dim = 0
+        with (work / "texts.txt").open("wb") as text_file, (work / "vectors.raw").open("wb") as vector_file:
+            while chunk := list(islice(remaining, _CHUNK)):
+                vectors = unit(embed(encoder, chunk)).numpy()
+                dim = vectors.shape[1]
+                vector_file.write(np.ascontiguousarray(vectors, dtype="<f4").tobytes())
+                for text in chunk:
+                    line = (" ".join(text.splitlines()) + "\n").encode()
+                    text_file.write(line)
+                    offsets.append(offsets[-1] + len(line))
+        rows = len(offsets) - 1
+        if rows == 0:
+            raise UserError(
+                "there is no text to index", file=source or None, fix="give a file with sentences"
+            )
+        _with_npy_header(work / "vectors.raw", work / "vectors.npy", (rows, dim))
+        np.save(work / "offsets.npy", np.asarray(offsets, dtype=np.int64))
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        info = IndexInfo(reference, fingerprint, dim, rows, source, created)
+        (work / "index.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
+    return info
+
+
+class Index:
+    """An index opened for queries; its vectors stay on disk and are read as they are searched.
+
+    Raises UserError when `folder` is no whole index.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.info = _read_info(self.folder)
+        try:
+            self._vectors: NDArray[np.float32] = np.load(self.folder / "vectors.npy", mmap_mode="r")
+            self._offsets: NDArray[np.int64] = np.load(self.folder / "offsets.npy", mmap_mode="r")
+            size = (self.folder / "texts.txt").stat().st_size
+        except (OSError, ValueError) as error:
+            raise UserError(f"is damaged ({error})", file=self.folder, fix="build the index again") from error
+        whole = self._vectors.shape == (self.info.rows, self.info.dim) and self._vectors.dtype == np.float32
+        if not whole or len(self._offsets) != self.info.rows + 1 or self._offsets[-1] != size:
+            raise UserError("is damaged (sizes do not agree)", file=self.folder, fix="build the index again")
+
+    def __len__(self) -> int:
+        return self.info.rows
+
+    def check_encoder(self, fingerprint: str) -> None:
+        """UserError unless `fingerprint` is that of the encoder that made the index."""
+        if fingerprint != self.info.fingerprint:
+            raise UserError(
+                f"was made by another encoder ({self.info.fingerprint[:12]}) than this one ({fingerprint[:12]})",
+                file=self.folder,
+                key="ckpt",
+                fix=f"use ckpt={self.info.encoder} as it was, or build the index again",
+            )
+
+    def search(self, encoder: Encoder, queries: Sequence[str], k: int = 10) -> list[list[Hit]]:
+        """The `k` nearest texts of each query by cosine, exact, best first."""
+        vectors = unit(embed(encoder, queries))
+        if vectors.shape[1] != self.info.dim:
+            raise UserError(
+                f"holds vectors of width {self.info.dim}, the encoder gives {vectors.shape[1]}",
+                file=self.folder,
+            )
+        top = TopK(vectors, k)
+        for first in range(0, self.info.rows, _SEARCHED_AT_ONCE):
+            # A copy of the block: torch does not take read-only memory.
+            top.add(torch.from_numpy(np.array(self._vectors[first : first + _SEARCHED_AT_ONCE])))
+        with (self.folder / "texts.txt").open("rb") as stream:
+            return [
+                [Hit(row, score, self._text(stream, row)) for row, score in zip(rows, scores, strict=True)]
+                for rows, scores in zip(top.rows.tolist(), top.scores.tolist(), strict=True)
+            ]
+
+    def _text(self, stream: Any, row: int) -> str:
+        stream.seek(int(self._offsets[row]))
+        return str(stream.read(int(self._offsets[row + 1] - self._offsets[row]) - 1), encoding="utf-8")
+
+
+def _read_info(folder: Path) -> IndexInfo:
+    path = folder / "index.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != _FORMAT:
+            raise UserError(f"has format {content['format']}, not {_FORMAT}", file=path, fix="build it again")
+        return IndexInfo(**content)
+    except OSError as error:
+        raise UserError(
+            "is no search index", file=folder, fix=f"embedlab search index TEXTS {folder} ckpt=…"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"is damaged ({error})", file=path, fix="build the index again") from error
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if not target.exists():
+        return
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if not (target / "index.json").is_file():
+        raise UserError("exists and is no search index", file=target, fix="name another folder")
+    if not overwrite:
+        raise UserError(
+            "exists", file=target, key="overwrite", value=False, fix="overwrite=true, or another folder"
+        )
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that takes its place when the block ends well, and is removed when it does
+    not.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    old: Path | None = None
+    try:
+        yield work
+        ordinary_mode(work)
+        if target.exists():
+            # Two renames: for an instant there is no index, never half of one.
+            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
+            target.rename(old / target.name)
+        work.rename(target)
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        if old is not None and not target.exists() and (old / target.name).exists():
+            (old / target.name).rename(target)
+        raise
+    finally:
+        if old is not None:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _with_npy_header(raw: Path, path: Path, shape: tuple[int, int]) -> None:
+    """`raw`, the bytes of a float32 array in C order, as a .npy file; `raw` is removed."""
+    with path.open("wb") as out, raw.open("rb") as data:
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_2_0(out, header)
+        shutil.copyfileobj(data, out, 1 << 24)
+    raw.unlink()

@@ -1,0 +1,146 @@
+"""Cross-attention between twin towers (the CAEL of JTCSE, arXiv 2505.02366), as a stream beside the main
+ones.
+
+At a cross-attention layer the attention weights of one tower, from its queries and keys, weight the values of
+the other: ``C1 = dropout(softmax(Q1 K1^T / sqrt(d) + M)) V2``. There are no new parameters, and nothing of it
+at inference. The paper's wiring is not published; this is the reconstruction of the specification (1.4), and
+its alternatives are options.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from torch import Tensor
+
+from embedlab.backbones.blocks import Frame, Heads, Parts, parts_of
+from embedlab.errors import UserError
+
+if TYPE_CHECKING:
+    from embedlab.backbones.backbone import Backbone
+
+Route = Literal["query_owner", "value_owner"]
+States = tuple[Tensor, ...]
+"""Hidden states [B, L, D] before the first block and after each; the last one after the final norm."""
+
+
+def cross_layers(n: int, layers: int) -> tuple[int, ...]:
+    """The ``n`` equally spaced layers ``k, 2k, ..., layers`` (counted from 1) with ``k = layers / n``.
+
+    Raises:
+        UserError: n does not divide the depth.
+    """
+    if n < 1 or layers % n:
+        fits = ", ".join(str(d) for d in range(1, layers + 1) if layers % d == 0)
+        raise UserError(
+            f"cross-attention layers are equally spaced: their number divides the backbone's {layers} layers",
+            key="method.n_ca",
+            value=n,
+            fix=f"one of {fits}",
+        )
+    step = layers // n
+    return tuple(range(step, layers + 1, step))
+
+
+class Streams(NamedTuple):
+    """Hidden states of both towers, N + 1 each: of the main streams (None where they were not wanted whole) and of
+    the side streams."""
+
+    main: tuple[States, States] | None
+    side: tuple[States, States]
+
+
+class CrossAttention:
+    """Runs both towers, and beside them the side streams from where the towers first exchange attention.
+
+    Blocks are called one by one: asking transformers for inner states would put hooks into them, at which a compiled
+    block breaks in pieces.
+
+    Args:
+        first, second: the towers' backbones, of one architecture.
+        layers: where the towers exchange attention, counted from 1.
+        route: ``query_owner``: the tower whose queries and keys made the weights goes on with the result, in its
+            own output projection and feed-forward part. ``value_owner``: the tower whose values were weighted.
+    """
+
+    def __init__(
+        self, first: Backbone, second: Backbone, layers: tuple[int, ...], route: Route = "query_owner"
+    ) -> None:
+        self.layers = frozenset(layers)
+        self.depth = first.info.layers
+        self.route = route
+        self.first = parts_of(first, "cross-attention")
+        self.second = parts_of(second, "cross-attention")
+        self.fork = min(layers, default=self.depth + 1) - 1
+        """Blocks before the first exchange: up to there the side streams are the main ones."""
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor, main: bool = True) -> Streams:
+        """Both towers' streams over tokens ``[B, L]``; ``main=False`` leaves the main ones at the fork."""
+        with self.first.backbone.arithmetic(input_ids.device):
+            towers = (self.first, self.second)
+            starts = [parts.embed(input_ids, attention_mask) for parts in towers]
+            frames = [parts.frame(x, attention_mask) for parts, x in zip(towers, starts, strict=True)]
+            shared = [
+                [x, *parts.run(x, frame, last=min(self.fork, self.depth))]
+                for parts, x, frame in zip(towers, starts, frames, strict=True)
+            ]
+            whole = None
+            if main:
+                whole = [
+                    [*states, *parts.run(states[-1], frame, first=self.fork)]
+                    for parts, states, frame in zip(towers, shared, frames, strict=True)
+                ]
+            side = self._side([*shared[0]], [*shared[1]], (frames[0], frames[1]))
+            return Streams(None if whole is None else self._ended(*whole), self._ended(*side))
+
+    def _ended(self, one: list[Tensor], two: list[Tensor]) -> tuple[States, States]:
+        return (*one[:-1], self.first.last(one[-1])), (*two[:-1], self.second.last(two[-1]))
+
+    def _side(
+        self, one: list[Tensor], two: list[Tensor], frames: tuple[Frame, Frame]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        for m in range(len(one) - 1, self.depth):
+            if m + 1 in self.layers:
+                after = self._exchange(m, one[-1], two[-1], frames)
+            else:
+                after = self.first.layer(m, one[-1], frames[0]), self.second.layer(m, two[-1], frames[1])
+            one.append(after[0])
+            two.append(after[1])
+        return one, two
+
+    def _exchange(self, m: int, x1: Tensor, x2: Tensor, frames: tuple[Frame, Frame]) -> tuple[Tensor, Tensor]:
+        heads1, heads2 = self.first.project(m, x1, frames[0]), self.second.project(m, x2, frames[1])
+        p1_v2 = _weigh(self.first, m, heads1, heads2.value, frames[0])
+        p2_v1 = _weigh(self.second, m, heads2, heads1.value, frames[1])
+        into1, into2 = (p1_v2, p2_v1) if self.route == "query_owner" else (p2_v1, p1_v2)
+        return self.first.finish(m, into1, x1), self.second.finish(m, into2, x2)
+
+
+def _weigh(parts: Parts, m: int, heads: Heads, value: Tensor, frame: Frame) -> Tensor:
+    """The other tower's values by this tower's attention weights.
+
+    The backbone's own kernel takes any values, so the weights need not be written out.
+    """
+    return parts.attend(m, Heads(heads.query, heads.key, value), frame)
+
+
+def last_exchange(states: States, layers: tuple[int, ...]) -> Tensor:
+    """In-stream wiring: the state after the last exchange before the last layer, or there if alone."""
+    depth = len(states) - 1
+    inner = [m for m in layers if m < depth]
+    return states[max(inner)] if inner else states[-1]
+
+
+def check_alike(first: Backbone, second: Backbone) -> None:
+    """``UserError`` unless the towers' attention maps and values fit each other."""
+    for name in ("model_type", "layers", "width"):
+        a, b = getattr(first.info, name), getattr(second.info, name)
+        if a != b:
+            raise UserError(
+                f"the towers are of different build: {name} {a} and {b}",
+                key="method.tower2",
+                fix="two checkpoints of one backbone",
+            )
+    heads = [t.model.config.num_attention_heads for t in (first, second)]
+    if heads[0] != heads[1]:
+        raise UserError(f"the towers have {heads[0]} and {heads[1]} attention heads", key="method.tower2")

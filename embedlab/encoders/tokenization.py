@@ -1,0 +1,431 @@
+"""Text to token ids: the one way from a sentence to a row, in training, scoring, exports, command line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import tokenizers
+import torch
+from torch import Tensor
+
+from embedlab.errors import UserError
+from embedlab.encoders.normalization import PREPARATIONS
+
+MARKERS = ("mask", "rep1", "rep2")
+_RULES = 1  # raised when a change here alters ids, so that token caches of older code are not taken
+_UNLIMITED = 1_000_000  # `model_max_length` of a tokenizer that knows no limit is 1e30
+_CHUNK = 8192  # texts tokenised at a time: bounds the memory of the intermediate encodings
+
+
+class _Piece(NamedTuple):
+    """A stretch of template text, or the marker called `marker`."""
+
+    text: str
+    marker: str | None = None
+
+
+class Frame(NamedTuple):
+    """How many tokens of every row stand around the sentence."""
+
+    special_before: int
+    special_after: int
+    before: int
+    """Special tokens and template."""
+    after: int
+
+
+class RowMarks(dict[str, int]):
+    """Mark name to its distance from the row's last token (0: the last)."""
+
+    frame: Frame
+    """For poolings that leave out special or template tokens."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """Fixed text around a sentence, such as ``This sentence of "{sentence}" means {mask}.``
+
+    ``{sentence}`` stands once. After it may stand ``{mask}`` (the tokenizer's mask token, marked) and the
+    zero-width marks ``{rep1}`` and ``{rep2}`` (they mark the token that ends just before them), each at most
+    once. White space at the ends is dropped. Sentences are concatenated, never format-substituted: braces in
+    them are text.
+
+    Args:
+        text: the template.
+        join: ``ids``: what stands before the sentence, the sentence and what stands after it are tokenised
+            apart and their ids concatenated (PromptBERT). ``text``: the strings are concatenated, with the
+            sentence cut to its limit, and tokenised as a whole (CSE-SFP, PromptEOL).
+
+    Raises:
+        UserError: a template that breaks these rules.
+    """
+
+    text: str
+    join: str = "ids"
+
+    def __post_init__(self) -> None:
+        def refuse(message: str, fix: str) -> None:
+            raise UserError(message, key="template.text", value=self.text, fix=fix)
+
+        if self.join not in ("ids", "text"):
+            raise UserError("unknown way to join", key="template.join", value=self.join, fix="ids or text")
+        names = [p.marker for p in self._pieces if p.marker]
+        for name in names:
+            if name not in ("sentence", *MARKERS):
+                refuse(f"unknown marker {{{name}}}", "the markers are {sentence}, {mask}, {rep1} and {rep2}")
+            if names.count(name) > 1:
+                refuse(f"{{{name}}} stands more than once", f"keep one {{{name}}}")
+        if "sentence" not in names:
+            refuse("no place for the sentence", "write {sentence} where it goes")
+        if names[0] != "sentence":
+            refuse(
+                f"{{{names[0]}}} stands before {{sentence}}", "marks are counted from the end: put it after"
+            )
+
+    @cached_property
+    def _pieces(self) -> tuple[_Piece, ...]:
+        parts = re.split(r"\{(\w+)\}", self.text.strip())
+        return tuple(
+            _Piece("", part) if i % 2 else _Piece(part) for i, part in enumerate(parts) if i % 2 or part
+        )
+
+    @property
+    def before(self) -> str:
+        """The text before the sentence."""
+        return "".join(p.text for p in self._pieces[: self._at])
+
+    @property
+    def after(self) -> tuple[_Piece, ...]:
+        """Text and markers after the sentence."""
+        return self._pieces[self._at + 1 :]
+
+    @property
+    def _at(self) -> int:
+        return next(i for i, p in enumerate(self._pieces) if p.marker == "sentence")
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The markers that it has besides ``{sentence}``, in order."""
+        return tuple(p.marker for p in self.after if p.marker)
+
+
+class Tokenization:
+    """A tokenizer with a template and a length limit: sentences to rows of ids, and rows to padded tensors.
+
+    Sentences are taken as they are: white space at their ends is not stripped.
+
+    Args:
+        tokenizer: of Hugging Face, as `embedlab.backbones.load_backbone` returns it.
+        template: around each sentence.
+        max_length: without a template, tokens of the whole row with its special tokens (SimCSE's 32); with
+            one, tokens of the sentence only. None: as long as the model allows. The sentence is cut on the
+            right, the template never.
+        preparation: what happens to a sentence before all this, one of `embedlab.encoders.normalization.PREPARATIONS`.
+
+    Raises:
+        UserError: a mask marker without a mask token, a template that the tokenizer merges with what stands
+            around a marker, or a limit beyond the model's.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: Template | None = None,
+        max_length: int | None = None,
+        preparation: str = "raw",
+    ) -> None:
+        if preparation not in PREPARATIONS:
+            raise UserError(
+                "unknown preparation", key="preparation", value=preparation, fix=", ".join(PREPARATIONS)
+            )
+        self.tokenizer = tokenizer
+        self.template = template
+        self.max_length = max_length
+        self.preparation = preparation
+        self.marks = RowMarks()
+        self._first, self._last = self._frame()
+        # A space moved from the template to the sentence, whose first token then has its leading-space form.
+        self._lead = ""
+        self._before: list[int] = []
+        self._after: list[int] = []
+        self._tail: list[int] = []
+        if template is not None:
+            self._compile(template)
+        around = len(self.prefix_ids), len(self.suffix_ids)
+        self.marks.frame = Frame(len(self._first), len(self._last), *around)
+        self._limit = self._sentence_limit()
+
+    # what a row is made of
+
+    @property
+    def pad_id(self) -> int:
+        """The id that fills rows up."""
+        return int(self.tokenizer.pad_token_id)
+
+    @property
+    def model_limit(self) -> int | None:
+        """Tokens that the model takes at most."""
+        limit = self.tokenizer.model_max_length
+        return int(limit) if limit is not None and limit < _UNLIMITED else None
+
+    @property
+    def prefix_ids(self) -> list[int]:
+        """Special tokens and template ids before the sentence."""
+        return self._first + self._before
+
+    @property
+    def suffix_ids(self) -> list[int]:
+        """Template ids and special tokens after the sentence."""
+        return self._after + self._last
+
+    @property
+    def overhead(self) -> int:
+        """Tokens of the row of an empty sentence."""
+        return len(self.prefix_ids) + len(self.suffix_ids)
+
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """Special tokens that the tokenizer puts before and after a text."""
+        plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        framed = self.tokenizer("a")["input_ids"]
+        for at in range(len(framed) - len(plain) + 1):
+            if framed[at : at + len(plain)] == plain:
+                return framed[:at], framed[at + len(plain) :]
+        raise UserError(
+            "the tokenizer changes a text when it adds its special tokens",
+            key="backbone",
+            fix="another tokenizer",
+        )
+
+    def _compile(self, template: Template) -> None:
+        if "mask" in template.marks and self.tokenizer.mask_token is None:
+            raise UserError(
+                "the template has a {mask} and the tokenizer has no mask token",
+                key="template.text",
+                value=template.text,
+                fix="an encoder backbone, or a template without {mask}",
+            )
+        before = template.before
+        if template.join == "ids" and before.endswith(" "):
+            before, self._lead = before[:-1], " "
+        self._before = self.plain_ids([before])[0] if before else []
+        text, ends = "", {}
+        for piece in template.after:
+            text += self.tokenizer.mask_token if piece.marker == "mask" else piece.text
+            if piece.marker:
+                ends[piece.marker] = len(text)
+        self._after = self._in_context(text)
+        for mark, end in ends.items():
+            upto = self._in_context(text[:end])
+            if self._after[: len(upto)] != upto:
+                self._refuse_merge(template, mark)
+            self.marks[mark] = len(self.suffix_ids) - len(upto)
+            if mark == "mask" and upto[-1] != self.tokenizer.mask_token_id:
+                self._refuse_merge(template, mark)
+        if template.join == "text" and self.marks:
+            # Joined as text, a sentence may merge with the template around it, but not from the first marked
+            # token on. These are the ids there, which every row is held against.
+            self._tail = self.suffix_ids[-1 - max(self.marks.values()) :]
+            if max(self.marks.values()) >= len(self.suffix_ids):
+                self._tail = list(self.suffix_ids)
+
+    def _refuse_merge(self, template: Template, mark: str) -> None:
+        raise UserError(
+            f"this tokenizer merges what stands around {{{mark}}} into one token",
+            key="template.text",
+            value=template.text,
+            fix=f"put a space after {{{mark}}}",
+        )
+
+    def _in_context(self, text: str) -> list[int]:
+        """Ids of a text inside a sentence (some tokenizers put a word start before every text)."""
+        if not text:
+            return []
+        anchor, both, alone = self.plain_ids(["a", "a" + text, text])
+        return both[len(anchor) :] if both[: len(anchor)] == anchor else alone
+
+    def _sentence_limit(self) -> int | None:
+        """Tokens that a sentence may have, without special tokens and template."""
+        room = None if self.model_limit is None else self.model_limit - self.overhead
+        asked = self.max_length
+        if asked is not None and self.template is None:
+            asked -= self.overhead
+        if asked is not None and asked < 1:
+            raise UserError(
+                "no room for a sentence between the special tokens",
+                key="max_length",
+                value=self.max_length,
+                fix=f"at least {self.overhead + 1}",
+            )
+        if room is not None and room < 1:
+            raise UserError(
+                f"the template leaves no room for a sentence in the model's {self.model_limit} tokens",
+                key="template.text",
+                value=self.template.text if self.template else None,
+                fix="a shorter template",
+            )
+        if asked is not None and room is not None and asked > room:
+            most = room if self.template is not None else self.model_limit
+            raise UserError(
+                f"longer than the model's {self.model_limit} tokens",
+                key="max_length",
+                value=self.max_length,
+                fix=f"at most {most}",
+            )
+        return room if asked is None else asked
+
+    # texts to rows
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Rows of ids with special tokens and template, not padded, in the order of `texts`."""
+        return self.ids_and_cut(texts)[0]
+
+    def ids_and_cut(self, texts: Sequence[str]) -> tuple[list[list[int]], list[bool]]:
+        """`ids`, and for each text whether it was cut."""
+        if isinstance(texts, str):
+            raise TypeError("give a sequence of sentences, not one string")
+        prepare = PREPARATIONS[self.preparation]
+        rows: list[list[int]] = []
+        cut: list[bool] = []
+        for start in range(0, len(texts), _CHUNK):
+            chunk = [prepare(text) for text in texts[start : start + _CHUNK]]
+            more, shortened = self._rows_of_text(chunk) if self._joins_text else self._rows_of_ids(chunk)
+            rows += more
+            cut += shortened
+        return rows, cut
+
+    @property
+    def _joins_text(self) -> bool:
+        return self.template is not None and self.template.join == "text"
+
+    def _rows_of_ids(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
+        """Each part tokenised apart."""
+        prefix, suffix = self.prefix_ids, self.suffix_ids
+        # An empty sentence has no tokens; a lone space would be one.
+        encoded = self.plain_ids([self._lead + t if t else "" for t in texts])
+        rows = [self._filled(prefix + ids[: self._limit] + suffix) for ids in encoded]
+        return rows, [self._limit is not None and len(ids) > self._limit for ids in encoded]
+
+    def _rows_of_text(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
+        """The sentence cut as a string, put into the template and tokenised with it."""
+        assert self.template is not None
+        before = self.template.before
+        after = "".join(
+            self.tokenizer.mask_token if p.marker == "mask" else p.text for p in self.template.after
+        )
+        kept = [
+            self._shorten(t, ids, self._limit) for t, ids in zip(texts, self.plain_ids(texts), strict=True)
+        ]
+        rows = []
+        for text, ids in zip(kept, self.plain_ids([before + t + after for t in kept]), strict=True):
+            row = self._first + ids + self._last
+            while self.model_limit is not None and len(row) > self.model_limit:
+                # Tokenised anew with its neighbours, a sentence may have a token or two more than alone.
+                tokens = self.plain_ids([text])[0]
+                text = self._shorten(text, tokens, max(0, len(tokens) - (len(row) - self.model_limit)))
+                row = self._first + self.plain_ids([before + text + after])[0] + self._last
+            if self._tail and row[-len(self._tail) :] != self._tail:
+                row = self.prefix_ids + self.plain_ids([text])[0][: self._limit] + self.suffix_ids
+            rows.append(self._filled(row))
+        return rows, [len(short) < len(text) for short, text in zip(kept, texts, strict=True)]
+
+    def _shorten(self, text: str, ids: list[int], limit: int | None) -> str:
+        """`text` cut where its first `limit` tokens end, again while the rest alone has more than that."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        while limit is not None and len(ids) > limit:
+            if backend is None:
+                return str(self.tokenizer.decode(ids[:limit]))
+            offsets = backend.encode(text, add_special_tokens=False).offsets
+            end = offsets[limit - 1][1] if limit else 0
+            if limit and offsets[limit][0] < end:  # both are bytes of one character
+                end = offsets[limit][0]
+            text = text[: min(end, len(text) - 1)]
+            ids = self.plain_ids([text])[0]
+        return text
+
+    def _filled(self, row: list[int]) -> list[int]:
+        """A row has at least one token, also where the tokenizer adds none to an empty text."""
+        if row:
+            return row
+        t = self.tokenizer
+        return [
+            next(i for i in (t.bos_token_id, t.eos_token_id, t.unk_token_id, t.pad_token_id) if i is not None)
+        ]
+
+    def plain_ids(self, texts: list[str]) -> list[list[int]]:
+        """Ids of each text as it is: without special tokens, not cut, not padded."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return list(self.tokenizer(texts, add_special_tokens=False, truncation=False)["input_ids"])
+        # A tokenizer file may carry a truncation and a padding of its own (MiniLM's cuts at 128).
+        backend.no_truncation()
+        backend.no_padding()
+        return [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    # rows to tensors
+
+    def pad(self, rows: Sequence[Sequence[int]], multiple: int = 1) -> dict[str, Tensor]:
+        """``input_ids`` and ``attention_mask``, int64 [B, L]: L is the longest row, rounded up to `multiple`.
+
+        Filled up on the tokenizer's `padding_side`.
+        """
+        longest = max((len(r) for r in rows), default=0)
+        length = max(1, -(-longest // multiple) * multiple)
+        ids = np.full((len(rows), length), self.pad_id, dtype=np.int64)
+        mask = np.zeros((len(rows), length), dtype=np.int64)
+        left = self.tokenizer.padding_side == "left"
+        for i, row in enumerate(rows):
+            at = slice(length - len(row), length) if left else slice(0, len(row))
+            ids[i, at] = row
+            mask[i, at] = 1
+        return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+
+    # identity
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex hash of all that decides the ids: tokenizer, template, limit and the rules of this file."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            vocabulary = json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
+        else:
+            backend.no_truncation()
+            backend.no_padding()
+            vocabulary = backend.to_str()
+        facts = {
+            "rules": _RULES,
+            "tokenizers": tokenizers.__version__,
+            "template": asdict(self.template) if self.template else None,
+            "limit": self._limit,
+            "frame": [self._first, self._last],
+            "special": [self.tokenizer.pad_token_id, self.tokenizer.mask_token_id],
+            "preparation": self.preparation,
+        }
+        digest = hashlib.sha256(vocabulary.encode())
+        digest.update(json.dumps(facts, sort_keys=True).encode())
+        return digest.hexdigest()[:32]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Template and limit as plain values; the tokenizer is saved by itself."""
+        return {
+            "template": asdict(self.template) if self.template else None,
+            "max_length": self.max_length,
+            "preparation": self.preparation,
+        }
+
+    @classmethod
+    def from_dict(cls, tokenizer: Any, values: dict[str, Any]) -> Tokenization:
+        """The counterpart of `to_dict`."""
+        template = values.get("template")
+        return cls(
+            tokenizer,
+            Template(**template) if template else None,
+            values.get("max_length"),
+            values.get("preparation", "raw"),
+        )

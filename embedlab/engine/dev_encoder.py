@@ -1,0 +1,115 @@
+"""Vectors of the same rows at every scoring: padded once, and in a captured run encoded by one CUDA graph."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from embedlab.engine.cuda_graph import CapturedStep, unpads
+
+if TYPE_CHECKING:
+    from embedlab.engine.module import Method
+
+log = logging.getLogger(__name__)
+
+_GRAPH_TOKENS = 4096
+"""Of a forward in a graph, where launches cost little: short rows are then padded to short neighbours."""
+
+
+class DevForward:
+    """The encoder over rows that stay the same, as `SentenceEncoder.encode_ids` would.
+
+    Args:
+        method: whose encoder it is.
+        rows: of `Tokenization.ids`; the list itself tells one set from another.
+        batch_tokens: tokens a forward, padding included.
+
+    Once there is a captured step, all forward passes are one graph, on the weights that the step computes with, and
+    without padding where the step leaves it out. EMBEDLAB_DEV_GRAPH=0 says no.
+    """
+
+    def __init__(self, method: Method, rows: Sequence[Sequence[int]], batch_tokens: int) -> None:
+        self.method, self.rows, self.batch_tokens = method, rows, batch_tokens
+        encoder = method.encoder
+        self.device = here = encoder.device
+        self._capturable = (
+            here.type == "cuda"
+            and method.step_mode == "graph"
+            and os.environ.get("EMBEDLAB_DEV_GRAPH", "1") != "0"
+        )
+        lengths = [len(r) for r in rows]
+        self._packs = self._capturable and unpads(method, max(lengths, default=1))
+        padded = self._capturable and not self._packs
+        tokens_at_once = min(batch_tokens, _GRAPH_TOKENS) if padded else batch_tokens
+        self._batches: list[tuple[Tensor, Tensor, Tensor, int]] = []
+        for batch in encoder._batches(lengths, None, tokens_at_once):
+            tokens = encoder.tokenization.pad([rows[i] for i in batch], 8 if here.type == "cuda" else 1)
+            parts = (torch.tensor(batch), tokens["input_ids"], tokens["attention_mask"])
+            index, ids, mask = (t.to(here) for t in parts)
+            self._batches.append((index, ids, mask, sum(lengths[i] for i in batch)))
+        self._out = torch.empty(len(rows), encoder.dim, device=here)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._step: CapturedStep | None = None
+
+    def holds(self, rows: Sequence[Sequence[int]], batch_tokens: int) -> bool:
+        """Whether this is for these rows, on the device where the encoder is now."""
+        return (
+            rows is self.rows
+            and batch_tokens == self.batch_tokens
+            and self.method.encoder.device == self.device
+        )
+
+    def __call__(self) -> Tensor:
+        """Vectors of the encoder as it is now, ``[n, D]``, fp32, in the order of the rows."""
+        step = self.method._captured
+        if step is not None and self._capturable:
+            if step is not self._step:
+                self._graph, self._step = self._capture(step), step
+            if self._graph is not None:
+                step.refresh()
+                with _same_randomness(self.device):  # some kernels draw a seed though nothing is dropped
+                    self._graph.replay()
+                return self._out.clone()
+        with self.method.encoder._encoding(None):
+            self._encode()
+        return self._out.clone()
+
+    def _encode(self, packed: bool = False) -> None:
+        for index, ids, mask, tokens in self._batches:
+            vectors = self.method.encoder(ids, mask, tokens if packed else None)
+            self._out.index_copy_(0, index, vectors.float())
+
+    def _capture(self, step: CapturedStep) -> torch.cuda.CUDAGraph | None:
+        """The graph of all forward passes; None where one cannot be captured, which the log says."""
+        longest = max((ids.shape[1] for _, ids, *_ in self._batches), default=1)
+        place, graph = step.place, torch.cuda.CUDAGraph()
+        stream = place["stream"]
+        stream.wait_stream(torch.cuda.current_stream())
+        try:
+            with _same_randomness(self.device), self.method.encoder._encoding(None), step.scoring(longest):
+                with torch.cuda.stream(stream):
+                    self._encode(self._packs)
+                torch.cuda.current_stream().wait_stream(stream)
+                with torch.cuda.graph(graph, **place):
+                    self._encode(self._packs)
+        except RuntimeError as error:
+            torch.cuda.synchronize()
+            log.warning("Scoring while training runs without a CUDA graph: %s", str(error).partition("\n")[0])
+            return None
+        return graph
+
+
+@contextmanager
+def _same_randomness(device: torch.device) -> Iterator[None]:
+    """The device's generator is afterwards as it was before."""
+    state = torch.cuda.get_rng_state(device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_rng_state(state, device)

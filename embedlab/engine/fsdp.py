@@ -1,0 +1,109 @@
+"""Weights shared out over the devices (FSDP2), for decoders that do not fit one of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+from torch.distributed.fsdp import OptimStateKeyType
+
+from embedlab.backbones.backbone import Backbone
+from embedlab.errors import UserError
+
+if TYPE_CHECKING:
+    from embedlab.config.run import RunConfig
+
+METHODS = ("simcse", "promptbert", "prompteol", "csesfp")
+"""Those that call the backbone as a whole; the others run its blocks or its tied head by themselves."""
+
+
+def check_sharded(config: RunConfig) -> None:
+    """Whether a run's weights can be sharded.
+
+    Raises:
+        UserError: not with this method, adapter or selection.
+    """
+    strategy = config.trainer.strategy
+    if not strategy.startswith("fsdp"):
+        return
+    if config.adapter.r is not None:
+        raise UserError(
+            "frozen and 4-bit weights cannot be sharded with the trained ones",
+            key="trainer.strategy",
+            value=strategy,
+            fix="trainer=ddp: each card has the whole (4-bit) base",
+        )
+    if config.method.name not in METHODS:
+        raise UserError(
+            "this method cannot be sharded", key="trainer.strategy", value=strategy,
+            fix=f"trainer=ddp, or method one of {', '.join(METHODS)}",
+        )  # fmt: skip
+    if config.evaluation.selection != "last":
+        raise UserError(
+            "the best weights of a sharded model are not kept aside",
+            key="evaluation.select",
+            value=config.evaluation.select,
+            fix="evaluation.select=last",
+        )
+
+
+class Sharded(ModelParallelStrategy):
+    """Data parallel over all devices; a checkpoint is one whole file.
+
+    Args:
+        devices: of all machines.
+    """
+
+    def __init__(self, devices: int) -> None:
+        super().__init__(devices, tensor_parallel_size=1, save_distributed_checkpoint=False)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Each rank reads the file and keeps its share (Lightning 2.6 fails at parts that are no block)."""
+        checkpoint: dict[str, Any] = torch.load(
+            checkpoint_path, map_location="cpu", weights_only=True, mmap=True
+        )
+        assert self.model is not None
+        options = StateDictOptions(full_state_dict=True, strict=True)
+        set_model_state_dict(self.model, checkpoint["state_dict"], options=options)
+        for optimizer, state in zip(self.optimizers, checkpoint.get("optimizer_states", []), strict=False):
+            named = FSDP.rekey_optim_state_dict(state, OptimStateKeyType.PARAM_NAME, self.model)
+            set_optimizer_state_dict(self.model, optimizer, named, options=options)
+        return checkpoint
+
+
+def shard(method: nn.Module, mesh: Any, precision: str) -> None:
+    """Share out a method's weights over ``mesh``, in place: block by block, then what is left of each part.
+
+    Under bf16-mixed, weights are gathered and multiplied in bf16, and gradients added up in fp32.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    # Also what is left of the backbone: after scoring, a checkpoint must find the shares.
+    options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
+    if precision == "bf16-mixed":
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for backbone in [m for m in method.modules() if isinstance(m, Backbone)]:
+        for block in backbone.blocks:
+            fully_shard(block, **options)
+        fully_shard(backbone, **options)
+    encoder: Any = method.encoder
+    for part in (encoder.pooling, *(child for child in method.children() if child is not encoder)):
+        if any(True for _ in part.parameters()):
+            fully_shard(part, **options)
+
+
+def sharded(method: nn.Module) -> bool:
+    return getattr(method, "_device_mesh", None) is not None
+
+
+def whole(x: Tensor) -> Tensor:
+    """A tensor that is shared out over devices, as a whole; any other as it is."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x  # type: ignore[no-any-return]

@@ -1,0 +1,65 @@
+"""Bitext retrieval over emoji names in 14 languages: a cross-lingual score that needs no data but a package.
+
+Unicode CLDR's short names of the emoji that `data.package=emoji-train` leaves out. They are phrases of one to six
+words, and share words with those of other emoji ("flag", "face", "woman"): a sign that alignment works, no benchmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from embedlab.data.packages import EMOJI_LANGUAGES, emoji_names, is_held_out
+from embedlab.evaluation.probes import geometry
+from embedlab.evaluation.core import protocol as protocols
+from embedlab.evaluation.bitext.bitext import DIRECTIONS, bitext_accuracy
+from embedlab.evaluation.core.means import group_means
+from embedlab.evaluation.core.vectors import Encoder, Vectors
+
+
+def held_out_names() -> dict[str, list[str]]:
+    """Language -> names; the lists are parallel."""
+    rows = [names for names in emoji_names() if is_held_out(names[0])]
+    return {language: [row[i] for row in rows] for i, language in enumerate(EMOJI_LANGUAGES)}
+
+
+def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The suite `emoji`: accuracy@1 in percent of each language against English, and the geometry of all names.
+
+    Scores: "emoji-de/forward" (German names looking for their English one), "/backward", "/mean"; "emoji/mean" and
+    the other two over 13 languages; "emoji/related" and "/unrelated", mean cosine of translations and of all pairs;
+    "emoji/rankme" and "/pc1_share" of all names.
+    """
+    names = held_out_names()
+    vectors = Vectors(encoder, [name for each in names.values() for name in each])
+    english = vectors.take(names["en"])
+    found = {
+        language: bitext_accuracy(vectors.take(each), english)
+        for language, each in names.items()
+        if language != "en"
+    }
+    scores = group_means(found, {"emoji": found}, DIRECTIONS)
+    related = [
+        float((geometry.unit(vectors.take(names[language])) * geometry.unit(english)).sum(-1).mean())
+        for language in found
+    ]
+    scores["emoji/related"] = fmean(related)
+    scores["emoji/unrelated"] = float(geometry.mean_cosine(vectors.matrix))
+    scores["emoji/rankme"] = float(geometry.rankme(vectors.matrix))
+    scores["emoji/pc1_share"] = float(geometry.pc1_share(vectors.matrix))
+    scores |= {
+        f"emoji-{language}/{m}": value for language, each in found.items() for m, value in each.items()
+    }
+    block = protocols.describe(
+        encoder,
+        suite="emoji",
+        name="emoji_bitext_accuracy_at_1",
+        aggregation="cosine, nearest of the other language's names; mean over 13 languages",
+        text="raw",
+        sentences=vectors.sentences,
+        data={"emoji": {"source": "emoji", "languages": len(names), "names": len(names["en"])}},
+        warnings=vectors.non_finite_note("they find nothing, and cosines and geometry are no numbers"),
+        notes=["names of held-out emoji share words with names that were trained on"],
+    )
+    return scores, block

@@ -1,0 +1,116 @@
+"""Cross-lingual retrieval: a question in one language looks for its passage in another (XQuAD, MLQA).
+
+For every two languages the candidates are the passages of one language. With XQuAD, whose passages are the
+same in all languages, also all passages of all languages at once ("pooled", as LAReQA does): there an encoder
+that prefers passages in the question's language is not helped, since any translation of the right one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embedlab.evaluation.core import protocol as protocols
+from embedlab.evaluation.core.devices import scoring_device
+from embedlab.evaluation.core.means import group_means, of_pairs
+from embedlab.evaluation.core.nearest import TopK, unit
+from embedlab.evaluation.finetune.qa_data import TASKS, Grid, load_grid, there
+from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
+from embedlab.evaluation.core.vectors import Encoder, embed
+
+_DEPTH = 10
+
+
+def accuracy_and_mrr(queries: Tensor, documents: Tensor, gold: Tensor) -> dict[str, float]:
+    """Percent of queries whose nearest document is theirs, and mean reciprocal rank x100 within the first 10.
+
+    queries [q, D], documents [n, D] (cosine); gold [q]: row of the right document.
+    """
+    top = TopK(unit(queries), _DEPTH)
+    top.add(unit(documents))
+    hit = top.rows == gold.to(top.rows.device)[:, None]
+    ranks = torch.arange(1, hit.shape[1] + 1, device=hit.device)
+    return {
+        "accuracy": 100 * float(hit[:, 0].float().mean()),
+        "mrr@10": 100 * float((hit / ranks).sum(dim=1).mean()),
+    }
+
+
+def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The suite `xretrieval`. Settings: data_dir (folder of retrieval/; None: the hub), tasks (xquad, mlqa;
+    default those that are there), languages, limit (questions of each pair of languages), query_prompt and
+    corpus_prompt (put before each text: "query: " and "passage: " for E5), device.
+
+    Scores: "xquad-de-en/accuracy" (German questions, English passages), means over pairs
+    "xquad-same/accuracy" (question and passage in one language), "xquad-cross/accuracy" (in two), and
+    "xquad-pooled/accuracy".
+    """
+    folder, limit = folder_of(settings, "retrieval"), row_limit(settings)
+    wanted = names(settings, "tasks")
+    tasks = [t for t in chosen(wanted, TASKS, "tasks") if wanted is not None or there(t, folder)] or list(
+        TASKS
+    )
+    grids = {task: load_grid(task, folder, names(settings, "languages"), limit) for task in tasks}
+    prompts = {side: str(settings.get(f"{side}_prompt") or "") for side in ("query", "corpus")}
+    place = scoring_device(settings.get("device"))
+    scores: dict[str, float] = {}
+    for task, grid in grids.items():
+        scores |= _scores(encoder, task, grid, prompts, place)
+    block = protocols.describe(
+        encoder,
+        suite="xretrieval",
+        name="question_to_passage",
+        aggregation="mean over questions of a pair of languages; mean over pairs",
+        text="raw",
+        sentences=[
+            prompts["corpus"] + text for grid in grids.values() for q in grid.values() for text in q.passages
+        ],
+        data={
+            task: {
+                "source": sorted({q.source for q in grid.values()}),
+                "questions": {f"{asked}-{of}": len(q) for (of, asked), q in grid.items()},
+                "passages": {q.passage_language: len(q.passages) for q in grid.values()},
+            }
+            for task, grid in grids.items()
+        },
+        warnings=limit_note(limit),
+        prompts=prompts,
+    )
+    return scores, block
+
+
+def _scores(
+    encoder: Encoder, task: str, grid: Grid, prompts: Mapping[str, str], place: str
+) -> dict[str, float]:
+    passages: dict[str, list[str]] = {}
+    for q in grid.values():
+        # A limit leaves some pairs of languages fewer passages than others.
+        if len(q.passages) > len(passages.get(q.passage_language, ())):
+            passages[q.passage_language] = [prompts["corpus"] + text for text in q.passages]
+    documents = {name: embed(encoder, texts).to(place) for name, texts in passages.items()}
+    asked = {pair: [prompts["query"] + text for text in q.questions] for pair, q in grid.items()}
+    texts = list(dict.fromkeys(text for several in asked.values() for text in several))
+    row = {text: i for i, text in enumerate(texts)}
+    vectors = embed(encoder, texts).to(place)
+    queries = {pair: vectors[[row[text] for text in several]] for pair, several in asked.items()}
+    found, pooled = {}, []
+    # The passages of XQuAD are row by row the same in each language; MLQA's are not.
+    same_rows = len({len(texts) for texts in passages.values()}) == 1 and task == "xquad"
+    everything = torch.cat(list(documents.values())) if same_rows else None
+    for (of, by), q in grid.items():
+        gold = torch.tensor(q.gold, device=place)
+        found[of, by] = accuracy_and_mrr(queries[of, by], documents[of], gold)
+        if everything is not None and of == by:
+            top = TopK(unit(queries[of, by]), 1)
+            top.add(unit(everything))
+            pooled.append(100 * float((top.rows[:, 0] % len(q.passages) == gold).float().mean()))
+    scores = group_means(found, of_pairs(found, f"{task}-same", f"{task}-cross"), ("accuracy", "mrr@10"))
+    if pooled:
+        scores[f"{task}-pooled/accuracy"] = fmean(pooled)
+    return scores | {
+        f"{task}-{by}-{of}/{metric}": v for (of, by), m in found.items() for metric, v in m.items()
+    }

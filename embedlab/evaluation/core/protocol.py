@@ -1,0 +1,189 @@
+"""The protocol block: what one needs to know to compare a score with another; and the JSON file that holds
+both."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from embedlab.files import ordinary_mode
+from embedlab.errors import UserError
+
+REQUIRED: tuple[str, ...] = (
+    "suite",
+    "name",
+    "aggregation",
+    "pooling",
+    "template",
+    "preparation",
+    "max_length",
+    "truncated",
+    "dtype",
+    "attention",
+    "checkpoint",
+    "seed",
+    "text",
+    "versions",
+    "device",
+    "date",
+    "data",
+    "warnings",
+    "notes",
+)
+"""Keys of a protocol block."""
+
+KINDS = {"suite": str, "checkpoint": str, "warnings": list}
+"""What the values are by which one score is told from another."""
+
+MAY_BE_NULL = frozenset({"template", "preparation", "max_length", "truncated", "seed", "text"})
+"""Keys whose null means something: no template, the model's own length, no seed known, no text variants."""
+UNKNOWN = "unknown"
+_PACKAGES = ("embedlab", "torch", "transformers", "tokenizers", "numpy", "scipy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that can change a score."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = UNKNOWN
+    return found
+
+
+def encoder_facts(encoder: object, sentences: Sequence[str] | None = None) -> dict[str, Any]:
+    """pooling, template, preparation, max_length, truncated (how many of `sentences` are cut), dtype,
+    attention, checkpoint, seed (of training) and device of an encoder.
+
+    Read from an `embedlab.SentenceEncoder`, or from what another encoder states in a method
+    `facts(sentences)`. What nobody states is "unknown", never guessed.
+    """
+    facts: dict[str, Any] = {
+        "pooling": UNKNOWN,
+        "template": None,
+        "preparation": None,
+        "max_length": None,
+        "truncated": None,
+        "dtype": UNKNOWN,
+        "attention": UNKNOWN,
+        "checkpoint": UNKNOWN,
+        "seed": None,
+        "device": UNKNOWN,
+    }
+    state = getattr(encoder, "facts", None)
+    if callable(state):
+        facts |= {key: value for key, value in state(sentences).items() if key in facts}
+    return facts
+
+
+def describe(
+    encoder: object,
+    *,
+    suite: str,
+    name: str,
+    aggregation: str,
+    text: str | None = None,
+    sentences: Sequence[str] | None = None,
+    data: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    seed: int | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """The protocol block of one suite run on `encoder`.
+
+    name: the published protocol that this is (sts7_senteval, ...); aggregation: how single numbers become the
+    headline; sentences: what was encoded, to count the truncated ones; seed: the scorer's own (classifier,
+    bootstrap), stored as `scoring_seed`: `seed` is that of the training run, from the checkpoint's card.
+    """
+    block: dict[str, Any] = {
+        "suite": suite,
+        "name": name,
+        "aggregation": aggregation,
+        **encoder_facts(encoder, sentences),
+        "text": text,
+        "versions": versions(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "data": dict(data or {}),
+        "warnings": list(warnings),
+        "notes": list(notes),
+        **more,
+    }
+    if seed is not None:
+        block["scoring_seed"] = seed
+    check(block)
+    return block
+
+
+def check(block: Mapping[str, Any]) -> None:
+    """Raises ValueError when a protocol block lacks a key of `REQUIRED`, or holds null where it must not or another
+    kind of value than `KINDS` says."""
+    missing = [key for key in REQUIRED if key not in block]
+    empty = [key for key in REQUIRED if key in block and block[key] is None and key not in MAY_BE_NULL]
+    if missing or empty:
+        raise ValueError(f"incomplete protocol block: missing {missing}, null {empty}")
+    for key, kind in KINDS.items():
+        if not isinstance(block[key], kind):
+            raise ValueError(f"odd protocol block: {key} is {block[key]!r}")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes `content` to `path` in one piece: a reader sees the old file or the new one. NaN becomes
+    null. UserError where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise UserError(f"cannot be written ({error.strerror})", file=path, fix="write elsewhere") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(_plain(content), stream, indent=2, ensure_ascii=False, allow_nan=False)
+            stream.write("\n")
+        ordinary_mode(Path(temporary))
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def write_scores(path: Path, scores: Mapping[str, float], block: Mapping[str, Any]) -> None:
+    """Writes {scores, protocol, created} atomically; ValueError when the protocol block is not complete."""
+    check(block)
+    write_json(path, {"scores": dict(scores), "protocol": dict(block), "created": block["date"]})
+
+
+def read_scores(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
+    """Scores and protocol of a file that `write_scores` wrote (null reads as NaN).
+
+    Raises UserError when it is no such file or its protocol block is not complete.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        scores, block = content["scores"], content["protocol"]
+        check(block)
+        return {key: math.nan if value is None else float(value) for key, value in scores.items()}, block
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", file=path, fix="give a scores file") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"is not a scores file ({error})", file=path, fix="write it with embedlab evaluate"
+        ) from error

@@ -1,0 +1,261 @@
+"""Score tables for the terminal (Rich) and for Markdown, from the same rows.
+
+A mean without its number of seeds is no result, so a table of scores cannot be built without one: it always
+says n.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Literal
+
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from embedlab.evaluation.sts.sts import LABELS, SEVEN
+
+Scores = Mapping[str, float]
+Better = Literal["higher", "lower"] | None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One quantity of a table: its key in the scores, its heading, which way is better, digits after the
+    point."""
+
+    key: str
+    label: str
+    better: Better = None
+    digits: int = 2
+
+
+STS_METRICS: tuple[Metric, ...] = tuple(
+    Metric(f"{t}/spearman", LABELS[t], "higher") for t in (*SEVEN, "sts7")
+)
+LEE_METRICS: tuple[Metric, ...] = (
+    Metric("lee/spearman", "Lee human similarity, Spearman", "higher"),
+    Metric("lee/pearson", "Lee human similarity, Pearson", "higher"),
+)
+
+
+def geometry_metrics(prefix: str = "geometry") -> tuple[Metric, ...]:
+    """Geometry rows for the scores under `prefix`/."""
+    return (
+        Metric(f"{prefix}/alignment", "alignment", "lower", 3),
+        Metric(f"{prefix}/uniformity", "uniformity", "lower", 3),
+        Metric(f"{prefix}/mean_cosine", "mean cosine", None, 3),
+        Metric(f"{prefix}/effective_rank", "effective rank", "higher", 1),
+        Metric(f"{prefix}/rankme", "RankMe", "higher", 1),
+        Metric(f"{prefix}/pc1_share", "PC1 share of variance", "lower", 3),
+        Metric(f"{prefix}/alignment_ratio", "alignment ratio (our reconstruction)", "lower", 3),
+        Metric(f"{prefix}/uniformity_ratio", "uniformity ratio (our reconstruction)", "higher", 3),
+    )
+
+
+def mean_and_sd(values: Sequence[float], digits: int) -> str:
+    """ "75.11 ± 0.84" for a table that says n elsewhere in the row."""
+    if len(values) == 1:
+        return number(values[0], digits)
+    return f"{number(statistics.fmean(values), digits)} ± {number(statistics.stdev(values), digits)}"
+
+
+def number(value: float, digits: int = 2) -> str:
+    """A fixed number of digits; "-" for NaN (undefined)."""
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table of strings; the first `left` columns are labels (left-aligned), the rest numbers."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str = ""
+    left: int = 1
+
+    def rich(self) -> RichTable:
+        """The table for a terminal."""
+        table = RichTable(title=Text(self.title), caption=Text(self.caption) if self.caption else None)
+        for i, column in enumerate(self.columns):
+            table.add_column(
+                Text(column), justify="left" if i < self.left else "right", no_wrap=i >= self.left
+            )
+        for row in self.rows:
+            table.add_row(*(Text(cell) for cell in row))
+        return table
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown, with title and caption as paragraphs; "|" in a cell is escaped."""
+        rule = [":--" if i < self.left else "--:" for i in range(len(self.columns))]
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in (self.columns, *self.rows)]
+        lines = ["| " + " | ".join(cells) + " |" for cells in (rows[0], rule, *rows[1:])]
+        parts = [f"**{self.title}**", "\n".join(lines), *([self.caption] if self.caption else [])]
+        return "\n\n".join(parts) + "\n"
+
+    def print(self, file: IO[str] | None = None) -> None:
+        """Prints to `file` (default: standard output). A pipe or a file gets the full width and no escape
+        codes."""
+        console = Console(file=file)
+        if not console.is_terminal:
+            console = Console(file=file, width=max(1000, console.width), no_color=True)
+        console.print(self.rich())
+
+
+def score_table(
+    runs: Mapping[str, Sequence[Scores]], metrics: Sequence[Metric], title: str, caption: str = ""
+) -> Table:
+    """One row an encoder: mean ± SD over its seeds (`runs`: name -> the scores of each seed) and n.
+
+    Metrics that no run has are left out; ValueError for an encoder without any scores.
+    """
+    shown = [m for m in metrics if any(m.key in scores for seeds in runs.values() for scores in seeds)]
+    rows = []
+    for name, seeds in runs.items():
+        if not seeds:
+            raise ValueError(f"{name!r} has no scores, so there is no n to state")
+        cells = []
+        for metric in shown:
+            values = [scores[metric.key] for scores in seeds if metric.key in scores]
+            # A seed that lacks a metric would make the row's n a lie.
+            cells.append(mean_and_sd(values, metric.digits) if len(values) == len(seeds) else "-")
+        rows.append((name, *cells, str(len(seeds))))
+    return Table(title, ("encoder", *(m.label for m in shown), "n"), tuple(rows), caption)
+
+
+def suite_table(
+    scores: Scores, n: int, title: str, metrics: Sequence[Metric] | None = None, caption: str = ""
+) -> Table:
+    """One row a metric: for suites with many quantities. `n` is the number of training seeds behind the
+    scores."""
+    if n < 1:
+        raise ValueError("a score without its number of seeds is not shown: n must be at least 1")
+    known = metrics or [Metric(key, key) for key in scores]
+    rows = [(m.label, _with_interval(scores, m)) for m in known if m.key in scores]
+    return Table(f"{title} (n={n})", ("metric", "score"), tuple(rows), caption)
+
+
+def before_after_table(
+    before: Sequence[Scores],
+    after: Sequence[Scores],
+    metrics: Sequence[Metric],
+    title: str,
+    caption: str = "",
+    names: tuple[str, str] = ("before", "after"),
+) -> Table:
+    """One row a metric: before, after, change and whether that is better. Each side has the scores of its
+    seeds; a single run shows its interval where the scores have one (`key_low`, `key_high`), and its change is
+    "not resolved" where each score lies in the interval of the other.
+
+    The heading of each side says its n.
+    """
+    if not before or not after:
+        raise ValueError("both sides need at least one run")
+    rows = []
+    for metric in metrics:
+        sides = [[s[metric.key] for s in side if metric.key in s] for side in (before, after)]
+        if len(sides[0]) != len(before) or len(sides[1]) != len(after):
+            continue
+        cells = [
+            _with_interval(side[0], metric) if len(side) == 1 else mean_and_sd(values, metric.digits)
+            for side, values in zip((before, after), sides, strict=True)
+        ]
+        change = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
+        verdict = _verdict(change, metric)
+        if verdict and len(before) == len(after) == 1 and _overlap(before[0], after[0], metric.key):
+            verdict = "not resolved"
+        rows.append((metric.label, *cells, f"{change:+.{metric.digits}f}", verdict))
+    heads = [f"{name} (n={len(side)})" for name, side in zip(names, (before, after), strict=True)]
+    return Table(title, ("metric", *heads, "change", ""), tuple(rows), caption)
+
+
+def _with_interval(scores: Scores, metric: Metric) -> str:
+    text = number(scores[metric.key], metric.digits)
+    low, high = scores.get(f"{metric.key}_low"), scores.get(f"{metric.key}_high")
+    if low is None or high is None:
+        return text
+    return f"{text} [{number(low, metric.digits)}, {number(high, metric.digits)}]"
+
+
+def _overlap(one: Scores, other: Scores, key: str) -> bool:
+    """Whether each score lies in the interval of the other; False where one has none."""
+    if not all(f"{key}_{end}" in side for side in (one, other) for end in ("low", "high")):
+        return False
+    return all(
+        side[f"{key}_low"] <= value[key] <= side[f"{key}_high"]
+        for side, value in ((one, other), (other, one))
+    )
+
+
+def _verdict(change: float, metric: Metric) -> str:
+    if metric.better is None or math.isnan(change) or round(change, metric.digits) == 0:
+        return ""
+    return "better" if (change > 0) == (metric.better == "higher") else "worse"
+
+
+def suite_tables(suite: str, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
+    """What `embedlab evaluate` prints of one suite run on the encoder `name`; the caption is the protocol,
+    short."""
+    title, caption = f"{suite}: {name}", protocol_line(protocol)
+    if suite == "sts":
+        headline = str(protocol["text"])
+        rows = {f"{name} ({headline})": [scores]}
+        for other in {"raw", "tok"} - {headline}:
+            mark = f"_{other}/"
+            second = {key.replace(mark, "/"): value for key, value in scores.items() if mark in key}
+            rows |= {f"{name} ({other})": [second]} if second else {}
+        return [score_table(rows, STS_METRICS, title, caption)]
+    if suite == "geometry":
+        separation = Metric("geometry/separation", "separation of rating groups, STS-B test", "higher", 2)
+        return [suite_table(scores, 1, title, (*geometry_metrics(), separation), caption)]
+    if suite == "lee":
+        return [suite_table(scores, 1, title, (*LEE_METRICS, *geometry_metrics("lee")), caption)]
+    if suite == "languages":
+        groups = dict.fromkeys(key.partition("/")[0].partition("-")[0] for key in scores)
+        parts = {g: {k: v for k, v in scores.items() if re.match(f"{g}[-/]", k)} for g in groups}
+        last = list(groups)[-1]
+        return [task_table(part, 1, title, caption if g == last else "") for g, part in parts.items()]
+    return [task_table(scores, 1, title, caption)]
+
+
+def task_table(scores: Scores, n: int, title: str, caption: str = "") -> Table:
+    """One row a task, one column a metric, from keys "task/metric"; `n` is the number of training seeds."""
+    if n < 1:
+        raise ValueError("a score without its number of seeds is not shown: n must be at least 1")
+    keys = [key.rpartition("/") for key in scores]
+    metrics = tuple(dict.fromkeys(metric for _, _, metric in keys))
+    rows = tuple(
+        (task, *(number(scores[f"{task}/{m}"]) if f"{task}/{m}" in scores else "" for m in metrics))
+        for task in dict.fromkeys(task for task, _, _ in keys)
+    )
+    return Table(f"{title} (n={n})", ("task", *metrics), rows, caption)
+
+
+def protocol_line(protocol: Mapping[str, Any]) -> str:
+    """The protocol block in a line or two, for a caption."""
+    template, limit, cut = protocol["template"], protocol["max_length"], protocol["truncated"]
+    parts = [
+        f"{protocol['name']}, aggregation: {protocol['aggregation']}",
+        f"text: {protocol['text']}" if protocol["text"] is not None else "",
+        f"pooling: {_short(protocol['pooling'])}",
+        f"template: {_short(template)}" if template is not None else "no template",
+        f"max length: {limit}" if limit is not None else "no length limit",
+        f"{cut:,} texts cut" if cut is not None else "",
+        f"{protocol['dtype']}, {protocol['attention']}, {protocol['device']}",
+        f"checkpoint {str(protocol['checkpoint'])[:12]}",
+        f"training seed {protocol['seed']}" if protocol["seed"] is not None else "",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        name = str(value.get("name") or value.get("text") or "")
+        rest = [f"{k}={v}" for k, v in value.items() if k not in ("name", "text", "join") and v is not None]
+        return f"{name} ({', '.join(rest)})" if rest else name
+    return str(value)

@@ -1,0 +1,133 @@
+"""PAWS-X: paraphrase or not, where both sentences have the same words (Yang et al. 2019, arXiv 1908.11828).
+
+Word overlap says nothing here, so that it checks what STS scores may owe to it. Scored as pair classification is in
+MTEB: the average precision of the cosine, without training; and the area under the ROC curve, for which chance is 50
+whatever the share of paraphrases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embedlab.errors import UserError
+from embedlab.evaluation.core import protocol as protocols
+from embedlab.evaluation.core.correlation import pair_cosine
+from embedlab.evaluation.core.files import find_file, read_tsv
+from embedlab.evaluation.core.hub import hub_rows
+from embedlab.evaluation.core.means import group_means
+from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
+from embedlab.evaluation.core.vectors import Encoder, Vectors
+
+LANGUAGES = ("de", "en", "es", "fr", "ja", "ko", "zh")
+SPLITS = ("dev", "test")
+_HUB = "google-research-datasets/paws-x"
+_COLUMNS = ["label", "sentence1", "sentence2"]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """labels: int64 [n], 1 for a paraphrase."""
+
+    first: list[str]
+    second: list[str]
+    labels: Tensor
+    source: str
+
+
+def load(
+    data_dir: str | Path | None,
+    split: str = "dev",
+    languages: list[str] | None = None,
+    limit: int | None = None,
+) -> dict[str, Pairs]:
+    """Pairs by language: pawsx_{split}_{language}.tsv[.gz] in `data_dir` or its folder nli/ (columns label,
+    sentence1, sentence2); None: the hub. English alone unless `languages` names others.
+
+    Raises UserError for a missing or broken file, a label that is neither 0 nor 1, or labels all the same.
+    """
+    if split not in SPLITS:
+        raise UserError("no such split", key="split", value=split, fix="choose dev or test")
+    folder = None if data_dir is None else Path(data_dir)
+    if folder is not None and (folder / "nli").is_dir():
+        folder = folder / "nli"
+    return {
+        language: _load(folder, split, language, limit)
+        for language in chosen(languages or ["en"], LANGUAGES, "languages")
+    }
+
+
+def _load(folder: Path | None, split: str, language: str, limit: int | None) -> Pairs:
+    table: Mapping[str, list[Any]]
+    if folder is None:
+        hub_split = "validation" if split == "dev" else split
+        table = hub_rows(_HUB, language, hub_split, _COLUMNS, "nli/pawsx_dev_*.tsv.gz")
+        source, path = f"hub:{_HUB}", None
+    else:
+        path = find_file(folder, f"pawsx_{split}_{language}")
+        table, source = read_tsv(path, _COLUMNS), str(path)
+    labels = [str(label).strip() for label in table["label"]][:limit]
+    wrong = next((i for i, label in enumerate(labels) if label not in ("0", "1")), None)
+    if wrong is not None:
+        raise UserError("a label must be 0 or 1", file=path, row=wrong + 2, key="label", value=labels[wrong])
+    if len(set(labels)) < 2:
+        raise UserError("needs paraphrases and others", file=path, key="label", fix="a larger limit")
+    return Pairs(
+        list(table["sentence1"][:limit]),
+        list(table["sentence2"][:limit]),
+        torch.tensor([int(x) for x in labels]),
+        source,
+    )
+
+
+def score(cosine: Tensor, labels: Tensor) -> dict[str, float]:
+    """average_precision and roc_auc, x100, of cosine [n] for labels [n]."""
+    from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+
+    # torchmetrics takes scores outside [0, 1] for logits.
+    scores = (cosine.double() + 1) / 2
+    return {
+        "average_precision": 100 * float(binary_average_precision(scores, labels)),
+        "roc_auc": 100 * float(binary_auroc(scores, labels)),
+    }
+
+
+def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The suite `pawsx`. Settings: data_dir, languages (English), split (dev, test), limit.
+
+    Scores: "pawsx-en/average_precision" and so on; with several languages their mean "pawsx/...".
+    """
+    limit, split = row_limit(settings), settings.get("split") or "dev"
+    loaded = load(settings.get("data_dir"), split, names(settings, "languages"), limit)
+    vectors = Vectors(encoder, [text for pairs in loaded.values() for text in (*pairs.first, *pairs.second)])
+    found = {
+        f"pawsx-{language}": score(pair_cosine(vectors.take(p.first), vectors.take(p.second)), p.labels)
+        for language, p in loaded.items()
+    }
+    scores = {f"{task}/{metric}": value for task, each in found.items() for metric, value in each.items()}
+    if len(found) > 1:
+        scores |= group_means(found, {"pawsx": found}, ("average_precision", "roc_auc"))
+    block = protocols.describe(
+        encoder,
+        suite="pawsx",
+        name=f"pawsx_{split}",
+        aggregation="average precision and ROC area of the cosine",
+        text="raw",
+        sentences=vectors.sentences,
+        data={
+            f"pawsx-{language}": {
+                "source": p.source,
+                "pairs": len(p.labels),
+                "paraphrases": int(p.labels.sum()),
+            }
+            for language, p in loaded.items()
+        },
+        warnings=limit_note(limit) + vectors.non_finite_note(),
+        notes=["average precision at chance is the share of paraphrases"],
+    )
+    return scores, block

@@ -1,0 +1,186 @@
+"""Retrieval on BEIR-layout collections: exact search, then nDCG@10, MRR@10, recall@100 and MAP by
+ir-measures.
+
+The corpus is encoded and searched a block at a time; neither its vectors nor the score matrix exist as a
+whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embedlab.errors import UserError
+from embedlab.evaluation.core import protocol
+from embedlab.evaluation.retrieval.beir import Collection, is_collection, load_collection
+from embedlab.evaluation.core.devices import scoring_device
+from embedlab.evaluation.core.nearest import BACKENDS, Backend, TopK, unit
+from embedlab.evaluation.core.packages import require
+from embedlab.evaluation.core.settings import whole
+from embedlab.evaluation.core.vectors import Encoder, embed
+
+SIMILARITIES = ("cosine", "dot")
+_BLOCK = 16384  # documents encoded and searched at once
+Run = dict[str, dict[str, float]]
+"""query id -> document id -> score."""
+
+
+def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The suite `retrieval`.
+
+    Settings: data_dir (a BEIR folder, or a folder of such folders), tasks (names of those folders; default
+    all), split (test), similarity (cosine or dot), depth (documents a query, 1000: MAP is over these), index
+    (torch or faiss: both exact), query_prompt and corpus_prompt (put before each text), codes
+    (`load_collection`), skip_same_id (drop the document that has the query's own id, as BEIR does for ArguAna
+    and Quora), device.
+
+    Scores x100: "scifact/ndcg@10", "scifact/mrr@10", "scifact/recall@100", "scifact/map"; with several
+    collections their means "retrieval/ndcg@10", ... Queries without a relevant document are not asked.
+    """
+    similarity, index = settings.get("similarity") or "cosine", settings.get("index") or "torch"
+    if similarity not in SIMILARITIES:
+        raise UserError("no such similarity", key="similarity", value=similarity, fix="choose cosine or dot")
+    if index not in BACKENDS:
+        raise UserError("no such index", key="index", value=index, fix="choose torch or faiss")
+    depth = whole(settings, "depth", 1000)
+    prompts = {side: settings.get(f"{side}_prompt") or "" for side in ("query", "corpus")}
+    skip_same_id = bool(settings.get("skip_same_id"))
+    folders = _folders(settings.get("data_dir"), settings.get("tasks"))
+    split, codes = settings.get("split") or "test", settings.get("codes") or "binary"
+    collections = [load_collection(folder, split, codes) for folder in folders]
+    require("ir_measures", "ir-measures")
+    scores: dict[str, float] = {}
+    for collection in collections:
+        found = search(
+            encoder,
+            collection,
+            depth,
+            similarity=similarity,
+            index=index,
+            query_prompt=prompts["query"],
+            corpus_prompt=prompts["corpus"],
+            skip_same_id=skip_same_id,
+            device=settings.get("device"),
+        )
+        scores |= {
+            f"{collection.name}/{name}": value for name, value in measure(found, collection.qrels).items()
+        }
+    if len(collections) > 1:
+        for name in _MEASURES:
+            scores[f"retrieval/{name}"] = float(np.mean([scores[f"{c.name}/{name}"] for c in collections]))
+    block = protocol.describe(
+        encoder,
+        suite="retrieval",
+        name="beir",
+        aggregation="mean over queries; mean of collections",
+        text="raw",
+        sentences=[prompts["corpus"] + text for c in collections for text in c.documents.values()],
+        data={
+            c.name: {
+                "source": c.source,
+                "split": c.split,
+                "documents": len(c.documents),
+                "queries": len(c.queries),
+            }
+            for c in collections
+        },
+        warnings=[
+            f"{c.name}: {c.dangling} judgements name a query or document that is not there and were ignored"
+            for c in collections
+            if c.dangling
+        ],
+        similarity=similarity,
+        depth=depth,
+        index=index,
+        prompts=prompts,
+        skip_same_id=skip_same_id,
+        codes=codes,
+        ir_measures=_version("ir-measures"),
+    )
+    return scores, block
+
+
+def search(
+    encoder: Encoder,
+    collection: Collection,
+    depth: int = 1000,
+    *,
+    similarity: str = "cosine",
+    index: Backend = "torch",
+    query_prompt: str = "",
+    corpus_prompt: str = "",
+    skip_same_id: bool = False,
+    device: str | None = None,
+) -> Run:
+    """The `depth` best documents of each query with their scores, exact."""
+    place = scoring_device(device)
+    shape = unit if similarity == "cosine" else lambda vectors: vectors
+    queries = shape(embed(encoder, [query_prompt + text for text in collection.queries.values()]).to(place))
+    # One more where the query's own document may have to go.
+    top = TopK(queries, depth + skip_same_id, index)
+    documents = [corpus_prompt + text for text in collection.documents.values()]
+    for first in range(0, len(documents), _BLOCK):
+        top.add(shape(embed(encoder, documents[first : first + _BLOCK]).to(place)))
+    names = list(collection.documents)
+    found: Run = {}
+    for query, scores, rows in zip(collection.queries, top.scores.tolist(), top.rows.tolist(), strict=True):
+        ranked = [(names[row], score) for row, score in zip(rows, scores, strict=True)]
+        if skip_same_id:
+            ranked = [pair for pair in ranked if pair[0] != query]
+        found[query] = dict(ranked[:depth])
+    return found
+
+
+_MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@100": "R@100", "map": "AP"}
+
+
+def measure(found: Run, qrels: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+    """nDCG@10 (gains linear, as trec_eval), MRR@10, recall@100 and MAP, x100, means over the queries of
+    `qrels`.
+
+    Raises UserError when ir-measures is not installed.
+    """
+    require("ir_measures", "ir-measures")
+    import ir_measures
+
+    measures = {name: ir_measures.parse_measure(text) for name, text in _MEASURES.items()}
+    values = ir_measures.calc_aggregate(measures.values(), qrels, found)
+    return {name: 100 * float(values[measure]) for name, measure in measures.items()}
+
+
+def _folders(data_dir: Any, tasks: str | Sequence[str] | None) -> list[Path]:
+    if data_dir is None:
+        raise UserError(
+            "retrieval reads local collections",
+            key="data_dir",
+            fix="data_dir=FOLDER in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or suite=mteb",
+        )
+    folder = Path(data_dir)
+    if not folder.is_dir():
+        raise UserError(
+            "no such folder", file=folder, key="data_dir", value=data_dir, fix="give a BEIR folder"
+        )
+    inside = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and is_collection(path)}
+    if is_collection(folder):
+        inside = {folder.resolve().name: folder}
+    if not inside:
+        raise UserError("holds no corpus.jsonl", file=folder, key="data_dir", fix="give a BEIR folder")
+    names = tasks.split(",") if isinstance(tasks, str) else list(tasks or inside)
+    unknown = [name for name in names if name not in inside]
+    if unknown:
+        raise UserError(
+            "no such collection", key="tasks", value=unknown[0], fix=f"choose from {', '.join(inside)}"
+        )
+    return [inside[name] for name in dict.fromkeys(names)]
+
+
+def _version(package: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return protocol.UNKNOWN

@@ -1,0 +1,121 @@
+"""Is one encoder better than another on the same sentence pairs? A paired bootstrap over the pairs.
+
+The interval is that of the test set's pairs for two given encoders. It says nothing of the spread over training
+seeds, which `embedlab report` shows, and which is the larger one for unsupervised SimCSE.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from embedlab.evaluation.core import protocol as protocols
+from embedlab.evaluation.core.correlation import pair_cosine
+from embedlab.evaluation.core.settings import whole
+from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_sts
+from embedlab.evaluation.core.vectors import Encoder, Vectors
+
+log = logging.getLogger(__name__)
+RESAMPLES, SEED, LEVEL = 1000, 0, 0.95
+_CHUNK = 50  # resamples ranked at a time: bounds the memory
+
+
+def spearman_rows(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Spearman's correlation (average ranks, x100) of each row of ``x`` with that of ``y``: ``[R, n]`` -> ``[R]``."""
+    a, b = (rankdata(v, axis=1) for v in (x, y))
+    a -= a.mean(1, keepdims=True)
+    b -= b.mean(1, keepdims=True)
+    scale = np.sqrt((a * a).sum(1) * (b * b).sum(1))
+    return 100 * np.divide((a * b).sum(1), scale, out=np.zeros(len(a)), where=scale > 0)
+
+
+def bootstrap(
+    gold: NDArray[np.float64],
+    first: NDArray[np.float64],
+    second: NDArray[np.float64],
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> NDArray[np.float64]:
+    """Differences ``second - first`` of Spearman x100 on resampled pairs: three ``[n]`` -> ``[resamples]``.
+
+    Both encoders get the same pairs in each resample, so what makes a pair easy for both cancels out.
+    """
+    draw = np.random.default_rng(seed)
+    found = []
+    for start in range(0, resamples, _CHUNK):
+        rows = draw.integers(len(gold), size=(min(_CHUNK, resamples - start), len(gold)))
+        found.append(spearman_rows(second[rows], gold[rows]) - spearman_rows(first[rows], gold[rows]))
+    return np.concatenate(found)
+
+
+def compare_sts(
+    first: Encoder,
+    second: Encoder,
+    tasks: Sequence[STSPairs],
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> dict[str, float]:
+    """``second`` minus ``first`` on STS tasks, each and their mean ("sts" and, with the seven, "sts7").
+
+    Returns:
+        ``task/change`` (Spearman x100, on all pairs), its interval ``task/change_low`` and ``task/change_high``
+        (95 %), and ``task/worse``, the share of resamples in which ``second`` is lower.
+    """
+    vectors = [Vectors(encoder, all_sentences(tasks)) for encoder in (first, second)]
+    log.info("comparing: %d resamples of each task", resamples)
+    scores: dict[str, float] = {}
+    points, samples = [], []
+    for number, pairs in enumerate(tasks):
+        gold = np.asarray(pairs.gold, dtype=np.float64)
+        one, other = (
+            pair_cosine(v.take(pairs.first), v.take(pairs.second)).double().numpy() for v in vectors
+        )
+        before, after = (float(spearman_rows(c[None], gold[None])[0]) for c in (one, other))
+        points.append(after - before)
+        samples.append(bootstrap(gold, one, other, resamples=resamples, seed=seed + number))
+        scores |= _summary(pairs.task, points[-1], samples[-1])
+    if len(tasks) > 1:
+        name = "sts7" if {p.task for p in tasks} == set(SEVEN) else "sts"
+        scores |= _summary(name, float(np.mean(points)), np.mean(samples, axis=0))
+    return scores
+
+
+def _summary(task: str, point: float, samples: NDArray[np.float64]) -> dict[str, float]:
+    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return {
+        f"{task}/change": point,
+        f"{task}/change_low": float(low),
+        f"{task}/change_high": float(high),
+        f"{task}/worse": float((samples < 0).mean()),
+    }
+
+
+def run(
+    first: Encoder, second: Encoder, settings: Mapping[str, Any]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Compare two encoders on STS; settings as of the suite ``sts``, and ``resamples``."""
+    tasks = [
+        load_sts(task, settings.get("data_dir"), settings.get("sts_text") or "raw")
+        for task in settings.get("tasks") or SEVEN
+    ]
+    resamples = whole(settings, "resamples", RESAMPLES)
+    block = protocols.describe(
+        second,
+        suite="compare",
+        name="sts_paired_bootstrap",
+        aggregation=f"all; {resamples} resamples of sentence pairs, the same for both encoders; 95 % interval",
+        text=settings.get("sts_text") or "raw",
+        sentences=all_sentences(tasks),
+        data={pairs.task: {"source": pairs.source, "pairs": len(pairs)} for pairs in tasks},
+        seed=SEED,
+        against=protocols.encoder_facts(first),
+        notes=[
+            "The interval is over the pairs of the test sets, for these two encoders; seeds are another matter."
+        ],
+    )
+    return compare_sts(first, second, tasks, resamples), block

@@ -1,0 +1,74 @@
+"""Scoring a development set in the training loop: everything that does not depend on the vectors is done
+once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from embedlab.evaluation.core.correlation import pair_cosine, ranks, standardise
+from embedlab.evaluation.probes.geometry import POSITIVE_RATING, alignment, effective_rank, mean_cosine, uniformity
+from embedlab.evaluation.sts.sts import STSPairs, all_sentences
+from embedlab.evaluation.core.vectors import unique
+
+
+class DevSet:
+    """Rated pairs (usually STS-B dev) ready to score vectors of their distinct sentences.
+
+    `sentences`: the distinct sentences, in the order in which `score` wants their vectors.
+    """
+
+    def __init__(self, pairs: STSPairs) -> None:
+        self.pairs = pairs
+        self.sentences, position = unique(all_sentences([pairs]))
+        self._first = torch.tensor([position[s] for s in pairs.first])
+        self._second = torch.tensor([position[s] for s in pairs.second])
+        gold = torch.from_numpy(pairs.gold)
+        self._gold = standardise(ranks(gold))
+        positive = gold > POSITIVE_RATING
+        self._positive_first = self._first[positive]
+        self._positive_second = self._second[positive]
+
+    def to(self, device: torch.device | str) -> DevSet:
+        """Moves the index tensors to `device`, in place; `score` does it by itself when the vectors live
+        elsewhere."""
+        self._first, self._second = self._first.to(device), self._second.to(device)
+        self._positive_first, self._positive_second = (
+            self._positive_first.to(device),
+            self._positive_second.to(device),
+        )
+        target = torch.device(device)
+        self._gold = self._gold.to(target, torch.float32 if target.type == "mps" else torch.float64)
+        return self
+
+    def pair_cosines(self, vectors: Tensor) -> Tensor:
+        """Cosine of each rated pair [n_pairs], on the vectors' device, in float64."""
+        first, second = (index.to(vectors.device) for index in (self._first, self._second))
+        return pair_cosine(vectors[first], vectors[second])
+
+    def score(self, vectors: Tensor, geometry: bool = True, rank: bool = True) -> dict[str, float]:
+        """Scores of `vectors` [n_unique, D], row i for `sentences[i]`, on any device and in any float type.
+
+        spearman (x100, ties by average ranks, NaN cosine = 0), mean_cosine (off the diagonal) and, with
+        `geometry`, alignment (pairs rated above 4), uniformity and, with `rank` too, effective_rank. Alignment
+        and uniformity here are over this set's sentences; the published protocol takes the whole STS-B (suite
+        `geometry`), so compare runs with them, not papers. One transfer to the host, at the end.
+        """
+        if vectors.ndim != 2 or vectors.shape[0] != len(self.sentences):
+            raise ValueError(f"vectors of shape {tuple(vectors.shape)} for {len(self.sentences)} sentences")
+        vectors = vectors.detach()
+        if self._first.device != vectors.device:
+            self.to(vectors.device)
+        cosine = pair_cosine(vectors[self._first], vectors[self._second])
+        values = {
+            "spearman": 100 * (standardise(ranks(cosine)) * self._gold).sum().clamp(-1, 1),
+            "mean_cosine": mean_cosine(vectors),
+        }
+        if geometry:
+            values["alignment"] = alignment(vectors[self._positive_first], vectors[self._positive_second])
+            # A device waits for its host rather than for n x n products: one piece, where a cache prefers many.
+            chunk = 4096 if vectors.device.type == "cuda" else 256
+            values["uniformity"] = uniformity(vectors, chunk=chunk)
+            if rank:
+                values["effective_rank"] = effective_rank(vectors)
+        return dict(zip(values, torch.stack(list(values.values())).tolist(), strict=True))

@@ -1,0 +1,168 @@
+"""Correlation with the Lee documents' human similarity ratings: 50 short news texts, all 1,225 pairs rated.
+
+Lee, Pincombe & Welsh (CogSci 2005), as shipped in gensim's test data. It needs no hub, and it is small: so
+every score comes with a bootstrap interval over documents (pairs share documents and are not independent).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from embedlab.errors import UserError
+from embedlab.evaluation.core import protocol as protocols
+from embedlab.evaluation.probes.geometry import summary, unit
+from embedlab.evaluation.core.settings import whole
+from embedlab.evaluation.core.vectors import Encoder, embed
+
+RESAMPLES = 1000
+SEED = 0
+_DOCUMENTS = 50
+
+
+@dataclass(frozen=True)
+class LeeSet:
+    """documents: 50 texts; human: symmetric [50, 50] mean ratings in [0, 1]."""
+
+    documents: list[str]
+    human: NDArray[np.float64]
+
+
+def load_lee(folder: str | Path | None = None) -> LeeSet:
+    """The documents and ratings from the installed gensim (or a folder with lee.cor and similarities0-1.txt).
+
+    gensim itself is not imported. UserError when it is not installed.
+    """
+    if folder is None:
+        spec = importlib.util.find_spec("gensim")
+        if spec is None or not spec.submodule_search_locations:
+            raise UserError(
+                "the Lee documents come with gensim, which is not installed", fix="pip install gensim"
+            )
+        folder = Path(spec.submodule_search_locations[0]) / "test" / "test_data"
+    texts, ratings = Path(folder) / "lee.cor", Path(folder) / "similarities0-1.txt"
+    for path in (texts, ratings):
+        if not path.is_file():
+            raise UserError("is missing", file=path, fix="pip install gensim with its test data")
+    # The file is Latin-1: its one byte beyond ASCII is a pound sign.
+    documents = [line.strip() for line in texts.read_text(encoding="latin-1").split("\n") if line.strip()]
+    upper = np.triu(np.loadtxt(ratings), k=1)
+    if len(documents) != _DOCUMENTS or upper.shape != (_DOCUMENTS, _DOCUMENTS):
+        raise UserError(
+            f"has {len(documents)} documents instead of {_DOCUMENTS}", file=texts, fix="reinstall gensim"
+        )
+    return LeeSet(documents, upper + upper.T)
+
+
+def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    x, y = x - x.mean(), y - y.mean()
+    length = float(np.linalg.norm(x) * np.linalg.norm(y))
+    return float(x @ y) / length if length > 1e-12 else 0.0
+
+
+def _correlations(cosine: NDArray[np.float64], human: NDArray[np.float64]) -> tuple[float, float]:
+    return _correlation(rankdata(cosine), rankdata(human)), _correlation(cosine, human)
+
+
+class _Resamples:
+    """Bootstrap samples of documents, the same for every encoder with the same seed, so that two are compared
+    on the same samples. A pair of a document with itself is left out: its similarity of 1 is no judgement."""
+
+    def __init__(self, n: int, resamples: int, seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        self._upper = np.triu_indices(n, k=1)
+        self._drawn = [generator.integers(0, n, size=n) for _ in range(resamples)]
+
+    def correlations(self, cosine: NDArray[np.float64], human: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[resamples, 2]: Spearman and Pearson of each sample."""
+        result = np.empty((len(self._drawn), 2))
+        for i, drawn in enumerate(self._drawn):
+            first, second = drawn[self._upper[0]], drawn[self._upper[1]]
+            apart = first != second
+            first, second = first[apart], second[apart]
+            result[i] = _correlations(cosine[first, second], human[first, second])
+        return result
+
+
+def _cosines(vectors: torch.Tensor) -> NDArray[np.float64]:
+    x = unit(vectors.cpu())
+    # Rounded: identical vectors must tie, however the product was summed.
+    return np.asarray((x @ x.T).nan_to_num(nan=0.0).numpy().round(12), dtype=np.float64)
+
+
+def score(
+    vectors: torch.Tensor, lee: LeeSet, resamples: int = RESAMPLES, seed: int = SEED, level: float = 0.95
+) -> dict[str, float]:
+    """Spearman and Pearson (x100) of cosine against the human ratings over all pairs of `vectors` [50, D],
+    each with the bootstrap interval: spearman, spearman_low, spearman_high, pearson, pearson_low,
+    pearson_high."""
+    cosine = _cosines(vectors)
+    upper = np.triu_indices(len(lee.documents), k=1)
+    point = _correlations(cosine[upper], lee.human[upper])
+    samples = _Resamples(len(lee.documents), resamples, seed).correlations(cosine, lee.human)
+    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    result: dict[str, float] = {}
+    for i, name in enumerate(("spearman", "pearson")):
+        result |= {
+            name: 100 * point[i],
+            f"{name}_low": 100 * float(low[i]),
+            f"{name}_high": 100 * float(high[i]),
+        }
+    return result
+
+
+def compare(
+    before: torch.Tensor,
+    after: torch.Tensor,
+    lee: LeeSet,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+    level: float = 0.95,
+) -> dict[str, float]:
+    """Paired bootstrap of `after` minus `before` (vectors [50, D] of two encoders), x100: spearman_change
+    with its interval spearman_change_low / _high, and spearman_worse, the share of samples in which `after`
+    is lower; the same for pearson."""
+    pair = [_cosines(before), _cosines(after)]
+    upper = np.triu_indices(len(lee.documents), k=1)
+    points = [_correlations(cosine[upper], lee.human[upper]) for cosine in pair]
+    drawn = _Resamples(len(lee.documents), resamples, seed)
+    change = drawn.correlations(pair[1], lee.human) - drawn.correlations(pair[0], lee.human)
+    low, high = np.quantile(change, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    result: dict[str, float] = {}
+    for i, name in enumerate(("spearman", "pearson")):
+        result |= {
+            f"{name}_change": 100 * (points[1][i] - points[0][i]),
+            f"{name}_change_low": 100 * float(low[i]),
+            f"{name}_change_high": 100 * float(high[i]),
+            f"{name}_worse": float((change[:, i] < 0).mean()),
+        }
+    return result
+
+
+def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """The suite `lee`: correlations with their intervals, and the geometry of the 50 documents. Settings:
+    resamples."""
+    lee = load_lee()
+    resamples = whole(settings, "resamples", RESAMPLES)
+    vectors = embed(encoder, lee.documents)
+    scores = score(vectors, lee, resamples)
+    shape = summary(vectors)
+    block = protocols.describe(
+        encoder,
+        suite="lee",
+        name="lee_cosine_human",
+        aggregation=f"all 1,225 pairs; 95% interval: {resamples} bootstrap samples over documents",
+        text="raw",
+        sentences=lee.documents,
+        data={"lee": {"source": "gensim", "documents": len(lee.documents)}},
+        seed=SEED,
+    )
+    return {f"lee/{name}": value for name, value in {**scores, **shape}.items()}, block

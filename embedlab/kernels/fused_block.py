@@ -1,0 +1,355 @@
+"""Embeddings and transformer blocks of a captured step without padding, forward and backward as few kernels.
+
+Between its matrix products a block has dropout, residuals, norms and a GELU. Each is one kernel here
+(`embedlab.kernels.block_ops`), gradients of biases and norms fall off along the way, and the gradient of a residual
+is added by the product beside it. Nothing is compiled, so that a run begins at once. ``EMBEDLAB_FUSED_BLOCK=0`` goes
+without; so does every backbone that is built in another way.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from embedlab.kernels.available import block_ops
+from embedlab.kernels.varlen_attention import joined_backward, joined_forward
+from embedlab.kernels.hooks import watched
+from embedlab.kernels.available import has_triton
+
+if TYPE_CHECKING:
+    from embedlab.backbones.backbone import Backbone
+
+_BERTS = ("Bert", "Roberta", "XLMRoberta", "Camembert")
+_BLOCKS = {f"{name}Layer": "bert" for name in _BERTS} | {"TransformerBlock": "distilbert"}
+_EMBEDDINGS = (*(f"{name}Embeddings" for name in _BERTS), "Embeddings")
+"""By classes of transformers 5.17 to 5.24 that this is written for; all others are left alone."""
+
+
+class Settings(NamedTuple):
+    """Of a block: what is no tensor."""
+
+    heads: int
+    longest: int
+    scale: float
+    drop_weights: float
+    drop_attended: float
+    drop_fed: float
+    eps: tuple[float, float]
+
+
+class _Layers(NamedTuple):
+    attention: Any
+    output: nn.Linear
+    drop_attended: nn.Dropout | None
+    first_norm: nn.LayerNorm
+    up: nn.Linear
+    activation: nn.Module
+    down: nn.Linear
+    drop_fed: nn.Dropout
+    second_norm: nn.LayerNorm
+
+
+def applies(backbone: Backbone, device: torch.device) -> bool:
+    """Whether a forward over packed rows can run so here: in captured steps on a card, blocks of a known build."""
+    if os.environ.get("EMBEDLAB_FUSED_BLOCK", "1") == "0" or torch.compiler.is_compiling():
+        return False
+    if device.type != "cuda" or not backbone.native or not has_triton():
+        return False
+    return fusable(backbone)
+
+
+def fusable(backbone: Backbone) -> bool:
+    """Whether embeddings and blocks are of a build that is known here, and nobody else looks at them or runs them.
+
+    Query, key and value must be joined (`embedlab.kernels.fused_qkv`).
+    """
+    model = backbone.model
+    config, embeddings = model.config, model.embeddings
+    if (getattr(config, "hidden_act", None) or getattr(config, "activation", None)) != "gelu":
+        return False
+    if any(watched(m) for m in model.modules()) or not _plain(embeddings, _EMBEDDINGS):
+        return False
+    tables = [m for m in embeddings.modules() if isinstance(m, nn.Embedding)]
+    if any(t.max_norm is not None or t.scale_grad_by_freq or t.sparse for t in tables):
+        return False
+    return (
+        _ordinary([embeddings.LayerNorm], [embeddings.dropout])
+        and _one_mind(embeddings)
+        and all(_block_fits(block) for block in backbone.blocks)
+    )
+
+
+def _plain(module: Any, names: Any) -> bool:
+    return type(module).__name__ in names and type(module).__module__.startswith("transformers.models.")
+
+
+def _ordinary(norms: list[Any], dropouts: list[Any], linears: list[Any] | None = None) -> bool:
+    return (
+        all(type(x) is nn.LayerNorm and x.elementwise_affine and x.bias is not None for x in norms)
+        and all(type(x) is nn.Dropout for x in dropouts)
+        and all(type(x) is nn.Linear and x.bias is not None for x in linears or [])
+    )
+
+
+def _one_mind(module: nn.Module) -> bool:
+    """All of it is trained, and in one mode."""
+    return all(p.requires_grad for p in module.parameters()) and all(
+        m.training == module.training for m in module.modules()
+    )
+
+
+def _block_fits(block: Any) -> bool:
+    if not _plain(block, _BLOCKS) or (block.training and getattr(block, "gradient_checkpointing", False)):
+        return False
+    if getattr(block, "is_decoder", False) or getattr(block, "add_cross_attention", False):
+        return False
+    if getattr(block, "chunk_size_feed_forward", 0) or not _one_mind(block):
+        return False
+    if not all(_plain(module, (name,)) for name, module in _inner(block).items()):
+        return False
+    found = _layers(block)
+    own = found.attention
+    if "joined_weight" not in own._parameters or type(found.activation).__name__ != "GELUActivation":
+        return False
+    return _ordinary(
+        [found.first_norm, found.second_norm],
+        [x for x in (own.dropout, found.drop_attended, found.drop_fed) if x is not None],
+        [found.output, found.up, found.down],
+    )
+
+
+def _inner(block: Any) -> dict[str, nn.Module]:
+    """The modules whose forward does not run here, by the class that each must be of."""
+    if _BLOCKS[type(block).__name__] != "bert":
+        return {"FFN": block.ffn}
+    family = type(block).__name__.removesuffix("Layer")
+    return {
+        f"{family}Attention": block.attention,
+        f"{family}SelfOutput": block.attention.output,
+        f"{family}Intermediate": block.intermediate,
+        f"{family}Output": block.output,
+    }
+
+
+def _layers(block: Any) -> _Layers:
+    if _BLOCKS[type(block).__name__] == "bert":
+        attended, wide, fed = block.attention.output, block.intermediate, block.output
+        return _Layers(
+            block.attention.self, attended.dense, attended.dropout, attended.LayerNorm, wide.dense,
+            wide.intermediate_act_fn, fed.dense, fed.dropout, fed.LayerNorm,
+        )  # fmt: skip
+    own, fed = block.attention, block.ffn
+    return _Layers(
+        own, own.out_lin, None, block.sa_layer_norm, fed.lin1, fed.activation, fed.lin2, fed.dropout,
+        block.output_layer_norm,
+    )  # fmt: skip
+
+
+def states(
+    backbone: Backbone,
+    ids: Tensor,
+    positions: Tensor,
+    bounds: Tensor,
+    longest: int,
+    every: bool = False,
+    last: int | None = None,
+) -> list[Tensor]:
+    """Hidden states of packed rows, ``[1, C, D]`` each: the last, or the embeddings and those after each block.
+
+    Args:
+        backbone: that `fusable` is true of.
+        ids, positions: int64 ``[1, C]``.
+        bounds: int32 ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
+        longest: at least the tokens of every row.
+        every: all states.
+        last: blocks to run; None: all.
+    """
+    blocks = list(backbone.blocks)
+    # One draw for all: of each block's three dropouts (weights, after attention, after the feed-forward), 16 bytes
+    # apart, at which kernels take addresses to be aligned.
+    seeds = torch.randint(2**31 - 1, (len(blocks) + 1, 3, 2), device=ids.device)[..., 0]
+    found = [_embed(backbone.model.embeddings, ids[0], positions[0], seeds[-1, 0])]
+    for block, seed in zip(blocks[:last], seeds, strict=False):
+        found = [*(found if every else ()), _run(block, found[-1], seed, bounds, longest, None)]
+    return [x[None] for x in found]
+
+
+def one_token(
+    backbone: Backbone, ids: Tensor, positions: Tensor, bounds: Tensor, longest: int, slot: Tensor
+) -> Tensor:
+    """The last block's output ``[B, D]`` in the slots of ``slot`` [B] alone; other arguments as `states`."""
+    before = states(backbone, ids, positions, bounds, longest, last=len(backbone.blocks) - 1)[-1][0]
+    seed = torch.randint(2**31 - 1, (3, 2), device=ids.device)[:, 0]
+    return _run(backbone.blocks[-1], before, seed, bounds, longest, slot)
+
+
+def _run(block: Any, x: Tensor, seed: Tensor, bounds: Tensor, longest: int, slot: Tensor | None) -> Tensor:
+    found = _layers(block)
+    own = found.attention
+    drop_weights, drop_attended, drop_fed = (
+        float(module.p) if block.training and module is not None else 0.0
+        for module in (own.dropout, found.drop_attended, found.drop_fed)
+    )
+    settings = Settings(
+        x.shape[1] // own.attention_head_size,
+        longest,
+        float(own.scaling),
+        drop_weights,
+        drop_attended,
+        drop_fed,
+        (found.first_norm.eps, found.second_norm.eps),
+    )
+    layers = (found.output, found.first_norm, found.up, found.down, found.second_norm)
+    tensors = [own.joined_weight, own.joined_bias, *(t for m in layers for t in (m.weight, m.bias))]
+    out: Tensor = _Block.apply(x, bounds, seed, slot, settings, *tensors)
+    return out
+
+
+def _embed(embeddings: Any, ids: Tensor, positions: Tensor, seed: Tensor) -> Tensor:
+    kinds = getattr(embeddings, "token_type_embeddings", None)
+    norm = embeddings.LayerNorm
+    dropout = float(embeddings.dropout.p) if embeddings.training else 0.0
+    words, places = embeddings.word_embeddings, embeddings.position_embeddings
+    out: Tensor = _Embed.apply(
+        ids, positions, seed, (words.padding_idx, places.padding_idx), dropout, norm.eps,
+        words.weight, places.weight, None if kinds is None else kinds.weight, norm.weight, norm.bias,
+    )  # fmt: skip
+    return out
+
+
+class _Block(torch.autograd.Function):
+    """A post-norm block: ``h = norm(x + drop(A(x)))``, ``y = norm(h + drop(F(h)))``, of [C, D]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bounds: Tensor, seed: Tensor, slot: Tensor | None, settings: Settings,
+        wj: Tensor, bj: Tensor, wo: Tensor, bo: Tensor, g1: Tensor, b1: Tensor,
+        wu: Tensor, bu: Tensor, wd: Tensor, bd: Tensor, g2: Tensor, b2: Tensor,
+    ) -> Tensor:  # fmt: skip
+        joined = linear(x, wj, bj)
+        context = joined_forward(
+            joined, bounds, seed[0], settings.heads, settings.longest, settings.scale, settings.drop_weights
+        )
+        read, residual = (context, x) if slot is None else (context[slot], x[slot])
+        first = block_ops.add_norm(
+            linear(read, wo, bo), residual, g1, b1, seed[1], settings.drop_attended, settings.eps[0]
+        )
+        wide = linear(first.y, wu, bu)
+        active = block_ops.gelu(wide)
+        second = block_ops.add_norm(
+            linear(active, wd, bd), first.y, g2, b2, seed[2], settings.drop_fed, settings.eps[1]
+        )
+        ctx.save_for_backward(
+            x, bounds, seed, slot, joined, read, first.y, first.z, first.stats, wide, active, second.z,
+            second.stats, wj, wo, g1, wu, wd, g2,
+        )  # fmt: skip
+        ctx.settings = settings
+        return second.y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (
+            x,
+            bounds,
+            seed,
+            slot,
+            joined,
+            read,
+            h,
+            z1,
+            stats1,
+            wide,
+            active,
+            z2,
+            stats2,
+            wj,
+            wo,
+            g1,
+            wu,
+            wd,
+            g2,
+        ) = ctx.saved_tensors
+        settings: Settings = ctx.settings
+        width, feed = x.shape[1], wide.shape[1]
+        norms = (block_ops.norm_rows(h), 3 * width)
+        rows = len(bounds) - 1
+        sums = block_ops.Sums([norms, (block_ops.gelu_rows(wide), feed), norms, (rows, 3 * width)], wj)
+        dh, dfed = block_ops.norm_backward(
+            grad.contiguous(), z2, stats2, g2, seed[2], sums.parts[0], settings.drop_fed
+        )
+        dwd = dfed.t() @ active
+        dwide = block_ops.gelu_backward(dfed @ wd, wide, sums.parts[1])
+        dwu = dwide.t() @ h
+        # `dfed` may be `dh`: it has been read.
+        dh.addmm_(dwide, wu)
+        dx, dattended = block_ops.norm_backward(
+            dh, z1, stats1, g1, seed[1], sums.parts[2], settings.drop_attended
+        )
+        dwo = dattended.t() @ read
+        dread = dattended @ wo
+        if slot is not None:
+            # Rows without a token share a slot with another; theirs is 0, so that the sums repeat.
+            dread = torch.zeros_like(x).index_add_(0, slot, dread)
+            dx = torch.zeros_like(x).index_add_(0, slot, dx)
+        djoined = joined_backward(
+            dread, joined, bounds, seed[0], settings.heads, settings.longest, settings.scale,
+            settings.drop_weights, sums.parts[3],
+        )  # fmt: skip
+        dwj = djoined.t() @ x
+        dx.addmm_(djoined, wj)
+        second, dbu, first, dbj = sums.total()
+        dg2, db2, dbd = second.split(width)
+        dg1, db1, dbo = first.split(width)
+        return dx, None, None, None, None, dwj, dbj, dwo, dbo, dg1, db1, dwu, dbu, dwd, dbd, dg2, db2
+
+
+class _Embed(torch.autograd.Function):
+    """``drop(norm(words[ids] + places[positions] + kinds[0]))``, [C, D]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, ids: Tensor, positions: Tensor, seed: Tensor, padding: tuple[int | None, int | None],
+        dropout: float, eps: float,
+        words: Tensor, places: Tensor, kinds: Tensor | None, gamma: Tensor, beta: Tensor,
+    ) -> Tensor:  # fmt: skip
+        kind = None if kinds is None else kinds[0]
+        found = block_ops.embed_norm(ids, positions, words, places, kind, gamma, beta, seed, dropout, eps)
+        ctx.save_for_backward(ids, positions, seed, found.z, found.stats, gamma)
+        ctx.padding, ctx.dropout = padding, dropout
+        ctx.sizes = len(words), len(places), None if kinds is None else len(kinds)
+        return found.y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        ids, positions, seed, z, stats, gamma = ctx.saved_tensors
+        words, places, kinds = ctx.sizes
+        pad_word, pad_place = ctx.padding
+        width = z.shape[1]
+        sums = block_ops.Sums([(block_ops.norm_rows(z), 3 * width)], gamma)
+        dz, _ = block_ops.norm_backward(
+            grad.contiguous(), z, stats, gamma, seed, sums.parts[0], ctx.dropout, after=True
+        )
+        # Half the bits, half the passes of its sort. (Its sums repeat, atomic ones would not.)
+        dwords = torch.ops.aten.embedding_dense_backward(
+            dz, ids.int(), words, -1 if pad_word is None else pad_word, False
+        )
+        # Of few rows: as a product with the choice of rows, instead of another sort.
+        number = torch.arange(places, device=z.device)
+        chosen = (positions[:, None] == number).to(z.dtype)
+        dplaces = chosen.t() @ dz
+        if pad_place is not None:
+            dplaces[pad_place] = 0
+        (total,) = sums.total()
+        dgamma, dbeta, dkind = total.split(width)
+        dkinds = None
+        if kinds is not None:
+            dkinds = torch.zeros(kinds, width, dtype=z.dtype, device=z.device)
+            dkinds[0] = dkind
+        return None, None, None, None, None, None, dwords, dplaces, dkinds, dgamma, dbeta

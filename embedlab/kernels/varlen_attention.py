@@ -1,0 +1,365 @@
+"""Attention among the tokens of each row, for rows that lie one after another without padding.
+
+transformers hands on ``cu_seq_lens_q`` (here the bounds of the rows) and ``max_length_q`` to attention functions, as
+for those of flash-attn. On CUDA the function is a Triton kernel (`embedlab.kernels.varlen_triton`). On the CPU rows
+are padded for attention alone (`padded_attention`); the operator itself has a mask over all pairs of slots there, and
+is what the kernel is tested against.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from embedlab.kernels.attention import additive_mask
+
+VARLEN = "embedlab_varlen"
+
+
+def heads_first(like: Tensor) -> Tensor:
+    """``[1, H, C, D]`` in the memory order ``[1, C, H, D]``, in which the output projection reads it."""
+    b, h, length, d = like.shape
+    return like.new_empty(b, length, h, d).transpose(1, 2)
+
+
+@torch.library.custom_op("embedlab::varlen_attention", mutates_args=())
+def varlen_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    seed: Tensor,
+    longest: int,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """Soft-max attention within each row, with dropout on the weights.
+
+    Args:
+        query, key, value: ``[1, H, C, D]``, the last dimension contiguous; on CUDA D is a power of two from 16.
+        bounds: int32 ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
+        seed: int64 ``[1]`` on the device.
+        longest: at least the tokens of every row; on CUDA at most 128.
+        scale: of the scores.
+        dropout: share of weights dropped.
+
+    Returns:
+        ``[1, H, C, D]`` in the memory order ``[1, C, H, D]``; 0 in slots of no row.
+    """
+    out = heads_first(query)
+    _forward(query, key, value, bounds, seed, out, longest, scale, dropout)
+    return out
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, out: Tensor,
+    longest: int, scale: float, dropout: float,
+) -> None:  # fmt: skip
+    """Fill `out`."""
+    if query.is_cuda:
+        from embedlab.kernels.varlen_triton import launch_forward
+
+        launch_forward(query, key, value, bounds, seed, out, longest, scale, dropout)
+        return
+    weights, kept = _weights(query, key, bounds, seed, scale, dropout)
+    out.copy_((weights * kept) @ value.float())
+
+
+@torch.library.custom_op("embedlab::varlen_attention_backward", mutates_args=())
+def varlen_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    seed: Tensor,
+    longest: int,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `varlen_attention` with respect to query, key and value."""
+    dq, dk, dv = (heads_first(query) for _ in range(3))
+    _backward(query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout)
+    return dq, dk, dv
+
+
+def _backward(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, grad: Tensor,
+    dq: Tensor, dk: Tensor, dv: Tensor, longest: int, scale: float, dropout: float, sums: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Fill `dq`, `dk` and `dv`; `sums` [B, 3, H, D], if any, with their sums over each row's slots."""
+    if query.is_cuda:
+        from embedlab.kernels.varlen_triton import launch_backward
+
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        launch_backward(query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout, sums)
+        return
+    weights, kept = _weights(query, key, bounds, seed, scale, dropout)
+    dp = grad.float() @ value.float().transpose(-1, -2) * kept
+    ds = weights * (dp - (weights * dp).sum(-1, keepdim=True)) * scale
+    dq.copy_(ds @ key.float())
+    dk.copy_(ds.transpose(-1, -2) @ query.float())
+    dv.copy_((weights * kept).transpose(-1, -2) @ grad.float())
+    if sums is not None:
+        row = torch.searchsorted(bounds[1:].long(), torch.arange(query.shape[2]), right=True)
+        for i, x in enumerate((dq, dk, dv)):  # slots of no row are 0
+            sums[:, i] = x.new_zeros(len(bounds), *x[0, :, 0].shape).index_add_(0, row, x[0].transpose(0, 1))[
+                :-1
+            ]
+
+
+def _weights(
+    query: Tensor, key: Tensor, bounds: Tensor, seed: Tensor, scale: float, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """Soft-max weights ``[1, H, C, C]`` in fp32, and 1 / (1 - dropout) where one is kept, else 0."""
+    slots = query.shape[2]
+    row = torch.searchsorted(bounds[1:].long(), torch.arange(slots, device=query.device), right=True)
+    same = (row[:, None] == row) & (row < len(bounds) - 1)
+    scores = query.float() @ key.float().transpose(-1, -2) * scale
+    weights = scores.masked_fill(~same, -1.0e30).softmax(-1) * same
+    if dropout == 0:
+        return weights, torch.ones_like(weights)
+    generator = torch.Generator(query.device).manual_seed(int(seed))
+    drawn = torch.rand(weights.shape, generator=generator, device=query.device)
+    return weights, (drawn >= dropout) / (1 - dropout)
+
+
+@varlen_attention.register_fake
+def _(query: Tensor, *rest: Any) -> Tensor:
+    return heads_first(query)
+
+
+@varlen_attention_backward.register_fake
+def _(grad: Tensor, query: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return heads_first(query), heads_first(query), heads_first(query)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.longest, ctx.scale, ctx.dropout = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    grads = varlen_attention_backward(grad, *ctx.saved_tensors, ctx.longest, ctx.scale, ctx.dropout)
+    return (*grads, None, None, None, None, None)
+
+
+varlen_attention.register_autograd(_differentiate, setup_context=_save)
+
+
+def _heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """``[1, C, parts H D]`` as `parts` views ``[1, H, C, D]``."""
+    return x.view(1, x.shape[1], parts, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+@torch.library.custom_op("embedlab::varlen_attention_joined", mutates_args=())
+def varlen_attention_joined(
+    joined: Tensor, bounds: Tensor, seed: Tensor, heads: int, longest: int, scale: float, dropout: float
+) -> Tensor:
+    """`varlen_attention` of the query, key and value in one ``[1, C, 3 H D]``; gives ``[1, C, H D]``.
+
+    Their gradients too are written into one tensor: the backward of the product that made it needs no copy.
+    """
+    return joined_forward(joined.contiguous()[0], bounds, seed, heads, longest, scale, dropout)[None]
+
+
+def joined_forward(
+    joined: Tensor, bounds: Tensor, seed: Tensor, heads: int, longest: int, scale: float, dropout: float
+) -> Tensor:
+    """`varlen_attention_joined` without a graph, of ``[C, 3 H D]``; gives ``[C, H D]``."""
+    out = joined.new_empty(joined.shape[0], joined.shape[1] // 3)
+    (into,) = _heads(out[None], 1, heads)
+    query, key, value = _heads(joined[None], 3, heads)
+    _forward(query, key, value, bounds, seed, into, longest, scale, dropout)
+    return out
+
+
+@torch.library.custom_op("embedlab::varlen_attention_joined_backward", mutates_args=())
+def varlen_attention_joined_backward(
+    grad: Tensor,
+    joined: Tensor,
+    bounds: Tensor,
+    seed: Tensor,
+    heads: int,
+    longest: int,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """Gradient of `varlen_attention_joined` with respect to `joined`."""
+    plain = joined.contiguous()[0], bounds, seed, heads, longest, scale, dropout
+    return joined_backward(grad.contiguous()[0], *plain)[None]
+
+
+def joined_backward(
+    grad: Tensor,
+    joined: Tensor,
+    bounds: Tensor,
+    seed: Tensor,
+    heads: int,
+    longest: int,
+    scale: float,
+    dropout: float,
+    sums: Tensor | None = None,
+) -> Tensor:
+    """Gradient of `joined_forward` with respect to `joined`, ``[C, 3 H D]``.
+
+    ``sums`` (flat fp32, B times 3 H D), if any, gets its sums over each row's slots: partial sums of the bias's.
+    """
+    out = torch.empty_like(joined)
+    (above,) = _heads(grad[None], 1, heads)
+    query, key, value = _heads(joined[None], 3, heads)
+    dq, dk, dv = _heads(out[None], 3, heads)
+    partial = None if sums is None else sums.view(len(bounds) - 1, 3, heads, -1)
+    _backward(query, key, value, bounds, seed, above, dq, dk, dv, longest, scale, dropout, partial)
+    return out
+
+
+@varlen_attention_joined.register_fake
+def _(joined: Tensor, *rest: Any) -> Tensor:
+    return joined.new_empty(1, joined.shape[1], joined.shape[2] // 3)
+
+
+@varlen_attention_joined_backward.register_fake
+def _(grad: Tensor, joined: Tensor, *rest: Any) -> Tensor:
+    return joined.new_empty(joined.shape)
+
+
+def _save_joined(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.heads, ctx.longest, ctx.scale, ctx.dropout = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate_joined(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    found = varlen_attention_joined_backward(
+        grad, *ctx.saved_tensors, ctx.heads, ctx.longest, ctx.scale, ctx.dropout
+    )
+    return (found, None, None, None, None, None, None)
+
+
+varlen_attention_joined.register_autograd(_differentiate_joined, setup_context=_save_joined)
+
+
+class _Spread(torch.autograd.Function):
+    """``[C, D]`` to ``[cells, D]``, 0 in cells of no slot."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cell: Tensor, cells: int) -> Tensor:
+        ctx.save_for_backward(cell)
+        return x.new_zeros(cells, x.shape[-1]).index_copy_(0, cell, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """The way back. (An indexing's own gradient would add rows up one by one; here no two have one place.)"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cell: Tensor) -> Tensor:
+        ctx.save_for_backward(cell)
+        ctx.cells = len(x)
+        return x.index_select(0, cell)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        cells = grad.new_zeros(ctx.cells, grad.shape[-1])
+        return cells.index_copy_(0, ctx.saved_tensors[0], grad), None
+
+
+class Padded:
+    """Packed rows in padded form, for attention alone; reads the bounds on the host.
+
+    Args:
+        bounds: ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
+        slots: C.
+    """
+
+    def __init__(self, bounds: Tensor, slots: int) -> None:
+        bounds = bounds.long()
+        lengths = bounds.diff()
+        rows, longest = len(lengths), int(lengths.max())
+        # Slots of no row, if any, meet in a last row of their own, which nothing reads.
+        self._spare = int(int(bounds[-1]) < slots)
+        self._rows, self._longest, self._lengths = rows + self._spare, longest, lengths
+        number = torch.arange(slots, device=bounds.device)
+        row = torch.searchsorted(bounds[1:], number, right=True)
+        self._cell = torch.where(row < rows, row * longest + number - bounds[row], rows * longest)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """``[1, H, C, D]`` to ``[B (+ 1), H, longest, D]``, 0 in cells of no slot."""
+        _, heads, slots, width = x.shape
+        flat = x.transpose(1, 2).reshape(slots, heads * width)
+        padded = _Spread.apply(flat, self._cell, self._rows * self._longest)
+        return padded.view(self._rows, self._longest, heads, width).transpose(1, 2)  # type: ignore[no-any-return]
+
+    def collect(self, x: Tensor) -> Tensor:
+        """The way back, in the memory order ``[1, C, H, D]``; no meaning in slots of no row."""
+        _, heads, _, width = x.shape
+        flat = _Collect.apply(x.transpose(1, 2).reshape(-1, heads * width), self._cell)
+        return flat.view(1, -1, heads, width).transpose(1, 2)  # type: ignore[no-any-return]
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """What to add to the scores, ``[B (+ 1), 1, 1, longest]``: -inf at cells of no slot."""
+        # A row without tokens looks at its first cell: a softmax over nothing may be NaN.
+        number = torch.arange(self._longest, device=self._lengths.device)
+        real = number < self._lengths.clamp(min=1)[:, None]
+        real = torch.nn.functional.pad(real, (0, 0, 0, self._spare), value=True)[:, None, None]
+        return torch.zeros_like(real, dtype=dtype).masked_fill_(~real, float("-inf"))
+
+
+def padded_attention(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float, dropout: float
+) -> Tensor:
+    """`varlen_attention` by PyTorch's own kernel on rows padded to the longest; reads the bounds on the host.
+
+    Args:
+        query, key, value: ``[1, H, C, D]``.
+        bounds: ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
+        scale: of the scores.
+        dropout: share of weights dropped, drawn from torch's own random state.
+
+    Returns:
+        ``[1, H, C, D]`` in the memory order ``[1, C, H, D]``; no meaning in slots of no row.
+    """
+    padded = Padded(bounds, query.shape[2])
+    out = nn.functional.scaled_dot_product_attention(
+        padded.spread(query), padded.spread(key), padded.spread(value), padded.mask(query.dtype), dropout,
+        scale=scale,
+    )  # fmt: skip
+    return padded.collect(out)
+
+
+def attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls for ``attn_implementation="embedlab_varlen"``: ``[1, C, H, D]`` and no weights."""
+    if cu_seq_lens_q is None or max_length_q is None:
+        raise ValueError(f"{VARLEN} needs the bounds of the rows, and this model does not hand them on")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if not query.is_cuda and not torch.compiler.is_compiling():
+        out = padded_attention(query, key, value, cu_seq_lens_q, float(scale), float(dropout))
+        return out.transpose(1, 2), None
+    seed = torch.randint(2**31 - 1, (1,), device=query.device)
+    out = varlen_attention(query, key, value, cu_seq_lens_q, seed, max_length_q, float(scale), float(dropout))
+    return out.transpose(1, 2), None
+
+
+def register() -> str:
+    """Make the function known to transformers; returns its name for `attn_implementation`."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(VARLEN, attention_function)
+    AttentionMaskInterface.register(VARLEN, additive_mask)
+    return VARLEN

@@ -1,0 +1,333 @@
+"""One table of finished runs: mean ± SD over seeds, paired differences to a baseline, and a box plot of a sweep."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import html
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from embedlab.report.cls_energy import relation_to_sts
+from embedlab.report.paired import Difference, paired_difference
+from embedlab.report.runs import Group, Unfinished
+from embedlab.errors import UserError
+from embedlab.evaluation.core.ratings import read
+
+HEADLINES = ("sts7/spearman", "dev/spearman", "lee/spearman")
+_STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr", "sts7")
+TITLES = {f"{t}/spearman": name for t, name in zip(
+    _STS, ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R", "Avg. 7"), strict=True)}  # fmt: skip
+TITLES |= {
+    "dev/spearman": "STS-B dev",
+    "lee/spearman": "Lee",
+    "dev/alignment": "align.",
+    "dev/uniformity": "unif.",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rows of strings under their headings, and remarks below."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    remarks: tuple[str, ...]
+
+    def markdown(self) -> str:
+        lines = [f"**{self.title}**", "", "| " + " | ".join(self.columns) + " |"]
+        lines.append("| :-- |" + " --: |" * (len(self.columns) - 1))
+        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
+        return "\n".join([*lines, "", *(f"{r}\n" for r in self.remarks)])
+
+    def html(self, figures: Mapping[str, str] | None = None) -> str:
+        """A page of its own; ``figures``: pictures below it, each with what it shows."""
+
+        def row(cells: Sequence[str], tag: str) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+        body = "\n".join(row(r, "td") for r in self.rows)
+        notes = "".join(f"<p>{html.escape(r)}</p>" for r in self.remarks)
+        head = f"<!doctype html><meta charset=utf-8><title>{html.escape(self.title)}</title>"
+        caption = f"<caption>{html.escape(self.title)}</caption>"
+        pictures = "".join(
+            f"<img src={html.escape(name)} alt='{html.escape(shows)}'>\n"
+            for name, shows in (figures or {}).items()
+        )
+        table = f"<table border=1>{caption}\n{row(self.columns, 'th')}\n{body}\n</table>"
+        return f"{head}\n{table}\n{notes}\n{pictures}"
+
+    def latex(self) -> str:
+        def line(cells: Sequence[str]) -> str:
+            return " & ".join(_tex(c) for c in cells) + r" \\"
+
+        head = [rf"% {self.title}", rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\hline"]
+        notes = [f"% {r}" for r in self.remarks]
+        return "\n".join(
+            [
+                *head,
+                line(self.columns),
+                r"\hline",
+                *map(line, self.rows),
+                r"\hline",
+                r"\end{tabular}",
+                *notes,
+                "",
+            ]
+        )
+
+
+_TEX = str.maketrans({
+    **{c: f"\\{c}" for c in "_%&#${}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "±": r"$\pm$", "Δ": r"$\Delta$", "–": "--", "…": r"\dots{}",
+})  # fmt: skip
+
+
+def _tex(text: str) -> str:
+    return text.translate(_TEX)
+
+
+def headline(groups: Sequence[Group]) -> str:
+    """The metric that recipes are compared by: the mean of the seven STS tasks where all runs have it."""
+    for metric in HEADLINES:
+        if all(g.values(metric) for g in groups):
+            return metric
+    shared = set.intersection(*({k for r in g.runs for k in r.scores} for g in groups))
+    if not shared:
+        raise UserError(
+            "the runs have no score in common", key="metric", fix="score them with the same suites"
+        )
+    return sorted(shared)[0]
+
+
+def shown_metrics(groups: Sequence[Group]) -> list[str]:
+    """The usual columns, as far as any run has them."""
+    order = [
+        *(f"{t}/spearman" for t in _STS),
+        "dev/spearman",
+        "dev/alignment",
+        "dev/uniformity",
+        "lee/spearman",
+    ]
+    return [m for m in order if any(g.values(m) for g in groups)]
+
+
+def find_baseline(groups: Sequence[Group], name: str | None) -> Group | None:
+    """The group that is called ``name``, or whose label has all settings of it, or contains it.
+
+    Raises:
+        UserError: none or several.
+    """
+    if name is None:
+        return None
+    found = [g for g in groups if g.label == name]
+    found = found or [g for g in groups if _settings(name) <= _settings(g.label)]
+    found = found or [g for g in groups if name in g.label]
+    if len(found) != 1:
+        labels = "; ".join(g.label for g in groups)
+        what = "no recipe" if not found else f"{len(found)} recipes"
+        raise UserError(f"{what} by this name", key="baseline", value=name, fix=f"one of: {labels}")
+    return found[0]
+
+
+def _settings(label: str) -> set[str]:
+    """The settings of a label, ``key=value`` each; numbers in one form (1e-4 is 0.0001)."""
+    found = set()
+    for part in re.split(r",\s*(?=[\w.]+=)", label.strip()):
+        key, sign, value = part.strip().partition("=")
+        with suppress(ValueError):
+            value = repr(float(value))
+        found.add(f"{key}{sign}{value}")
+    return found
+
+
+def make_report(
+    groups: Sequence[Group],
+    unfinished: Sequence[Unfinished] = (),
+    baseline: Group | None = None,
+    metric: str | None = None,
+    metrics: Sequence[str] | None = None,
+    title: str = "Runs",
+) -> Report:
+    """The table of the groups, best first by ``metric`` (default: `headline`).
+
+    Raises:
+        UserError: no groups, or none of them has the metric.
+    """
+    if not groups:
+        raise UserError(
+            "there is no finished run to report", fix="wait for one, or look at the trials' output.log"
+        )
+    by = metric or headline(groups)
+    for key, name in (("metric", by), *(("metrics", m) for m in metrics or ())):
+        if not any(g.values(name) for g in groups):
+            known = sorted({k for g in groups for r in g.runs for k in r.scores})
+            alike = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]
+            raise UserError(
+                "no run has this score",
+                key=key,
+                value=name,
+                fix=f"a column of report.csv, such as {', '.join(alike)}",
+            )
+    shown = list(metrics or shown_metrics(groups) or [by])
+    if by not in shown:
+        shown.append(by)
+    ordered = sorted(
+        groups, key=lambda g: -statistics.fmean(g.values(by).values()) if g.values(by) else math.inf
+    )
+    columns = ["recipe", "n", *(TITLES.get(m, m) for m in shown)]
+    if baseline is not None:
+        columns += [f"Δ {TITLES.get(by, by)} [95 % CI]", "detectable Δ", "verdict"]
+    rows = []
+    for group in ordered:
+        n = len(group.runs)
+        row = [group.label, f"n={n}", *(_cell(group, m) for m in shown)]
+        if baseline is not None:
+            row += _difference_cells(group, baseline, by)
+        rows.append(tuple(row))
+    remarks = []
+    if any(len(g.runs) == 1 for g in groups):
+        remarks.append("n=1: a single seed. Unsupervised SimCSE spreads by 0.8 points (SD) over seeds.")
+    if baseline is not None:
+        remarks.append(
+            f"Δ: paired by seed against «{baseline.label}». Detectable Δ: the smallest true difference that this n "
+            "would have shown in four of five experiments."
+        )
+    # UserError: too few runs have both scores.
+    with suppress(UserError):
+        found = relation_to_sts([r.scores for g in groups for r in g.runs])
+        if not math.isnan(found.spearman):
+            remarks.append(
+                f"CLS energy (E1) and the STS average over {found.n} runs: Spearman {found.spearman:+.2f}."
+            )
+    devices = sorted(
+        {str(r.training.get("device")) for g in groups for r in g.runs if r.training.get("device")}
+    )
+    if devices:
+        remarks.append(f"Device: {', '.join(devices)}.")
+    remarks += [
+        f"Not in the table: {u.folder.name} ({u.status}) {' '.join(u.overrides)}".rstrip() for u in unfinished
+    ]
+    return Report(title, tuple(columns), tuple(rows), tuple(remarks))
+
+
+def _cell(group: Group, metric: str) -> str:
+    values = list(group.values(metric).values())
+    if not values:
+        return "–"
+    if len(values) < len(group.runs):
+        return f"{statistics.fmean(values):.2f} (n={len(values)})"
+    if len(values) == 1:
+        return f"{values[0]:.2f}"
+    return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+
+def _difference_cells(group: Group, baseline: Group, metric: str) -> list[str]:
+    if group is baseline:
+        return ["baseline", "", ""]
+    values = group.values(metric)
+    if not values:
+        return ["not scored", "", ""]
+    found: Difference | None = paired_difference(values, baseline.values(metric))
+    if found is None:
+        return ["no seed in common", "", ""]
+    if found.n == 1:
+        return [f"{found.text()} (n=1)", "–", found.verdict]
+    return [found.text(), f"{found.detectable:.2f}", found.verdict]
+
+
+def write_csv(groups: Sequence[Group], path: Path) -> None:
+    """Every score of every run, one row a run: the data behind the table."""
+    metrics = sorted({k for g in groups for r in g.runs for k in r.scores})
+    settings = sorted({k for g in groups for k in g.varied})
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["recipe", "seed", "folder", *settings, *metrics])
+        for group in groups:
+            for run in group.runs:
+                scores = [run.scores.get(m, "") for m in metrics]
+                writer.writerow(
+                    [group.label, run.seed, run.folder, *(group.varied.get(k, "") for k in settings), *scores]
+                )
+
+
+def swept_numbers(groups: Sequence[Group]) -> list[str]:
+    """Keys that a sweep varied over numbers, such as ``pooling.n``: what a box plot has on its axis."""
+    keys = sorted({k for g in groups for k in g.varied})
+    return [
+        k
+        for k in keys
+        if all(
+            isinstance(g.varied.get(k), (int, float)) and not isinstance(g.varied[k], bool) for g in groups
+        )
+        and len({g.varied[k] for g in groups}) > 1
+    ]
+
+
+def density_plot(groups: Sequence[Group], path: Path) -> bool:
+    """STS-B test's cosines by rating (S2Sent, figure 8), a panel a recipe (its first seed). False: none was scored by
+    ``suite=geometry``."""
+    found = []
+    for group in groups:
+        lines = group.runs[0].protocol.get("geometry", {}).get("cosines_by_rating")
+        if lines:
+            found.append((group.label, read(lines)))
+    if not found:
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    from embedlab.report import figures
+
+    across = min(3, len(found))
+    down = -(-len(found) // across)
+    figure, axes = plt.subplots(down, across, figsize=(4.4 * across, 3.2 * down), squeeze=False, sharex=True)
+    for panel, (label, cosines) in zip(axes.flat, found, strict=False):
+        figures.cosine_density(cosines, f"{label}\n", panel)
+        panel.title.set_fontsize("small")
+    for panel in axes.flat[len(found) :]:
+        panel.set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return True
+
+
+def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
+    """A panel for each swept number: the scores of all runs with each of its values. False: nothing was swept."""
+    keys = swept_numbers(groups)
+    if not keys:
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(keys), figsize=(4 * len(keys), 3.2), squeeze=False, sharey=True)
+    for axis, key in zip(axes[0], keys, strict=True):
+        levels = sorted({g.varied[key] for g in groups})
+        data = [
+            [v for g in groups if g.varied[key] == level for v in g.values(metric).values()]
+            for level in levels
+        ]
+        axis.boxplot(data, medianprops={"color": "black"})
+        axis.set_xticks(range(1, len(levels) + 1), [f"{x:g}" for x in levels])
+        for at, values in enumerate(data, 1):
+            axis.plot([at] * len(values), values, "o", color="0.4", markersize=3, markerfacecolor="none")
+        axis.set_xlabel(key)
+    axes[0][0].set_ylabel(TITLES.get(metric, metric) + (" x 100" if metric.endswith("spearman") else ""))
+    runs = sum(len(g.values(metric)) for g in groups)
+    figure.suptitle(f"{len(groups)} recipes, {runs} runs; a point is a run", fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return True

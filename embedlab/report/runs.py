@@ -1,0 +1,251 @@
+"""Finished runs, read from their folders, grouped over seeds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from embedlab.errors import UserError
+from embedlab.evaluation import SUITES
+from embedlab.evaluation.core.protocol import read_scores
+from embedlab.run.record import SAME_RECIPE
+
+log = logging.getLogger(__name__)
+SCORES = "scores.json"
+# arms, recipe, recipes: tables of an experiment, in which its arms are looked up; what was found there is in the
+# sections.
+_SAME_RECIPE = SAME_RECIPE | {"seed", "arms", "recipe", "recipes"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run with its scores.
+
+    Args:
+        folder: of the run.
+        scores: ``task/metric``.
+        config: resolved, plain.
+        training: steps, seconds, device, seed and so on, as the run wrote them.
+        protocol: how each suite was scored.
+    """
+
+    folder: Path
+    scores: Mapping[str, float]
+    config: Mapping[str, Any]
+    training: Mapping[str, Any]
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seed(self) -> int:
+        return int(self.training.get("seed", self.config.get("seed", -1)))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one recipe, which differ in the seed alone; ``varied`` is what sets the recipe off from the others."""
+
+    label: str
+    varied: Mapping[str, Any]
+    runs: tuple[Run, ...]
+
+    def values(self, metric: str) -> dict[int, float]:
+        """The metric by seed; NaN is left out."""
+        found = {r.seed: r.scores[metric] for r in self.runs if metric in r.scores}
+        return {seed: value for seed, value in found.items() if not math.isnan(value)}
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    folder: Path
+    status: str
+    overrides: Sequence[str] = ()
+
+
+def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
+    """Every run at or below the folders that wrote its scores, and the trials of sweeps that did not.
+
+    The stages of a run (sub-folders of its own) are part of it, not runs of the report.
+
+    Raises:
+        UserError: a folder that is not there, or holds no run; a scores file that cannot be read.
+    """
+    runs: list[Run] = []
+    unfinished: list[Unfinished] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError("no such folder", file=folder, fix="give the folder of a run or a sweep")
+        before = len(runs)
+        known: list[Path] = []
+        for path in sorted(folder.rglob(SCORES), key=lambda p: (len(p.parts), str(p))):
+            if any(parent in known for parent in path.parent.parents) or path.parent.name == "export":
+                continue
+            if run := read_run(path):
+                known.append(path.parent)
+                runs.append(run)
+        for path in sorted(folder.rglob("trial.yaml")):
+            if path.parent not in known:
+                unfinished.append(_unfinished(path.parent))
+        if len(runs) == before and not unfinished:
+            raise UserError(
+                "there is no finished run in this folder", file=folder, fix="a folder with scores.json"
+            )
+    return runs, unfinished
+
+
+def read_run(path: Path) -> Run | None:
+    """The run that wrote this ``scores.json``; None: it is of an evaluation, not of a run."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot be read: {error}", file=path) from None
+    if not isinstance(content, dict) or "training" not in content:
+        return None
+    try:
+        scores = {k: math.nan if v is None else float(v) for k, v in content["scores"].items()}
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"holds no scores by name ({error!r})", file=path, fix="the file as the run wrote it"
+        ) from None
+    protocol = content.get("protocol")
+    config, protocol = content.get("config") or {}, protocol if isinstance(protocol, dict) else {}
+    later, protocols = _scored_later(path.parent, protocol, config)
+    return Run(path.parent, later | scores, config, content["training"], protocols | protocol)
+
+
+def _scored_later(
+    folder: Path, protocol: Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """What ``embedlab evaluate`` put into the run's ``scores/``: scores and protocols of the encoder that the run
+    made, read as it reads it (another pooling, or weights of later training, make another encoder). What is left out
+    because it cannot be read or is of a part of a set is logged."""
+    scores: dict[str, float] = {}
+    protocols: dict[str, Any] = {}
+    for path in sorted((folder / "scores").glob("*.json")):
+        try:
+            found, block = read_scores(path)
+        except UserError as error:
+            log.warning("Left out: %s", error)
+            continue
+        # (A comparison of two encoders is no suite.)
+        if block["suite"] not in SUITES or not _of_this_run(block, path.stem, protocol, config):
+            continue
+        limited = [w for w in block["warnings"] if str(w).startswith("limit=")]
+        if limited:
+            log.warning("Left out: %s (%s)", path, limited[0])
+            continue
+        scores |= found
+        protocols[block["suite"]] = block
+    return scores, protocols
+
+
+def _of_this_run(
+    block: Mapping[str, Any], stem: str, protocol: Mapping[str, Any], config: Mapping[str, Any]
+) -> bool:
+    """Whether the scores in the file ``stem`` are of the encoder that the run made, read as it reads it."""
+    own = {of.get("checkpoint") for of in protocol.values() if isinstance(of, dict)} - {None}
+    if own:
+        return block["checkpoint"] in own
+    # A run that scored nothing tells no checkpoint: then the name of the file says that nothing was changed.
+    read = block["pooling"].get("name") if isinstance(block["pooling"], dict) else None
+    return (read, block["suite"]) == ((config.get("pooling") or {}).get("name"), stem)
+
+
+def _unfinished(folder: Path) -> Unfinished:
+    try:
+        record = json.loads((folder / "trial.json").read_text())
+    except (OSError, ValueError):
+        return Unfinished(folder, "not finished")
+    return Unfinished(folder, record.get("status", "not finished"), record.get("overrides", ()))
+
+
+def group_runs(runs: Sequence[Run]) -> list[Group]:
+    """Runs of equal configuration, seed apart, together; labelled by the keys in which the groups differ.
+
+    Two runs of one recipe and one seed are one result: the later folder counts.
+    """
+    flat = [_recipe(run) for run in runs]
+    keys = sorted({key for config in flat for key in config if key not in _SAME_RECIPE})
+    absent = object()
+    varied = [k for k in keys if len({_hashable(c.get(k, absent)) for c in flat}) > 1]
+    groups: dict[tuple[Any, ...], dict[int, tuple[dict[str, Any], Run]]] = {}
+    for run, config in zip(runs, flat, strict=True):
+        what = tuple(_hashable(config.get(k, absent)) for k in varied)
+        groups.setdefault(what, {})[run.seed] = ({k: config[k] for k in varied if k in config}, run)
+    result = []
+    changes = {run.folder: _overrides(run.folder) for run in runs}
+    shared = set.intersection(*map(set, changes.values())) if changes else set()
+    every = [next(iter(members.values()))[0] for members in groups.values()]
+    for members in groups.values():
+        settings, first = next(iter(members.values()))
+        shown = {k: v for k, v in settings.items() if v is not None}
+        label = ", ".join(o for o in changes[first.folder] if o not in shared) or _label(shown, every)
+        label = label or str(first.config.get("method", {}).get("name", "run"))
+        result.append(Group(label, shown, tuple(run for _, run in members.values())))
+    labels = [g.label for g in result]
+    return [
+        g if labels.count(g.label) == 1 else replace(g, label=f"{g.label} ({g.runs[0].folder})")
+        for g in result
+    ]
+
+
+def _recipe(run: Run) -> dict[str, Any]:
+    """What makes the recipe of a run, by dotted keys. Neither the seed does, nor the seed in the path of another run
+    that the method begins with (a tower, a teacher)."""
+    settings = _flatten({k: v for k, v in run.config.items() if k not in _SAME_RECIPE})
+    of_seed = re.compile(rf"(?:(?<=seed)|(?<=[-_=/])){run.seed}(?=/|$)")
+    return {
+        key: of_seed.sub("SEED", value)
+        if key.startswith("method.") and isinstance(value, str) and "/" in value
+        else value
+        for key, value in settings.items()
+    }
+
+
+def _label(settings: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
+    """What tells a recipe from the others, in the words of a command line.
+
+    Where parts of different names differ (``pooling=mean`` and ``pooling=s2sent``), the name says the rest; further
+    keys of the part are shown if other recipes have the same name and another value.
+    """
+    words = []
+    for key, value in settings.items():
+        part, _, rest = key.partition(".")
+        named = f"{part}.name"
+        if rest == "name":
+            words.append(f"{part}={value}")
+        elif named in settings:
+            peers = [s for s in every if s.get(named) == settings[named]]
+            if len({_hashable(s.get(key)) for s in peers}) > 1:
+                words.append(f"{key}={value}")
+        else:
+            words.append(f"{key}={value}")
+    return ", ".join(words)
+
+
+def _overrides(folder: Path) -> list[str]:
+    """What a sweep's command changed for this trial, the seed apart."""
+    try:
+        overrides = json.loads((folder / "trial.json").read_text())["overrides"]
+    except (OSError, ValueError, KeyError):
+        return []
+    return [o for o in overrides if not o.lstrip("+").startswith("seed=")]
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _hashable(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, (dict, list)) else value

@@ -1,0 +1,237 @@
+"""Scores a development set while training, keeps the best encoder, and warns of collapse."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from torch import Tensor
+
+from embedlab.files import writing
+from embedlab.evaluation.probes.geometry import singular_values
+from embedlab.distributed.gather import rank, world_size
+from embedlab.engine.fsdp import sharded
+
+if TYPE_CHECKING:
+    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.evaluation.sts.dev import DevSet
+    from embedlab.engine.module import Method
+
+log = logging.getLogger(__name__)
+
+COLLAPSED_COSINE = 0.95
+COLLAPSED_RANK = 10.0
+
+
+class DevScoring(Callback):
+    """Scores at every validation and remembers the weights of the best score.
+
+    Args:
+        dev: the set to score; every rank encodes its share.
+        folder: of the run; `best/` in it gets the encoder.
+        select: ``dev`` keeps the weights of the best score; ``last`` scores without selecting.
+        batch_tokens: padded tokens that are encoded at once.
+        rank_every: scorings from one effective rank to the next on CUDA, where its eigenvalues take longer than
+            all the rest.
+
+    The best weights are copied on the device (a fraction of a millisecond) and written with each checkpoint and at
+    the end, so that a frequent cadence does not wait for the disk.
+    """
+
+    def __init__(
+        self,
+        dev: DevSet,
+        folder: Path,
+        select: Literal["dev", "last"] = "dev",
+        batch_tokens: int = 16_384,
+        rank_every: int = 4,
+    ) -> None:
+        self.dev = dev
+        self.best = BestEncoder(folder) if select == "dev" else None
+        self.batch_tokens = batch_tokens
+        self.rank_every = rank_every
+        self.history: list[dict[str, float]] = []
+        self._rows: list[list[int]] | None = None
+        self._share: list[int] = []
+        self._scored_at = -1
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.ckpt_path is None and trainer.global_step == 0 and not self.history:
+            self._score(trainer, pl_module)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and self._scored_at != trainer.global_step:
+            self._score(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._scored_at != trainer.global_step:
+            self._score(trainer, pl_module)
+
+    def _score(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        method = cast("Method", pl_module)
+        encoder = method.encoder
+        # Ranks with a share of the weights must run equally many forward passes: each encodes all.
+        one = sharded(method)
+        total = len(self.dev.sentences)
+        if self._rows is None:
+            rows = method.dev_rows(self.dev.sentences)
+            self._share = list(range(total) if one else range(rank(), total, world_size()))
+            self._rows = [rows[i] for i in self._share]
+        with trainer.precision_plugin.forward_context():
+            vectors = method.dev_vectors(self._rows, self.batch_tokens)
+        found = vectors.float() if one else gather_rows(vectors.float(), self._share, total)
+        ranked = found.device.type != "cuda" or len(self.history) % self.rank_every == 0
+        scores = self.dev.score(found, rank=ranked)
+        self._scored_at = trainer.global_step
+        self.history.append({"step": trainer.global_step, **scores})
+        named = {f"dev/{k}": v for k, v in scores.items()}
+        for name, value in named.items():
+            trainer.callback_metrics[name] = torch.tensor(value)
+        for logger in trainer.loggers:
+            logger.log_metrics(named, step=trainer.global_step)
+        log_histograms(trainer, self.dev, found, spectrum=ranked)
+        warn_of_collapse(scores)
+        if self.best is not None:
+            self.best.offer(scores["spearman"], trainer.global_step, encoder)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self.best is not None and trainer.is_global_zero:
+            self.best.write(pl_module.encoder)  # type: ignore[arg-type]
+
+    def state_dict(self) -> dict[str, Any]:
+        best = self.best
+        return {
+            "history": self.history,
+            "scored_at": self._scored_at,
+            "score": best.score if best else None,
+            "step": best.step if best else None,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.history = state_dict["history"]
+        self._scored_at = state_dict["scored_at"]
+        if self.best is not None and state_dict["score"] is not None:
+            self.best.resume(state_dict["score"], state_dict["step"])
+
+
+class BestEncoder:
+    """The weights of the best score so far, on the device until they are written to `best/`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder) / "best"
+        self.score: float | None = None
+        self.step: int | None = None
+        self._weights: dict[str, Tensor] = {}
+        self._written: int | None = None
+
+    def offer(self, score: float, step: int, encoder: SentenceEncoder) -> bool:
+        """Keep the encoder's present weights if the score is higher than all before.
+
+        NaN is kept only as the first, and any number is higher.
+        """
+        if not (self.score is None or score > self.score or (math.isnan(self.score) and score == score)):
+            return False
+        self.score, self.step = score, step
+        with torch.no_grad():
+            present = encoder.state_dict()
+            # Shares of a weight have no such operation.
+            plain = all(type(v) is Tensor for v in present.values())
+            if plain and self._weights.keys() == present.keys():
+                torch._foreach_copy_(list(self._weights.values()), [present[n] for n in self._weights])
+            else:
+                self._weights = {name: value.detach().clone() for name, value in present.items()}
+        return True
+
+    def resume(self, score: float, step: int) -> None:
+        """Go on from a run whose `best/` holds the encoder of this score."""
+        self.score, self.step, self._written = score, step, step
+
+    def write(self, encoder: SentenceEncoder) -> None:
+        """Write `best/`, if it is not there yet; the encoder's own weights are as before afterwards."""
+        if self.step is None or self._written == self.step:
+            return
+        current = {k: v.detach().clone() for k, v in encoder.state_dict().items()}
+        try:
+            self.load_into(encoder)
+            with writing(self.folder):
+                encoder.save(self.folder, merge=False)
+        finally:
+            encoder.load_state_dict(current)
+        self._written = self.step
+
+    def load_into(self, encoder: SentenceEncoder) -> None:
+        """Give the encoder the best weights (from memory, or from `best/` after a resume)."""
+        if self._weights:
+            encoder.load_state_dict(self._weights)
+        elif self.step is not None:
+            from embedlab.encoders.encoder import SentenceEncoder
+
+            encoder.load_state_dict(SentenceEncoder.load(self.folder).state_dict())
+
+
+def gather_rows(vectors: Tensor, rows: list[int], total: int) -> Tensor:
+    """Vectors of all ranks in the order of their row numbers: ``[total, D]``, equal on every rank."""
+    if world_size() == 1:
+        if rows == list(range(total)):
+            return vectors
+        whole = vectors.new_empty(total, vectors.shape[1])
+        whole[torch.tensor(rows, device=vectors.device)] = vectors
+        return whole
+    longest = -(-total // world_size())
+    padded = vectors.new_zeros(longest, vectors.shape[1])
+    padded[: len(vectors)] = vectors
+    index = torch.full((longest,), -1, device=vectors.device)
+    index[: len(rows)] = torch.tensor(rows, device=vectors.device)
+    parts = [torch.empty_like(padded) for _ in range(world_size())]
+    indices = [torch.empty_like(index) for _ in range(world_size())]
+    torch.distributed.all_gather(parts, padded)
+    torch.distributed.all_gather(indices, index)
+    at, values = torch.cat(indices), torch.cat(parts)
+    whole = vectors.new_empty(total, vectors.shape[1])
+    whole[at[at >= 0]] = values[at >= 0]
+    return whole
+
+
+def log_histograms(trainer: Trainer, dev: DevSet, vectors: Tensor, spectrum: bool = True) -> None:
+    """Of the pairs' cosines, the vectors' norms and, with `spectrum`, their singular values, for the loggers that
+    show histograms."""
+    loggers = [x for x in trainer.loggers if isinstance(x, TensorBoardLogger | WandbLogger)]
+    if not loggers or not trainer.is_global_zero:
+        return
+    shown = {
+        "dev/pair_cosines": dev.pair_cosines(vectors),
+        "dev/norms": vectors.float().norm(dim=-1),
+    }
+    if spectrum:
+        shown["dev/singular_values"] = singular_values(vectors, center=True)
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            for name, values in shown.items():
+                logger.experiment.add_histogram(name, values.float().cpu(), trainer.global_step)
+        else:
+            import wandb
+
+            content = {n: wandb.Histogram(v.float().cpu().numpy()) for n, v in shown.items()}
+            logger.experiment.log({**content, "trainer/global_step": trainer.global_step})
+
+
+def warn_of_collapse(scores: dict[str, float]) -> bool:
+    """Say loudly when all sentences get nearly the same vector."""
+    cosine, spread = scores.get("mean_cosine", 0.0), scores.get("effective_rank", float("inf"))
+    if cosine <= COLLAPSED_COSINE and spread >= COLLAPSED_RANK:
+        return False
+    log.warning(
+        "The vectors collapse: mean cosine of unrelated sentences %.3f, effective rank %.1f. "
+        "A contrastive method usually repairs this within some hundred steps; if not, lower optimizer.lr, "
+        "and check pooling and temperature.",
+        cosine,
+        spread,
+    )
+    return True

@@ -1,0 +1,132 @@
+"""Loss and speed, every few steps, without making the host wait for the device."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from embedlab.distributed.gather import world_size
+from embedlab.run.throughput import matmul_parameters, peak_tflops, training_flops
+
+if TYPE_CHECKING:
+    from embedlab.engine.module import Method
+
+
+class TrainLog(Callback):
+    """Logs the method's means, and sentences/s, true tokens/s, padding share, data wait and utilisation; of scoring,
+    its share of the time since the last record (``speed/scoring_share``) and since the start (``time/dev_share``).
+
+    Args:
+        every: updates between two records.
+
+    Attributes:
+        latest: the newest values, for the progress bar and the final report.
+    """
+
+    def __init__(self, every: int = 50) -> None:
+        self.every = every
+        self.latest: dict[str, float] = {}
+        self.excluded_seconds = 0.0
+        self._reset(time.perf_counter())
+        self._ended = self._began = time.perf_counter()
+        self._scoring_since: float | None = None
+        self._speed: dict[int, dict[str, float]] = {}
+
+    def _reset(self, now: float) -> None:
+        self._since, self._waited, self._away = now, 0.0, 0.0
+        self._sentences, self._true, self._cells, self._rows, self._batches = 0, 0, 0, 0, 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        blocks = cast("Method", pl_module).encoder.backbone.blocks
+        self._parameters = matmul_parameters(blocks)
+        self._peak = peak_tflops(pl_module.device)
+        self._ended = self._began = time.perf_counter()
+        self._reset(self._ended)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        now = time.perf_counter()
+        if self._scoring_since is None:
+            self._waited += now - self._ended
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if pl_module.device.type == "cuda":
+            # Scoring would be taken to last for the steps that are still in the device's queue.
+            torch.cuda.synchronize(pl_module.device)
+        self._scoring_since = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._scoring_since is not None:
+            spent = time.perf_counter() - self._scoring_since
+            self._away += spent
+            self.excluded_seconds += spent
+            self._scoring_since = None
+        self._ended = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        method = cast("Method", pl_module)
+        self._sentences += len(batch["rows"])
+        self._true += int(batch.get("tokens", 0) * method.passes)
+        self._cells += int(method.cells(batch) * method.passes)
+        self._rows += int(len(batch["rows"]) * method.passes)
+        self._batches += 1
+        if not method.accumulating() and trainer.global_step % self.every == 0:
+            self._flush(trainer, method)
+        self._write(trainer, method)
+        self._ended = time.perf_counter()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        method = cast("Method", pl_module)
+        if self._batches:
+            self._flush(trainer, method)
+        self._write(trainer, method, wait=True)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """A run that goes on from the checkpoint does not make the records before it again."""
+        self._write(trainer, cast("Method", pl_module), wait=True)
+
+    def caught_up(self, trainer: Trainer, method: Method) -> dict[str, float]:
+        """`latest`, after the device has given all means that were asked of it."""
+        self._write(trainer, method, wait=True)
+        return self.latest
+
+    def _flush(self, trainer: Trainer, method: Method) -> None:
+        now = time.perf_counter()
+        seconds = max(now - self._since - self._away, 1e-9)
+        speed = {
+            "speed/sentences_per_second": world_size() * self._sentences / seconds,
+            "speed/step_ms": 1e3 * seconds / max(1, self._batches),
+            "speed/data_wait_ms": 1e3 * self._waited / max(1, self._batches),
+            "speed/scoring_share": self._away / (seconds + self._away),
+            "lr": float(method.learning_rate),
+        }
+        if self._cells:
+            speed["speed/true_tokens_per_second"] = world_size() * self._true / seconds
+            speed["speed/padding_share"] = 1 - self._true / self._cells
+            if self._peak is not None:
+                info = method.encoder.backbone.info
+                length = self._true / max(1, self._rows)
+                flops = training_flops(self._true, self._parameters, info.width, info.layers, length)
+                speed["speed/tflops"] = flops / seconds / 1e12
+                speed["speed/mfu"] = speed["speed/tflops"] / self._peak[0]
+        if self.excluded_seconds:
+            speed["time/dev_share"] = self.excluded_seconds / (now - self._began)
+        self._speed[trainer.global_step] = speed
+        method.meter.flush(trainer.global_step)
+        self._reset(now)
+
+    def _write(self, trainer: Trainer, method: Method, wait: bool = False) -> None:
+        for step, means in method.meter.arrived(wait):
+            method.check_finite(means)
+            values = {f"train/{k}": v for k, v in means.items()} | self._speed.pop(step, {})
+            self.latest = values
+            for logger in trainer.loggers:
+                logger.log_metrics(values, step=step)

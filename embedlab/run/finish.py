@@ -1,0 +1,276 @@
+"""The end of a run: export, scores before and after, and the line that says how to use the result."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import platform
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from embedlab.files import writing
+from embedlab.errors import UserError
+from embedlab.evaluation import SUITES
+from embedlab.evaluation.sts.dev import DevSet
+from embedlab.evaluation.core.preflight import SUBFOLDERS, check_data, folder_for, folder_to_give
+from embedlab.evaluation.core.protocol import write_json
+from embedlab.evaluation.sts.sts import load_sts
+from embedlab.evaluation.core.table import LEE_METRICS, STS_METRICS, Metric, before_after_table, geometry_metrics
+from embedlab.run.folder import AFTER as AFTER
+
+if TYPE_CHECKING:
+    from embedlab.data import SentenceDataModule
+    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.run.callbacks.scoring import DevScoring
+    from embedlab.run.callbacks.selection import LossSelection
+    from embedlab.config.run import RunConfig
+    from embedlab.config.trainer import ScoringConfig
+
+log = logging.getLogger(__name__)
+BEFORE = "scores_before.json"
+METRICS = (
+    *LEE_METRICS,
+    *geometry_metrics("lee"),
+    Metric("dev/spearman", "STS-B dev", "higher"),
+    *STS_METRICS,
+    Metric("emoji/forward", "emoji names to English, accuracy@1", "higher"),
+    Metric("emoji/backward", "English to emoji names, accuracy@1", "higher"),
+    Metric("emoji/mean", "emoji bitext accuracy@1, mean of 13 languages", "higher"),
+    Metric("emoji/related", "cosine of translations", None, 3),
+    Metric("emoji/unrelated", "cosine of all pairs", None, 3),
+    Metric("emoji/rankme", "RankMe", "higher", 1),
+    Metric("emoji/pc1_share", "PC1 share of variance", "lower", 3),
+    Metric("tatoeba36/mean", "Tatoeba accuracy@1, XTREME's languages", "higher"),
+    Metric("ntrex/mean", "NTREX accuracy@1", "higher"),
+)
+_KEYS = {
+    "leave data_dir out to use the hub": "evaluation.sts_dir=hub",
+    "data_dir": "evaluation.sts_dir",
+    "sts_text": "evaluation.sts_text",
+    ", or mode=fast for 5 folds": "",
+}
+"""A suite's words -> a run's."""
+_NEEDS = {"lee": "gensim", "emoji": "emoji"}
+"""The package whose data a suite scores."""
+
+
+def sts_folder(scoring: ScoringConfig) -> str | None:
+    """Where the STS files are; None: the hub."""
+    return None if scoring.sts_dir == "hub" else scoring.sts_dir
+
+
+def load_dev(scoring: ScoringConfig) -> DevSet | None:
+    """STS-B dev, where the run has STS files.
+
+    Raises:
+        UserError: they are not where ``evaluation.sts_dir`` says.
+    """
+    if scoring.sts_dir is None:
+        return None
+    with as_written():
+        return DevSet(load_sts("stsb", sts_folder(scoring), scoring.sts_text, split="dev"))
+
+
+def settings_of(scoring: ScoringConfig, suite: str) -> dict[str, Any]:
+    """What a suite is scored with in a run: its own folder in ``evaluation.sts_dir``, where there is one."""
+    return {"data_dir": folder_for(sts_folder(scoring), suite), "sts_text": scoring.sts_text}
+
+
+def check_final(scoring: ScoringConfig) -> None:
+    """See that what is scored at the end is there.
+
+    Raises:
+        UserError: a suite's data are not where ``evaluation.sts_dir`` says.
+    """
+    folder = sts_folder(scoring)
+    for name in scoring.final:
+        with as_written():
+            try:
+                check_data(name, settings_of(scoring, name))
+            except UserError as error:
+                if error.key == "data_dir":
+                    error.value = error.value and folder
+                    if "sts" not in SUBFOLDERS[name]:
+                        error.fix = folder_to_give(folder, name)
+                raise
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """What a suite says of its settings, by the keys that a run has for them."""
+    try:
+        yield
+    except UserError as error:
+        error.key = _KEYS.get(error.key or "", error.key)
+        for theirs, ours in _KEYS.items():
+            error.fix = error.fix and error.fix.replace(theirs, ours)
+        raise
+
+
+class Finale:
+    """Scores the encoder before and after training on the same suites.
+
+    Args:
+        config, folder: of the run.
+        encoder: that is trained.
+        data: it is trained on.
+        dev: the set that selects, where the run has STS files.
+        part: whether the run is a stage of a larger one, whose result is what will be used.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: Path,
+        encoder: SentenceEncoder,
+        data: SentenceDataModule,
+        dev: DevSet | None,
+        part: bool = False,
+    ) -> None:
+        self.config, self.folder, self.encoder, self.data, self.dev = config, folder, encoder, data, dev
+        self.part = part
+        self.device: torch.device | None = None
+        """Where to score; None: where the encoder is. Lightning has the model on the CPU before and after a fit."""
+        self._last: dict[str, float] | None = None
+
+    def suites(self) -> list[str]:
+        """Those of ``evaluation.final`` that this run can score; says why one is left out."""
+        found = []
+        for name in self.config.evaluation.final:
+            package = _NEEDS.get(name)
+            if package is not None and importlib.util.find_spec(package) is None:
+                log.info(
+                    "No %s scores: %s is not installed (pip install 'embedlab[quickstart]').", name, package
+                )
+            elif name == "sts" and self.dev is None:
+                continue
+            else:
+                found.append(name)
+        return found
+
+    def before(self) -> None:
+        """Score the untrained encoder, once a run."""
+        path = self.folder / BEFORE
+        if self.config.evaluation.before and not path.exists():
+            scores, protocols = self.score()
+            write_json(path, {"scores": scores, "protocol": protocols})
+
+    def replaced(self) -> None:
+        """Score the last weights, before the selected ones take their place."""
+        if self.config.evaluation.last:
+            self._last, _ = self.score()
+
+    def after(
+        self, trainer: Trainer, selection: DevScoring | LossSelection | None, seconds: float
+    ) -> dict[str, float]:
+        """Export the encoder as it is now (selected), score it, print the table, write ``scores.json``."""
+        best = selection.best if selection is not None else None
+        training = {
+            "steps": trainer.global_step,
+            "selected_step": best.step if best is not None and best.step is not None else trainer.global_step,
+            "select": self.config.evaluation.selection,
+            "seconds": round(seconds, 1),
+            "sentences": self.data.n_rows,
+            "device": device_name(self.device or self.encoder.device),
+            "seed": self.config.seed,
+            "step": self.config.resolved_step(),
+            "unpad": self.config.resolved_unpad(),
+            "precision": str(trainer.precision),
+        }
+        self.encoder.card = {"training": training, "config": self.config.plain}
+        self._export()
+        scores, protocols = self.score()
+        self.encoder.card |= {"scores": scores, "protocol": protocols}
+        self._export()
+        content = {"scores": scores, "protocol": protocols, "training": training, "config": self.config.plain}
+        if self.config.evaluation.last:
+            last = scores if self._last is None else self._last
+            content["last"] = {"step": trainer.global_step, "scores": last}
+            content["dev_minus_test"] = {"selected": dev_minus_test(scores), "last": dev_minus_test(last)}
+        write_json(self.folder / AFTER, content)
+        self._print(scores, training)
+        if self.config.evaluation.last:
+            print(beside_the_last(content))
+        return scores
+
+    def _export(self) -> None:
+        with writing(self.folder / "export"):
+            self.encoder.save(self.folder / "export")
+
+    def score(self) -> tuple[dict[str, float], dict[str, Any]]:
+        """The encoder as it is now: scores by name, and each suite's protocol."""
+        scores: dict[str, float] = {}
+        protocols: dict[str, Any] = {}
+        home = self.encoder.device
+        self.encoder.to(self.device or home)
+        try:
+            if self.dev is not None:
+                vectors = self.encoder.encode(self.dev.sentences, output="tensor")
+                scores |= {f"dev/{k}": v for k, v in self.dev.score(vectors).items()}
+            suites = self.suites()
+            for i, name in enumerate(suites, start=1):
+                if suites != ["lee"]:  # which takes seconds
+                    log.info("Scoring %s (suite %d of %d).", name, i, len(suites))
+                with as_written():
+                    found, protocols[name] = SUITES[name](
+                        self.encoder, settings_of(self.config.evaluation, name)
+                    )
+                scores |= found
+        finally:
+            self.encoder.to(home)
+        return scores, protocols
+
+    def _print(self, scores: dict[str, float], training: dict[str, Any]) -> None:
+        path = self.folder / BEFORE
+        title = f"{self.config.method.name}, {training['steps']} steps, weights of step {training['selected_step']}"
+        if scores and path.exists():
+            before = json.loads(path.read_text())["scores"]
+            lee = "Lee: 95 % bootstrap interval over documents. " if "lee/spearman" in scores else ""
+            caption = f"{lee}One seed: n=1."
+            before_after_table([before], [scores], METRICS, title, caption).print()
+        print(f"Scores: {self.folder / AFTER}")
+        if not self.part:
+            print(
+                f'Encode with the result: {shlex.quote(this_python())} -c "import embedlab; '
+                f"print(embedlab.load('{self.folder / 'export'}').encode(['a cat', 'a dog']).shape)\""
+            )
+
+
+def dev_minus_test(scores: dict[str, float]) -> float | None:
+    """Of STS-B, in points of Spearman; None where one of the two was not scored."""
+    dev, test = scores.get("dev/spearman"), scores.get("stsb/spearman")
+    return None if dev is None or test is None else dev - test
+
+
+def beside_the_last(content: dict[str, Any]) -> str:
+    """A line for the terminal: the selected weights of ``scores.json`` against the last ones."""
+    gaps = content["dev_minus_test"]
+    parts = []
+    for name, step, scores in (
+        ("selected", content["training"]["selected_step"], content["scores"]),
+        ("last", content["last"]["step"], content["last"]["scores"]),
+    ):
+        dev = f"{scores['dev/spearman']:.2f}" if "dev/spearman" in scores else "not scored"
+        gap = "" if gaps[name] is None else f", minus test {gaps[name]:+.2f}"
+        parts.append(f"{name} (step {step}) {dev}{gap}")
+    return f"STS-B dev: {'; '.join(parts)}"
+
+
+def this_python() -> str:
+    """The interpreter in use, which has this package: relative to the working directory where it lies below it."""
+    path, here = Path(sys.executable), Path.cwd()
+    return str(path.relative_to(here) if here in path.parent.parents else path)
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.processor() or platform.machine()})"

@@ -1,0 +1,33 @@
+"""The sections of a configuration that are checked without torch, which takes seconds to load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.data import data_config
+from embedlab.errors import UserError
+from embedlab.config.method import from_dict
+from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
+
+_CLASSES = {
+    "backbone": BackboneConfig,
+    "trainer": TrainerConfig,
+    "logger": LoggerConfig,
+    "callbacks": CallbacksConfig,
+    "evaluation": ScoringConfig,
+}
+
+
+def light_sections(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those sections of a composed configuration, typed, by name.
+
+    Raises:
+        UserError: one is missing; an unknown key or a value out of range.
+    """
+    for name in ("data", *_CLASSES):
+        if name not in values:
+            raise UserError("a section of the configuration is missing", key=name)
+    typed: dict[str, Any] = {name: from_dict(cls, values[name], name) for name, cls in _CLASSES.items()}
+    return typed | {"data": data_config(values["data"])}

@@ -1,0 +1,60 @@
+"""Whether a checkpoint leaves anything to do, before the run that goes on from it touches its folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embedlab.errors import UserError
+from embedlab.config.run import RunConfig
+from embedlab.run.folder import AFTER
+
+log = logging.getLogger(__name__)
+
+
+def finished(config: RunConfig, folder: Path, checkpoint: Path) -> dict[str, float] | None:
+    """The scores of the run in `folder` when `checkpoint` is its end and it has been scored; None: work is left.
+
+    Raises:
+        UserError: the checkpoint has more updates, or more passes over the data, behind it than are asked for.
+    """
+    content = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)
+    step = int(content["global_step"])
+    passes = int(content["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"])
+    asked = (("max_steps", config.trainer.max_steps, step), ("max_epochs", config.trainer.max_epochs, passes))
+    for name, most, done in asked:
+        if 0 <= most < done:
+            where = f"step {step}" if name == "max_steps" else f"step {step}, after {passes} epochs"
+            raise UserError(
+                f"nothing is left to train, {checkpoint} is at {where}",
+                key=f"trainer.{name}",
+                value=most,
+                fix=f"trainer.{name}={done} or more, or another hydra.run.dir for a shorter run",
+            )
+    reached = [f"trainer.{name}={most}" for name, most, done in asked if most == done]
+    path = folder / AFTER
+    # No file, or one of an earlier step: stopped between its last step and its scores.
+    scores = _read(path) if reached else None
+    if scores is None or scores["training"]["steps"] != step:
+        return None
+    log.info(
+        "Finished: %s is at step %d, the end by %s; %s stays as it is. To train on, raise %s; to score again, "
+        "embedlab evaluate ckpt=%s.",
+        checkpoint, step, " and ".join(reached), path, " and ".join(r.split("=")[0] for r in reached), folder,
+    )  # fmt: skip
+    found: dict[str, float] = scores["scores"]
+    return found
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The scores of a run; None: no such file, or another's, which the run may replace."""
+    try:
+        scores = json.loads(path.read_text(encoding="utf-8"))
+        whole = isinstance(scores["scores"], dict) and isinstance(scores["training"]["steps"], int)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return scores if whole else None

@@ -1,0 +1,404 @@
+"""One run, from its configuration to its exported encoder and scores."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+
+from embedlab.backbones import train_tokenizer
+from embedlab.data import SentenceDataModule, iter_texts
+from embedlab.files import locked
+from embedlab.data.sources import check_source
+from embedlab.encoders.encoder import whole_folder
+from embedlab.errors import UserError
+from embedlab.methods import method_class
+from embedlab.engine.module import Method
+from embedlab.console import LEAF_SPEC
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.run.callbacks.checkpoints import (
+    LAST,
+    LastCheckpoint,
+    WholeFile,
+    find_checkpoint,
+    kept_in,
+    parameters_of,
+    step_of,
+)
+from embedlab.run.callbacks.interrupt import GracefulStop
+from embedlab.run.callbacks.progress import PlainProgress, Progress
+from embedlab.run.callbacks.randomness import Randomness
+from embedlab.run.callbacks.scoring import DevScoring
+from embedlab.run.callbacks.selection import LossSelection
+from embedlab.run.callbacks.train_log import TrainLog
+from embedlab.encoders.checkpoint import load_encoder
+from embedlab.config.run import RunConfig
+from embedlab.run.finish import Finale, check_final, load_dev
+from embedlab.run.folder import check_free
+from embedlab.engine.precision import FrozenHalf
+from embedlab.run.metrics_file import MetricsFile
+from embedlab.engine.nonfinite import NonFiniteLoss
+from embedlab.distributed.ranks import global_rank
+from embedlab.run.record import Record
+from embedlab.run.resume import finished
+from embedlab.engine.fsdp import Sharded, sharded
+
+log = logging.getLogger(__name__)
+
+
+def train(config: RunConfig, folder: Path) -> dict[str, float]:
+    """Train, select, export and score.
+
+    Args:
+        config: checked here first.
+        folder: of the run. Gets ``config.yaml``, ``metrics.csv``, ``last.ckpt`` (resume), ``best/`` (weights of the
+            best dev score, where there is one), ``export/`` (the result, for ``embedlab.load``), ``scores.json``
+            and ``data_report.json``.
+
+    Returns:
+        The final scores, ``task/metric``.
+
+    Raises:
+        UserError: bad configuration or data, or a folder that holds another run.
+        Interrupted: a signal; the checkpoint is written.
+        NonFiniteLoss: the loss is no number.
+    """
+    check_free(Path(folder), config.ckpt_path, "folder")
+    return Run(config, folder).fit()
+
+
+class Run:
+    """The parts of one run, made from its configuration: ``method``, ``data``, ``trainer`` and ``finale``.
+
+    Where the checkpoint to go on from is the end of the run and it has been scored, none is made: ``finished`` has
+    the scores.
+
+    Args:
+        config: checked here first.
+        folder: of the run.
+        purpose: ``fit``, or to look at an encoder that is there: ``validate``, ``test``, ``predict``.
+        extra: arguments of Lightning's trainer beyond the configuration's.
+        part: whether it is a stage of a larger run.
+
+    Raises:
+        UserError: bad configuration or data.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: Path,
+        purpose: str = "fit",
+        extra: dict[str, Any] | None = None,
+        part: bool = False,
+    ) -> None:
+        for line in config.check():
+            log.warning(line)
+        self.config, self.folder = config, Path(folder)
+        _quiet_loggers()
+        self.checkpoint = find_checkpoint(config.ckpt_path, self.folder)
+        self.finished: dict[str, float] | None = None
+        if purpose == "fit" and self.checkpoint is not None and not config.method.idle:
+            self.finished = finished(config, self.folder, self.checkpoint)
+            if self.finished is not None:
+                return
+        dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
+        if purpose == "fit":
+            check_final(config.evaluation)
+        if purpose in ("fit", "predict"):
+            check_source(config.data)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.started = time.time()
+        seed_everything(config.seed, workers=False, verbose=False)
+        self.method, self.data = build(config, self.folder)
+        fits = purpose == "fit"
+        rank_zero = global_rank() == 0
+        if fits or purpose == "predict":
+            self.data.prepare_data()
+        if fits and not config.method.idle:
+            # Nothing of an earlier run is touched before it is known that this one can begin.
+            if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
+                self.method.check_parameters(parameters_of(self.checkpoint))
+            config.check_rows(self.data.n_rows)
+        self.record = Record(self.folder) if rank_zero and fits else None
+        if self.record is not None:
+            if self.checkpoint is not None:
+                self.record.warn_of_changes(config.plain)
+            self.record.write(config.plain)
+        self.finale = Finale(config, self.folder, self.method.encoder, self.data, dev, part)
+        loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
+        self.trainer, self.selection = build_trainer(config, self.folder, loggers, self.finale, extra)
+        self.finale.device = self.trainer.strategy.root_device
+        if self.checkpoint is None and rank_zero and fits:
+            self.finale.before()
+
+    def fit(self) -> dict[str, float]:
+        """Train, select, export and score; what it raises and returns is said at `train`."""
+        if self.finished is not None:
+            return self.finished
+        trainer, selection = self.trainer, self.selection
+        _banner(self.config, trainer, self.data)
+        try:
+            with warnings.catch_warnings():
+                _quiet()
+                try:
+                    trainer.fit(
+                        self.method, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True
+                    )
+                except UserError:  # the checkpoint is of other data or another seed
+                    if self.record is not None and trainer.global_step == 0:
+                        self.record.put_back()
+                    raise
+                except NonFiniteLoss as error:
+                    error.checkpoint = next(iter(kept_in(self.folder)), self.checkpoint)
+                    raise
+            if not trainer.is_global_zero:
+                return {}
+            if sharded(self.method):
+                self.finale.encoder = load_encoder(self.folder / LAST)
+            if selection is not None and selection.best is not None:
+                if selection.best.step not in (None, trainer.global_step):
+                    self.finale.replaced()
+                selection.best.write(self.method.encoder)
+                selection.best.load_into(self.method.encoder)
+            scores = self.finale.after(trainer, selection, time.time() - self.started)
+            for logger in trainer.loggers if scores else ():
+                logger.log_metrics({f"final/{k}": v for k, v in scores.items()}, step=trainer.global_step)
+            return scores
+        finally:
+            _finish(trainer.loggers)
+
+
+def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
+    """The method around its encoder, and the data in the views that the method wants."""
+    cls = method_class(config.method.name)
+    tokenizer = _fresh_tokenizer(config, folder) if config.backbone.source == "fresh" else None
+    method = cls.from_run(config, tokenizer)
+    method.unpad = config.resolved_unpad()
+    fields = {
+        view: (column, Tokenization(method.encoder.tokenizer, template, config.data.max_length))
+        for view, (column, template) in cls.fields(config.method, config.data.name, config.template).items()
+    }
+    emit = "rows" if config.trainer.on_cuda() else "tokens"
+    validation = [torch.zeros(1)] if config.evaluation.sts_dir is not None else None
+    return method, SentenceDataModule(config.data, fields, config.seed, emit=emit, validation=validation)
+
+
+def build_trainer(
+    config: RunConfig,
+    folder: Path,
+    loggers: list[Logger],
+    finale: Finale,
+    extra: dict[str, Any] | None = None,
+) -> tuple[Trainer, DevScoring | LossSelection | None]:
+    """An ordinary Lightning trainer with this project's callbacks; ``extra`` adds to them, and to its arguments."""
+    more = dict(extra or {})
+    settings, scoring = config.trainer, config.evaluation
+    keeper = LastCheckpoint(
+        folder,
+        config.callbacks.checkpoint.every_minutes,
+        config.callbacks.checkpoint.every_steps,
+        config.callbacks.checkpoint.at_end,
+    )
+    callbacks: list[Callback] = [Randomness(config.seed), GracefulStop(keeper)]
+    selection: DevScoring | LossSelection | None = None
+    if finale.dev is not None:
+        selection = DevScoring(finale.dev, folder, select="dev" if scoring.selection == "dev" else "last")
+        callbacks.append(selection)
+    if scoring.selection == "loss":
+        selection = LossSelection(folder, scoring.every)
+        callbacks.append(selection)
+    if config.callbacks.early_stopping is not None:
+        callbacks.append(_early_stopping(config))
+    callbacks += [TrainLog(settings.log_every_n_steps), keeper]
+    progress = config.callbacks.progress
+    if progress == "auto":
+        progress = "rich" if sys.stderr.isatty() else "plain"
+    if progress != "none":
+        every = max(1, settings.log_every_n_steps)
+        callbacks.append(
+            Progress(refresh_rate=10) if progress == "rich" else PlainProgress(refresh_rate=every)
+        )
+    accumulate = config.optimizer.accumulate
+    captured = config.resolved_step() == "graph"
+    frozen_half = settings.resolved_precision() == "bf16-true" and config.adapter.r is not None
+    trainer = _trainer(
+        accelerator=settings.accelerator,
+        devices=list(settings.devices) if isinstance(settings.devices, tuple) else settings.devices,
+        num_nodes=settings.num_nodes,
+        strategy=_strategy(config) if "strategy" not in more else more.pop("strategy"),
+        precision=None if frozen_half else cast("Any", settings.resolved_precision()),
+        max_epochs=settings.max_epochs,
+        max_steps=0 if config.method.idle else settings.max_steps,
+        accumulate_grad_batches=1 if captured else accumulate,
+        val_check_interval=scoring.every * accumulate if finale.dev is not None else None,
+        check_val_every_n_epoch=None if finale.dev is not None else 1,
+        limit_val_batches=1 if finale.dev is not None else 0,
+        num_sanity_val_steps=0,
+        log_every_n_steps=settings.log_every_n_steps,
+        deterministic=settings.deterministic,
+        enable_checkpointing=False,
+        enable_progress_bar=progress != "none",
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=[*callbacks, *more.pop("callbacks", [])],
+        logger=[*loggers, *more.pop("logger", [])],
+        plugins=[*_plugins(), *([FrozenHalf()] if frozen_half else []), *more.pop("plugins", [])],
+        default_root_dir=folder,
+        **more,
+    )
+    return trainer, selection
+
+
+def _trainer(**arguments: Any) -> Trainer:
+    """Lightning's trainer, whose objections to its arguments are the user's to mend."""
+    try:
+        return Trainer(**arguments)
+    except (ValueError, TypeError, MisconfigurationException) as error:
+        raise UserError(
+            f"Lightning refuses the trainer: {str(error).partition('. ')[0]}",
+            key="trainer",
+            fix="look at strategy, devices and precision",
+        ) from error
+
+
+def _strategy(config: RunConfig) -> Any:
+    settings = config.trainer
+    if settings.strategy.startswith("fsdp"):
+        return Sharded(settings.device_count() * settings.num_nodes)
+    return settings.strategy
+
+
+def _plugins() -> list[Any]:
+    """How checkpoints are written, and on SLURM that Lightning leaves its signals to `GracefulStop`."""
+    plugins: list[Any] = [WholeFile()]
+    if SLURMEnvironment.detect():
+        plugins.append(SLURMEnvironment(auto_requeue=False))
+    return plugins
+
+
+def _early_stopping(config: RunConfig) -> Callback:
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    if config.evaluation.sts_dir is None:
+        raise UserError(
+            "early stopping watches the dev score",
+            key="callbacks.early_stopping",
+            fix="set evaluation.sts_dir",
+        )
+    return EarlyStopping(
+        "dev/spearman", mode="max", patience=config.callbacks.early_stopping or 1, strict=False
+    )
+
+
+def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
+    """A tokenizer trained on the run's own text; a resumed run takes the one that it began with."""
+    from transformers import AutoTokenizer
+
+    kept = folder / "tokenizer"
+
+    def texts() -> Iterator[str]:
+        yield from iter_texts(config.data)
+
+    assert config.backbone.fresh is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "tokenizer.lock"):  # the ranks of one run come here together
+        if not (kept / "tokenizer.json").is_file():
+            with whole_folder(kept) as new:
+                train_tokenizer(config.backbone.fresh, texts()).save_pretrained(new)
+    return AutoTokenizer.from_pretrained(kept)
+
+
+def _loggers(config: RunConfig, folder: Path, checkpoint: Path | None) -> list[Logger]:
+    loggers: list[Logger] = []
+    step = None if checkpoint is None else step_of(checkpoint)
+    if config.logger.csv:
+        loggers.append(MetricsFile(folder / "metrics.csv", step))
+    if config.logger.tensorboard:
+        # Readers drop what a resumed run makes again.
+        purge: dict[str, Any] = {} if step is None else {"purge_step": step + 1}
+        loggers.append(
+            TensorBoardLogger(folder, name="", version="tensorboard", default_hp_metric=False, **purge)
+        )
+    if config.logger.wandb is not None:
+        loggers.append(_wandb(config, folder))
+    return loggers
+
+
+def _wandb(config: RunConfig, folder: Path) -> Logger:
+    """Offline where there is no key; the run's id is kept, so that a resumed run goes on in the same record."""
+    settings = {k: v for k, v in (config.logger.wandb or {}).items() if v is not None}
+    if global_rank() != 0:  # only the first process records
+        return WandbLogger(save_dir=folder, offline=True, **settings)
+    kept = folder / "wandb_id"
+    run_id = kept.read_text().strip() if kept.is_file() else secrets.token_hex(4)
+    kept.write_text(run_id)
+    offline = "WANDB_MODE" not in os.environ and not (os.environ.get("WANDB_API_KEY") or _has_netrc())
+    if offline:
+        log.info("No W&B key: recording offline in %s; upload with `wandb sync`.", folder / "wandb")
+    logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
+    logger.experiment.config.update(config.plain, allow_val_change=True)
+    return logger
+
+
+def _has_netrc() -> bool:
+    path = Path.home() / ".netrc"
+    return path.is_file() and "wandb" in path.read_text(errors="ignore")
+
+
+def _finish(loggers: list[Logger]) -> None:
+    """Whatever happened: a W&B run that is left open goes on recording the next one of this process."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger) and global_rank() == 0:
+            logger.experiment.finish()
+
+
+def _quiet_loggers() -> None:
+    """Lightning announces devices, tips and every stop; what matters of it this project says itself."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _quiet() -> None:
+    """Lightning's advice that does not apply: this project's loaders and loggers are its own."""
+    for text in (
+        ".*does not have many workers.*",
+        ".*The number of training batches.*smaller than the logging interval.*",
+        ".*No loss.*",
+        ".*module\\(s\\) in eval mode at the start of training.*",
+        ".*`training_step` returned `None`.*",
+        ".*Consider increasing the value of the `num_workers`.*",
+        ".*Found keys that are not in the model state dict.*",
+        LEAF_SPEC,
+    ):
+        warnings.filterwarnings("ignore", text)
+
+
+def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule) -> None:
+    """What a run is about to do; says how many candidates an anchor meets, which accumulation does not raise."""
+    per_device, world = config.data.batch_size, trainer.world_size
+    candidates = ""
+    if config.method.needs_others and not config.method.idle:
+        met = per_device * (world if getattr(config.method, "gather_negatives", True) else 1)
+        candidates = f"{met} in-batch candidates an anchor, "
+    log.info(
+        "step=%s precision=%s devices=%d | batch %d on each device, %s%d sentences an update",
+        config.resolved_step(),
+        trainer.precision,
+        world,
+        per_device,
+        candidates,
+        per_device * world * config.optimizer.accumulate,
+    )

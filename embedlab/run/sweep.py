@@ -1,0 +1,258 @@
+"""The trials of a sweep: fresh processes, one GPU each, finished ones skipped, a failed one survived."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embedlab.errors import UserError
+from embedlab.run.folder import LAST, PREVIOUS, check_free
+
+log = logging.getLogger(__name__)
+
+CONFIG = "trial.yaml"
+OUTPUT = "output.log"
+STATUS = "trial.json"
+RUNNER = "embedlab.cli.trial"
+FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
+# By its own handler, and by the signal before it had one.
+_INTERRUPTS = tuple(x for s in (signal.SIGTERM, signal.SIGINT) for x in (128 + s, -s))
+_IGNORED = ("ckpt_path",)  # keys that do not make another trial
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep.
+
+    Args:
+        folder: of the run.
+        config: resolved, plain.
+        overrides: what makes it differ from the others, ``key=value``.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    overrides: Sequence[str]
+
+
+@dataclass
+class _Running:
+    trial: Trial
+    process: subprocess.Popen[bytes]
+    device: int | None
+    began: float
+
+
+def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None) -> list[str]:
+    """Run every trial that is not finished; one whose process dies is recorded and the others go on.
+
+    A trial that left a checkpoint is resumed. Ctrl-C goes to all children once (they write their checkpoints), a
+    second one ends them.
+
+    Args:
+        trials: of the sweep.
+        sweep: its folder; gets ``sweep.json`` with every trial's overrides and status.
+        parallel: trials at once; None: one for each CUDA device, else one.
+
+    Returns:
+        Each trial's status: ``finished``, ``failed`` or ``interrupted``.
+
+    Raises:
+        UserError: a folder holds a trial of another configuration, or a run that is no trial.
+        KeyboardInterrupt: after an interrupt, when all children have ended.
+    """
+    if parallel is not None and (type(parallel) is not int or parallel < 1):
+        raise UserError(
+            "must be at least 1, or null", key="hydra.launcher.parallel", value=parallel, fix="a whole number"
+        )
+    sweep.mkdir(parents=True, exist_ok=True)
+    claim(trials)
+    devices = _devices()
+    slots: list[int | None] = list(devices[:parallel] if parallel else devices) or [None] * (parallel or 1)
+    waiting = [t for t in trials if status_of(t.folder) != FINISHED]
+    skipped = len(trials) - len(waiting)
+    if skipped:
+        log.info("%d of %d trials are finished already.", skipped, len(trials))
+    running: list[_Running] = []
+    stopping = False
+    try:
+        while waiting or running:
+            while waiting and len(running) < len(slots) and not stopping:
+                used = {r.device for r in running}
+                device = next((s for s in slots if s is None or s not in used), None)
+                running.append(_start(waiting.pop(0), device))
+            try:
+                time.sleep(0.2)
+                running = _collect(running, sweep, trials)
+            except KeyboardInterrupt:
+                if stopping:
+                    raise
+                stopping, waiting = True, []
+                log.warning("Interrupted: the running trials write their checkpoints; again to stop at once.")
+                _signal(running, signal.SIGTERM)
+    finally:
+        _signal(running, signal.SIGKILL)
+        _record(sweep, trials)
+    if stopping:
+        raise KeyboardInterrupt
+    return [status_of(t.folder) or FAILED for t in trials]
+
+
+def summarise(sweep: Path) -> None:
+    """Print the table of what is finished: mean ± SD over seeds (`embedlab report` writes it, with a baseline)."""
+    from embedlab.report.report import make_report
+    from embedlab.report.runs import find_runs, group_runs
+
+    try:
+        runs, unfinished = find_runs([sweep])
+        print(make_report(group_runs(runs), unfinished, title=f"Sweep {sweep}").markdown())
+    except UserError as nothing:  # no trial finished, or none was scored
+        log.warning("No table of the sweep: %s", nothing)
+
+
+def status_of(folder: Path) -> str | None:
+    """How the trial in a folder ended, or None where it has not (or its process was killed)."""
+    try:
+        return str(json.loads((folder / STATUS).read_text())["status"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def claim(trials: Sequence[Trial]) -> None:
+    """Write each trial's configuration in its folder, after a look at all of them.
+
+    Raises:
+        UserError: a folder holds a trial of another configuration, or a run that is no trial.
+    """
+    for trial in [t for t in trials if not _is_claimed(t)]:
+        trial.folder.mkdir(parents=True, exist_ok=True)
+        (trial.folder / CONFIG).write_text(yaml.safe_dump(trial.config, sort_keys=False), encoding="utf-8")
+
+
+def _is_claimed(trial: Trial) -> bool:
+    """Whether the trial's configuration is in its folder; a folder of another trial or run is not taken over."""
+    path = trial.folder / CONFIG
+    if path.exists():
+        there = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if _identity(there) != _identity(trial.config):
+            changed = next(
+                (
+                    k
+                    for k in {**there, **trial.config}
+                    if there.get(k) != trial.config.get(k) and k not in _IGNORED
+                ),
+                "",
+            )
+            raise UserError(
+                f"this folder holds a trial of another configuration (section {changed!r} differs)",
+                file=trial.folder,
+                key="hydra.sweep.dir",
+                fix="another hydra.sweep.dir, or the sweep's own command",
+            )
+        return True
+    check_free(trial.folder, trial.config.get("ckpt_path"), "hydra.sweep.dir")
+    return False
+
+
+def _identity(config: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in config.items() if k not in _IGNORED}
+
+
+def _devices() -> list[int]:
+    """Indices of the CUDA devices that this process may use; asked without starting CUDA in this process."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [int(d) for d in visible.split(",") if d.strip().isdigit()]
+    try:
+        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return []
+    return list(range(sum(line.startswith("GPU ") for line in found.splitlines())))
+
+
+def _start(trial: Trial, device: int | None) -> _Running:
+    config = dict(trial.config)
+    (trial.folder / STATUS).unlink(missing_ok=True)
+    if (trial.folder / LAST).exists() or (trial.folder / PREVIOUS).exists():
+        config["ckpt_path"] = "last"
+    path = trial.folder / "resolved.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    # Trials are grouped by their sweep on W&B, unless the configuration or the environment says otherwise.
+    environment = {"WANDB_RUN_GROUP": trial.folder.parent.name, **os.environ}
+    if device is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(device)
+    command = [sys.executable, "-m", RUNNER, str(path), str(trial.folder)]
+    with (trial.folder / OUTPUT).open("ab") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+    where = "" if device is None else f" on GPU {device}"
+    log.info("started %s%s: %s", trial.folder.name, where, " ".join(trial.overrides))
+    return _Running(trial, process, device, time.monotonic())
+
+
+def _collect(running: list[_Running], sweep: Path, trials: Sequence[Trial]) -> list[_Running]:
+    still = []
+    for run in running:
+        code = run.process.poll()
+        if code is None:
+            still.append(run)
+            continue
+        status = FINISHED if code == 0 else INTERRUPTED if code in _INTERRUPTS else FAILED
+        seconds = round(time.monotonic() - run.began, 1)
+        (run.trial.folder / STATUS).write_text(
+            json.dumps(
+                {"status": status, "exit": code, "seconds": seconds, "overrides": list(run.trial.overrides)}
+            )
+        )
+        if status == FAILED:
+            log.error(
+                "%s failed (exit %d): %s", run.trial.folder.name, code, _last_line(run.trial.folder / OUTPUT)
+            )
+        else:
+            log.info("%s %s after %.0f s", run.trial.folder.name, status, seconds)
+        _record(sweep, trials)
+    return still
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
+def _signal(running: list[_Running], number: int) -> None:
+    """To each child's whole session: a child under torchrun has children of its own."""
+    for run in running:
+        if run.process.poll() is None:
+            try:
+                os.killpg(run.process.pid, number)
+            except ProcessLookupError:
+                continue
+            if number == signal.SIGKILL:
+                run.process.wait()
+
+
+def _record(sweep: Path, trials: Sequence[Trial]) -> None:
+    rows = [
+        {
+            "folder": os.path.relpath(t.folder, sweep),
+            "overrides": list(t.overrides),
+            "status": status_of(t.folder),
+        }
+        for t in trials
+    ]
+    new = sweep / "sweep.json.new"
+    new.write_text(json.dumps({"trials": rows}, indent=2))
+    os.replace(new, sweep / "sweep.json")

@@ -1,0 +1,285 @@
+"""A search over configurations with Optuna's ask and tell: fresh processes, one GPU each, poor trials ended early."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedlab.errors import UserError
+from embedlab.run import sweep as launcher
+from embedlab.run.sweep import Trial
+
+if TYPE_CHECKING:
+    import optuna
+
+log = logging.getLogger(__name__)
+JOURNAL, BEST, TABLE = "study.log", "best.json", "trials.csv"
+PRUNERS = ("median", "halving", "none")
+Compose = Callable[[list[str]], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """How to search.
+
+    Args:
+        trials: in all, those of an earlier call in the same folder among them.
+        metric: of metrics.csv, whose best value in a run counts, or of scores.json.
+        direction: ``maximize`` or ``minimize``.
+        pruner: ``median`` (ends a trial that is below the median of the others at its step), ``halving``
+            (asynchronous successive halving) or ``none``.
+        warmup: scorings of a trial before it may be ended.
+        seed: of the sampler (TPE).
+        parallel: trials at once; None: one for each CUDA device, else one.
+        retries: further tries for a trial whose process fails; each goes on from its checkpoint.
+        folder: of the search; the same one again goes on with it.
+    """
+
+    trials: int = 20
+    metric: str = "dev/spearman"
+    direction: str = "maximize"
+    pruner: str = "median"
+    warmup: int = 1
+    seed: int = 0
+    parallel: int | None = None
+    retries: int = 0
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials < 1:
+            raise UserError("must be at least 1", key="tune.trials", value=self.trials)
+        if self.direction not in ("maximize", "minimize"):
+            raise UserError(
+                "unknown direction", key="tune.direction", value=self.direction, fix="maximize or minimize"
+            )
+        if self.pruner not in PRUNERS:
+            raise UserError("unknown pruner", key="tune.pruner", value=self.pruner, fix=", ".join(PRUNERS))
+
+
+class Space:
+    """What varies: Hydra's own sweeps, ``a=1,2``, ``choice(…)``, ``range(…)``, ``interval(…)``, ``tag(log, …)``."""
+
+    def __init__(self, overrides: Sequence[str]) -> None:
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        self.fixed = [o.input_line for o in parsed if not o.is_sweep_override() and o.input_line]
+        self._swept = {o.get_key_element(): o for o in parsed if o.is_sweep_override()}
+        if not self._swept:
+            raise UserError(
+                "nothing varies",
+                fix="'optimizer.lr=tag(log,interval(1e-6,1e-4))' or method.tau=0.03,0.05,0.07",
+            )
+
+    def suggest(self, trial: optuna.Trial) -> list[str]:
+        """One value of each key, as overrides."""
+        return [f"{key}={self._value(trial, key, override)}" for key, override in self._swept.items()]
+
+    @staticmethod
+    def _value(trial: optuna.Trial, key: str, override: Any) -> Any:
+        sweep = override.value()
+        if not override.is_interval_sweep():
+            return trial.suggest_categorical(key, list(override.sweep_string_iterator()))
+        log_scale = "log" in sweep.tags
+        if isinstance(sweep.start, int) and isinstance(sweep.end, int):
+            return trial.suggest_int(key, sweep.start, sweep.end, log=log_scale)
+        return repr(trial.suggest_float(key, sweep.start, sweep.end, log=log_scale))
+
+
+@dataclass
+class _Live:
+    trial: optuna.Trial
+    run: launcher._Running
+    tries: int = 0
+    seen: set[int] = field(default_factory=set)
+    pruned: bool = False
+
+
+def tune(config: TuneConfig, space: Space, compose: Compose, folder: Path) -> optuna.Study:
+    """Search; returns the study. ``best.json`` and ``trials.csv`` in the folder say what was found.
+
+    A failed trial is recorded, and the search goes on. Ctrl-C ends the trials (they write their checkpoints).
+
+    Args:
+        config: how.
+        space: of the configurations.
+        compose: overrides to a plain configuration.
+        folder: of the search.
+
+    Raises:
+        UserError: a suggestion that is no valid configuration.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    study = _study(config, folder)
+    devices = launcher._devices()
+    slots: list[int | None] = list(devices[: config.parallel] if config.parallel else devices)
+    slots = slots or [None] * (config.parallel or 1)
+    live: list[_Live] = []
+    try:
+        while True:
+            while len(live) < len(slots) and _started(study) < config.trials:
+                used = {one.run.device for one in live}
+                device = next((s for s in slots if s is None or s not in used), None)
+                live.append(_begin(study.ask(), space, compose, folder, device))
+            if not live:
+                break
+            time.sleep(0.2)
+            live = [one for one in live if _goes_on(one, study, config)]
+    finally:
+        launcher._signal([one.run for one in live], signal.SIGTERM)
+        for one in live:
+            one.run.process.wait()
+            study.tell(one.trial, state=_states().FAIL)
+        _write(study, folder)
+    return study
+
+
+def _study(config: TuneConfig, folder: Path) -> optuna.Study:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+    from optuna.study import StudyDirection
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruners: dict[str, optuna.pruners.BasePruner] = {
+        "median": optuna.pruners.MedianPruner(n_startup_trials=3, n_warmup_steps=0, n_min_trials=2),
+        "halving": optuna.pruners.SuccessiveHalvingPruner(),
+        "none": optuna.pruners.NopPruner(),
+    }
+    # Lines of JSON: a search that was killed goes on, and no pickle is read.
+    study = optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(str(folder / JOURNAL))),
+        study_name="embedlab",
+        load_if_exists=True,
+        direction=StudyDirection[config.direction.upper()],
+        sampler=optuna.samplers.TPESampler(seed=config.seed),
+        pruner=pruners[config.pruner],
+    )
+    for left in study.get_trials(deepcopy=False, states=(_states().RUNNING,)):
+        study.tell(left.number, state=_states().FAIL)
+    return study
+
+
+def _states() -> Any:
+    from optuna.trial import TrialState
+
+    return TrialState
+
+
+def _started(study: optuna.Study) -> int:
+    return len(study.get_trials(deepcopy=False))
+
+
+def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, device: int | None) -> _Live:
+    try:
+        chosen = space.suggest(trial)
+    except ValueError as error:
+        raise UserError(
+            f"Optuna cannot go on with these ranges: {error}",
+            key="tune.folder", value=folder,
+            fix="intervals from low to high (above 0 on a log scale); in a folder begun with others, another folder",
+        ) from None  # fmt: skip
+    one = Trial(folder / str(trial.number), compose([*space.fixed, *chosen]), chosen)
+    launcher.claim([one])
+    return _Live(trial, launcher._start(one, device))
+
+
+def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
+    """Report what a trial has logged, end it where it is hopeless, and tell the study of one that has ended."""
+    folder, states = one.run.trial.folder, _states()
+    code = one.run.process.poll()
+    values = logged(folder, config.metric)
+    for step, value in values:
+        if step not in one.seen:
+            one.seen.add(step)
+            one.trial.report(value, step)
+    if code is None:
+        if not one.pruned and len(one.seen) > config.warmup and one.trial.should_prune():
+            one.pruned = True
+            log.info("%s is ended early: %s", folder.name, " ".join(one.run.trial.overrides))
+            launcher._signal([one.run], signal.SIGTERM)
+        return True
+    status = {"status": launcher.FINISHED, "exit": code, "overrides": list(one.run.trial.overrides)}
+    if one.pruned:
+        study.tell(one.trial, state=states.PRUNED)
+        status["status"] = "pruned"
+    elif code == 0 and (best := final(folder, config, values)) is not None:
+        study.tell(one.trial, best)
+        log.info("%s: %s = %.4f", folder.name, config.metric, best)
+    elif code != 0 and one.tries < config.retries:
+        one.tries += 1
+        one.run = launcher._start(one.run.trial, one.run.device)
+        return True
+    elif code == 0:
+        raise _no_metric(folder, config.metric)  # nor will the other trials have it
+    else:
+        why = launcher._last_line(folder / launcher.OUTPUT)
+        log.error("%s failed (exit %d): %s", folder.name, code, why)
+        study.tell(one.trial, state=states.FAIL)
+        status["status"] = launcher.FAILED
+    (folder / launcher.STATUS).write_text(json.dumps(status))
+    return False
+
+
+def logged(folder: Path, metric: str) -> list[tuple[int, float]]:
+    """A metric by step, as far as a run has come."""
+    try:
+        with (folder / "metrics.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        return [(int(r["step"]), float(r[metric])) for r in rows if r.get("step") and r.get(metric)]
+    except (OSError, ValueError):  # not there yet, or a line is being written
+        return []
+
+
+def final(folder: Path, config: TuneConfig, values: list[tuple[int, float]]) -> float | None:
+    """What counts of a finished run: its best logged value, or the one in scores.json."""
+    best = max if config.direction == "maximize" else min
+    found = [value for _, value in values if value == value]
+    if found:
+        return best(found)
+    try:
+        score = json.loads((folder / "scores.json").read_text())["scores"].get(config.metric)
+    except (OSError, ValueError, KeyError):
+        return None
+    return None if score is None else float(score)
+
+
+def _no_metric(folder: Path, metric: str) -> UserError:
+    try:
+        with (folder / "metrics.csv").open(newline="") as file:
+            known = [name for name in csv.DictReader(file).fieldnames or () if name != "step"]
+    except OSError:
+        known = []
+    with suppress(OSError, ValueError, KeyError):
+        known += json.loads((folder / "scores.json").read_text())["scores"]
+    near = get_close_matches(metric, known, n=1) or sorted({*known})
+    return UserError(
+        "a finished trial has no such score", file=folder, key="tune.metric", value=metric,
+        fix=f"one of {', '.join(near)}" if near else "evaluation.sts_dir=..., so that there are scores",
+    )  # fmt: skip
+
+
+def _write(study: optuna.Study, folder: Path) -> None:
+    trials = study.get_trials(deepcopy=False)
+    keys = sorted({key for t in trials for key in t.params})
+    with (folder / TABLE).open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["trial", "state", "value", *keys])
+        for t in trials:
+            writer.writerow(
+                [t.number, t.state.name.lower(), t.value if t.value is not None else "",
+                 *(t.params.get(k, "") for k in keys)]
+            )  # fmt: skip
+    if any(t.value is not None for t in trials):
+        best = study.best_trial
+        content = {"trial": best.number, "value": best.value, "overrides": best.params}
+        (folder / BEST).write_text(json.dumps(content, indent=2))

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import pytest
+
+from embedlab.errors import UserError
+from embedlab.evaluation import SUITES
+from embedlab.run.callbacks.checkpoints import LAST
+from embedlab.config.run import RunConfig
+from embedlab.run.run import train
+from embedlab.config.trainer import TrainerConfig
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("optimizer.lr=abc", r"not a number \(optimizer.lr=abc\)"),
+        ("optimizer.betas=[1,2]", r"two numbers from 0 up to 1 \(optimizer.betas=\[1.*\]\)"),
+        ("optimizer.betas=[0.9,0.99,0.9]", "two numbers from 0 up to 1"),
+        ("optimizer.eps=-1", r"must be positive \(optimizer.eps=-1.*\)"),
+        ("optimizer.weight_decay=-1", r"must not be negative \(optimizer.weight_decay=-1.*\)"),
+        ("callbacks.progress=bar", "auto, rich, plain or none"),
+        ("optimizer.lr=inf", r"not a finite number \(optimizer.lr=inf\)"),
+        ("optimizer.accumulate=1.5", r"not a whole number \(optimizer.accumulate=1.5\)"),
+        ("trainer.max_steps=x", r"not a whole number \(trainer.max_steps=x\)"),
+        ("trainer.devices=x", r"trainer.devices=x\). Fix: 1, auto"),
+        ("trainer.devices=0", r"trainer.devices=0\). Fix: 1, auto"),
+        ("trainer.num_nodes=0", r"must be at least 1 \(trainer.num_nodes=0\)"),
+        ("callbacks.checkpoint.every_minutes=x", r"not a number \(callbacks.checkpoint.every_minutes=x\)"),
+        ("adapter.r=x", r"not a whole number \(adapter.r=x\)"),
+        ("method.tau=x", r"not a number \(method.tau=x\)"),
+        ("evaluation.final=[foo]", r"no such suite \(evaluation.final=foo\)"),
+        ("evaluation.final=lee", r"not a list of texts \(evaluation.final=lee\)"),
+        ("data.files=3", r"not text \(data.files=3\)"),
+        ("data.files=[]", r"names no file \(data.files\)"),
+        ("data.columns=text", r"Fix: data.columns.sentence=text"),
+        ("data.shuffle=3", r"not true or false \(data.shuffle=3\)"),
+        ("seed=4294967296", r"seed=4294967296\). Fix: a whole number from 0 to 4294967295"),
+        ("seed=null", r"seed=null"),
+        ("ckpt_path=3", r"not a path \(ckpt_path=3\)"),
+        ("+metod=simcse", r"unknown key \(metod=simcse\). Fix: did you mean method"),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_one_line(compose_run, override, line):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=line):
+        compose_run(override).check()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "overrides", "suite", "why"),
+    [
+        ("gpt2", ["pooling=last"], "cls_energy", "cannot look into the blocks of gpt2"),
+        (
+            "bert",
+            ["method=jtcse", "method.n_ca=1", "method.tower1=a", "method.tower2=b"],
+            "xnli",
+            "one backbone",
+        ),
+        ("bert", ["method=tncse", "method.tower1=a", "method.tower2=b"], "qa", "one backbone"),
+        ("bert", ["method=ensemble", "method.first=a", "method.second=b"], "glue", "one backbone"),
+    ],
+)
+def test_a_suite_that_could_not_score_the_result_is_refused(compose_run, model_type, overrides, suite, why):  # type: ignore[no-untyped-def]
+    settings = (*overrides, "evaluation.final=[lee,sts]")
+    compose_run(*settings, model_type=model_type).check()
+    with pytest.raises(UserError, match=rf"{why} \(evaluation.final={suite}\). Fix: leave {suite} out"):
+        compose_run(*settings[:-1], f"evaluation.final=[lee,{suite}]", model_type=model_type).check()
+
+
+def test_every_suite_can_score_an_ordinary_encoder(compose_run):  # type: ignore[no-untyped-def]
+    compose_run(f"evaluation.final=[{','.join(SUITES)}]").check()
+
+
+def test_a_contrastive_batch_of_one_teaches_nothing(compose_run):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=r"there are none \(data.batch_size=1\)"):
+        compose_run("data.batch_size=1").check()
+    compose_run("data.batch_size=1", "method=masked_lm").check()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shape"),
+    [
+        (["data.batch_size=4000"], {}),
+        ([], {"layers": 3}),
+    ],
+    ids=["fewer rows than a batch", "another model"],
+)
+def test_a_resume_that_cannot_begin_touches_nothing(compose_run, tmp_path, overrides, shape):  # type: ignore[no-untyped-def]
+    folder = tmp_path / "run"
+    train(compose_run("trainer.max_steps=2"), folder)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    assert folder / LAST in before
+    with pytest.raises(UserError):
+        train(compose_run("trainer.max_steps=4", "ckpt_path=last", *overrides, **shape), folder)
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_a_run_of_too_few_rows_leaves_no_configuration(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match="less than one batch"):
+        train(compose_run("data.batch_size=61"), tmp_path / "run")
+    assert not any((tmp_path / "run").iterdir())
+
+
+def test_a_runs_folder_as_backbone_names_its_export(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    train(compose_run("trainer.max_steps=1"), tmp_path / "run")
+    with pytest.raises(UserError, match="the folder of a run") as caught:
+        compose_run(f"backbone.path={tmp_path / 'run'}").check()
+    key, _, export = str(caught.value.fix).partition("=")
+    assert key == caught.value.key == "backbone.path"
+    train(compose_run(f"backbone.path={export}", "trainer.max_steps=1"), tmp_path / "again")
+
+
+def test_weights_alone_are_no_checkpoint(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    import torch
+
+    torch.save({"w": torch.zeros(2)}, tmp_path / "w.ckpt")
+    with pytest.raises(UserError, match="weights alone"):
+        train(compose_run(f"ckpt_path={tmp_path / 'w.ckpt'}"), tmp_path / "run")
+
+
+def test_lightnings_objections_are_the_users(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=r"invalid strategy name.*\(trainer\)"):
+        train(compose_run("trainer.strategy=foo"), tmp_path / "run")
+
+
+def test_batches_of_two_sizes_are_not_captured(compose_run, monkeypatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(TrainerConfig, "on_cuda", lambda self: True)
+    monkeypatch.setattr(TrainerConfig, "device_count", lambda self: 1)
+    cuda = "trainer.precision=bf16-mixed"
+    assert compose_run(cuda).resolved_step() == "graph"
+    assert compose_run(cuda, "data.drop_last=false").resolved_step() == "compile"
+    with pytest.raises(UserError, match=r"batches of one size.*Fix: data\.drop_last=true"):
+        compose_run(cuda, "data.drop_last=false", "step=graph").resolved_step()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cause"),
+    [
+        (("step=compile",), "step=graph"),
+        (("optimizer.chunk=2",), "optimizer.chunk"),
+        (("method=distil", "method.teacher=x"), "method=distil"),
+    ],
+)
+def test_unpad_is_refused_where_padding_stays(compose_run, overrides, cause):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=cause):
+        compose_run("unpad=true", *overrides).resolved_unpad()
+    assert compose_run("unpad=auto", *overrides).resolved_unpad() is False
+
+
+def test_eager_steps_leave_out_padding_on_the_cpu_alone(compose_run, monkeypatch):  # type: ignore[no-untyped-def]
+    assert compose_run().resolved_unpad() is True
+    assert compose_run("unpad=false").resolved_unpad() is False
+    monkeypatch.setattr(TrainerConfig, "on_cuda", lambda self: True)
+    assert compose_run("step=eager").resolved_unpad() is False
+
+
+def test_unpad_names_what_it_cannot_do(compose_run, monkeypatch):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(RunConfig, "resolved_step", lambda self: "graph")
+    assert compose_run().resolved_unpad() is True
+    assert compose_run("unpad=false").resolved_unpad() is False
+    assert compose_run("unpad=auto", model_type="modernbert").resolved_unpad() is False
+    for overrides, model_type, cause in (
+        (("backbone.attention=eager",), "bert", "attention"),
+        ((), "modernbert", "modernbert"),
+        (("data.pack=32", "method=masked_lm"), "bert", "masked_lm"),
+    ):
+        with pytest.raises(UserError, match=cause):
+            compose_run("unpad=true", *overrides, model_type=model_type).resolved_unpad()
+    with pytest.raises(UserError, match="neither yes nor no"):
+        compose_run("unpad=perhaps").resolved_unpad()
+
+
+@pytest.mark.parametrize("value", ["1", "0", "1.0", "yes", "null"])
+def test_unpad_is_a_switch_or_auto(compose_run, value):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match="auto, true or false"):
+        compose_run(f"unpad={value}").resolved_unpad()

@@ -1,0 +1,172 @@
+"""The search index: exact results, whole or absent folders, only with the encoder that made it; and its
+command.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from embedlab.cli.main import main
+from embedlab.errors import UserError
+from embedlab.corpus import search
+from embedlab.corpus.search import Index, build_index
+from tests.evaluation.helpers import HashedWords
+from tests.support import SENTENCES
+
+TEXTS = [
+    f"{a} {b} {c}" for a in ("red", "blue", "old") for b in ("cat", "dog", "bird") for c in ("ran", "sat")
+]
+
+
+def build(folder: Path, texts: list[str] = TEXTS, overwrite: bool = False) -> Index:
+    build_index(folder, texts, HashedWords(), reference="words", fingerprint="f1", overwrite=overwrite)
+    return Index(folder)
+
+
+def test_results_are_those_of_a_full_sort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_CHUNK", 5)
+    monkeypatch.setattr(search, "_SEARCHED_AT_ONCE", 4)
+    queries = ["red cat sat", "a bird"]
+    found = build(tmp_path / "index").search(HashedWords(), queries, k=7)
+    x, q = HashedWords().encode(TEXTS), HashedWords().encode(queries)
+    cosine = (q @ x.T) / np.linalg.norm(q, axis=1)[:, None] / np.linalg.norm(x, axis=1)
+    for hits, row in zip(found, cosine, strict=True):
+        order = np.argsort(-row, kind="stable")[:7]
+        assert [hit.score for hit in hits] == pytest.approx(row[order], abs=1e-6)
+        assert [hit.text for hit in hits] == [TEXTS[hit.row] for hit in hits]
+    assert found[0][0].text == "red cat sat"
+    assert found[0][0].score == pytest.approx(1, abs=1e-6)
+
+
+def test_any_text_comes_back(tmp_path: Path) -> None:
+    texts = ["naïve café", "two\nlines\r\nhere", "한국어 문장", "tab\tin it", "last one"]
+    index = build(tmp_path / "index", texts)
+    hits = index.search(HashedWords(), ["한국어 문장"], k=99)[0]
+    assert {hit.text for hit in hits} == {
+        "naïve café",
+        "two lines here",
+        "한국어 문장",
+        "tab\tin it",
+        "last one",
+    }
+    assert hits[0].text == "한국어 문장"
+
+
+def test_vectors_are_a_plain_npy_file_of_unit_rows(tmp_path: Path) -> None:
+    build(tmp_path / "index")
+    vectors = np.load(tmp_path / "index" / "vectors.npy")
+    assert vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_CHUNK", 4)
+
+    def texts() -> Iterator[str]:
+        yield from TEXTS[:9]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_index(tmp_path / "index", texts(), HashedWords(), reference="w", fingerprint="f")
+    assert list(tmp_path.iterdir()) == []
+    build(tmp_path / "index")
+    with pytest.raises(KeyboardInterrupt):
+        build_index(
+            tmp_path / "index", texts(), HashedWords(), reference="w", fingerprint="f", overwrite=True
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+    assert len(Index(tmp_path / "index")) == len(TEXTS), "the old index is still whole"
+
+
+def test_overwriting_is_asked_for_and_only_replaces_an_index(tmp_path: Path) -> None:
+    build(tmp_path / "index")
+    with pytest.raises(UserError, match="overwrite"):
+        build(tmp_path / "index", ["one"])
+    assert len(build(tmp_path / "index", ["one"], overwrite=True)) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["index"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(UserError, match="no search index"):
+        build(tmp_path / "mine", overwrite=True)
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_no_text(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no text to index"):
+        build(tmp_path / "index", [])
+    assert not (tmp_path / "index").exists()
+
+
+def test_another_encoder_is_refused(tmp_path: Path) -> None:
+    index = build(tmp_path / "index")
+    index.check_encoder("f1")
+    with pytest.raises(UserError, match="made by another encoder"):
+        index.check_encoder("f2")
+    with pytest.raises(UserError, match="width 64, the encoder gives 32"):
+        index.search(HashedWords(32), ["cat"])
+
+
+@pytest.mark.parametrize("name", ["vectors.npy", "texts.txt", "offsets.npy", "index.json"])
+def test_damage_is_noticed(tmp_path: Path, name: str) -> None:
+    build(tmp_path / "index")
+    path = tmp_path / "index" / name
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match="is damaged"):
+        Index(tmp_path / "index")
+
+
+def test_not_an_index(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no search index"):
+        Index(tmp_path)
+
+
+def test_command(tmp_path: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    source, index, ckpt = tmp_path / "texts.txt", tmp_path / "index", tiny("bert")
+    source.write_text("\n".join(SENTENCES) + "\n", encoding="utf-8")
+    assert main(["search", "index", str(source), str(index), f"ckpt={ckpt}"]) == 0
+    assert f"{len(SENTENCES)} texts" in capsys.readouterr().out
+    assert main(["search", "query", str(index), SENTENCES[3], "k=2"]) == 0
+    first, second = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert first[1:] == ["4", SENTENCES[3]]
+    assert float(first[0]) == pytest.approx(1, abs=1e-3)
+    assert float(second[0]) <= float(first[0])
+    assert json.loads((index / "index.json").read_text())["encoder"] == str(ckpt.resolve())
+
+    assert main(["search", "query", str(index), "words", f"ckpt={tiny('bert', layers=3)}"]) == 2
+    assert "made by another encoder" in capsys.readouterr().err
+    assert main(["search", "query", str(index), "words", "max_length=5"]) == 2, (
+        "other settings, other vectors"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "wants index or query"),
+        (["find"], "not 'find'"),
+        (["index", "nowhere.txt", "out", "ckpt=mini"], "nowhere.txt: no such file"),
+        (["query", "nowhere", "text"], "nowhere: is no search index"),
+        (["query", "nowhere", " "], "the query is empty"),
+        (["query", "nowhere", "text", "k=0"], "k=0"),
+    ],
+)
+def test_bad_commands(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", *argv]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_an_empty_row_is_named(
+    tmp_path: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "texts.txt"
+    source.write_text("one\n\nthree\n")
+    assert main(["search", "index", str(source), str(tmp_path / "index"), f"ckpt={tiny('bert')}"]) == 2
+    assert "texts.txt:2: an empty row" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]

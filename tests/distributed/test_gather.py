@@ -1,0 +1,58 @@
+"""Negatives from other ranks give the gradient of one process with the whole batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from embedlab.objectives.info_nce import info_nce
+from embedlab.distributed.gather import gather, gather_ids
+from tests.ranks import free_port
+
+WORLD, ROWS, WIDTH = 2, 3, 5
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    draw = [torch.randn(WORLD * ROWS, WIDTH, generator=generator, dtype=torch.float64) for _ in range(3)]
+    return draw[0], draw[1], draw[2]
+
+
+def weight() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.linspace(-1, 1, WIDTH * WIDTH, dtype=torch.float64).reshape(WIDTH, WIDTH))
+
+
+def worker(rank: int, port: int, results: mp.SimpleQueue) -> None:
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+    w = weight()
+    a, p, n = (x[rank * ROWS : (rank + 1) * ROWS] @ w for x in inputs())
+    contrast = info_nce(a, gather(p), 0.5, offset=rank * ROWS, hard_negatives=gather(n))
+    contrast.loss.backward()
+    dist.all_reduce(w.grad)
+    if rank == 0:
+        ids = gather_ids(torch.tensor([rank]))
+        results.put(((w.grad / WORLD).tolist(), len(ids)))
+    else:
+        gather_ids(torch.tensor([rank]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(120)
+def test_gradient_of_two_ranks_is_that_of_one_big_batch() -> None:
+    w = weight()
+    a, p, n = (x @ w for x in inputs())
+    info_nce(a, p, 0.5, hard_negatives=n).loss.backward()
+    queue = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(worker, args=(free_port(), queue), nprocs=WORLD)
+    grad, gathered = queue.get()
+    assert gathered == WORLD
+    torch.testing.assert_close(torch.tensor(grad, dtype=torch.float64), w.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_alone_it_is_the_identity() -> None:
+    x = torch.randn(2, 3)
+    assert gather(x) is x
+    assert gather_ids(x) is x

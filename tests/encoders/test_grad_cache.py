@@ -1,0 +1,161 @@
+"""Cached gradients are the gradients: chunked and unchunked, with dropout, and in the memory of one chunk."""
+
+from __future__ import annotations
+
+import weakref
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from embedlab.objectives.info_nce import info_nce
+from embedlab.encoders.grad_cache import cached
+
+BATCH = 7
+
+
+def _encoder(dropout: float) -> nn.Sequential:
+    torch.manual_seed(0)
+    first, second, last = nn.Linear(5, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+    layers = [first, nn.GELU(), nn.Dropout(dropout), second, nn.Dropout(dropout), last]
+    return nn.Sequential(*layers).double().train()
+
+
+def _gradients(encoder: nn.Module, vectors: Tensor, scale: float = 1.0) -> list[Tensor]:
+    encoder.zero_grad()
+    positives = vectors.roll(1, 1) * 0.5 + vectors * 0.7
+    (scale * info_nce(vectors, positives, 0.05).loss).backward()
+    return [p.grad.clone() for p in encoder.parameters() if p.grad is not None]
+
+
+def _inputs() -> Tensor:
+    return torch.randn(BATCH, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, BATCH, 100])
+def test_equals_one_batch_without_dropout(chunk: int) -> None:
+    encoder, x = _encoder(0.0), _inputs()
+    whole = _gradients(encoder, encoder(x))
+    parts = _gradients(encoder, cached(encoder, x, chunk=chunk))
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, BATCH])
+def test_replays_dropout(chunk: int) -> None:
+    """Against plain autograd through the same chunks, which keeps every activation."""
+    encoder, x = _encoder(0.1), _inputs()
+    torch.manual_seed(5)
+    plain = torch.cat([encoder(part) for part in x.split(chunk)])
+    expected = _gradients(encoder, plain)
+    torch.manual_seed(5)
+    vectors = cached(encoder, x, chunk=chunk)
+    torch.rand(3)  # what happens between the passes must not matter
+    found = _gradients(encoder, vectors)
+    torch.testing.assert_close(vectors, plain)
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_one_chunk_is_the_plain_step_with_dropout() -> None:
+    encoder, x = _encoder(0.1), _inputs()
+    torch.manual_seed(5)
+    expected = _gradients(encoder, encoder(x))
+    torch.manual_seed(5)
+    found = _gradients(encoder, cached(encoder, x, chunk=BATCH))
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_random_state_afterwards_is_that_of_a_plain_step() -> None:
+    encoder, x = _encoder(0.1), _inputs()
+    torch.manual_seed(5)
+    _gradients(encoder, torch.cat([encoder(part) for part in x.split(3)]))
+    expected = torch.rand(4)
+    torch.manual_seed(5)
+    _gradients(encoder, cached(encoder, x, chunk=3))
+    torch.testing.assert_close(torch.rand(4), expected)
+
+
+def test_follows_the_incoming_gradient() -> None:
+    """Loss scaling multiplies it; a cached loss that starts its own backward pass would lose the factor."""
+    encoder, x = _encoder(0.0), _inputs()
+    once = _gradients(encoder, cached(encoder, x, chunk=3))
+    scaled = _gradients(encoder, cached(encoder, x, chunk=3), scale=1024.0)
+    for a, b in zip(once, scaled, strict=True):
+        torch.testing.assert_close(1024.0 * a, b)
+
+
+def test_two_outputs_and_two_inputs() -> None:
+    encoder, x = _encoder(0.0), _inputs()
+
+    def views(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return encoder(a), encoder(a + b)
+
+    expected = _gradients(encoder, sum(views(x, 2 * x)))
+    found = _gradients(encoder, sum(cached(views, x, 2 * x, chunk=2)))
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_a_parameter_becomes_ready_once() -> None:
+    """Data-parallel reducers count on it: a second signal for one parameter is an error there."""
+    encoder, x = _encoder(0.1), _inputs()
+    ready: list[int] = []
+    for p in encoder.parameters():
+        p.register_post_accumulate_grad_hook(lambda p: ready.append(id(p)))
+    _gradients(encoder, cached(encoder, x, chunk=2))
+    assert sorted(ready) == sorted(id(p) for p in encoder.parameters())
+
+
+def test_activations_of_one_chunk_at_a_time() -> None:
+    class Watched(torch.autograd.Function):
+        alive: ClassVar[weakref.WeakSet[Tensor]] = weakref.WeakSet()
+        most = 0
+
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            kept = x * 2
+            ctx.save_for_backward(kept)  # type: ignore[attr-defined]
+            Watched.alive.add(kept)
+            return kept + 1
+
+        @staticmethod
+        def backward(ctx: object, *grads: Tensor) -> Tensor:
+            (kept,) = ctx.saved_tensors  # type: ignore[attr-defined]
+            Watched.most = max(Watched.most, sum(len(t) for t in Watched.alive))
+            return grads[0] * kept
+
+    linear, x = nn.Linear(5, 4), _inputs().float()
+    cached(lambda part: Watched.apply(linear(part)), x, chunk=2).square().sum().backward()
+    assert Watched.most == 2
+    Watched.most = 0
+    Watched.apply(linear(x)).square().sum().backward()
+    assert Watched.most == BATCH
+
+
+def test_without_gradient_it_is_one_call() -> None:
+    calls: list[int] = []
+
+    def encode(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return x
+
+    with torch.no_grad():
+        cached(encode, _inputs(), chunk=2)
+    cached(encode, _inputs(), chunk=None)
+    assert calls == [BATCH, BATCH]
+
+
+@pytest.mark.gpu
+def test_replays_dropout_on_cuda() -> None:
+    encoder, x = _encoder(0.1).cuda(), _inputs().cuda()
+    torch.manual_seed(5)
+    expected = _gradients(encoder, torch.cat([encoder(part) for part in x.split(3)]))
+    torch.manual_seed(5)
+    vectors = cached(encoder, x, chunk=3)
+    torch.rand(3, device="cuda")
+    found = _gradients(encoder, vectors)
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)

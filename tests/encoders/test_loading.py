@@ -1,0 +1,142 @@
+"""embedlab.load takes whatever names an encoder, and says in one line what it does not take."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embedlab
+from embedlab.files import assets_dir
+from embedlab.errors import UserError
+from tests.encoders.test_encoder import MASKED, TEXTS, build
+
+Tiny = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def saved(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "encoder"
+    build(tiny("bert"), "mask", MASKED).save(folder)
+    return folder
+
+
+def test_an_encoder_folder(saved: Path) -> None:
+    for path in (saved, str(saved)):
+        encoder = embedlab.load(path)
+        assert encoder.pooling.name == "mask"
+        assert encoder.tokenization.template == MASKED
+
+
+def test_a_run_gives_its_export_else_its_best(tiny: Tiny, saved: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(saved, run / "best")
+    assert embedlab.load(run).pooling.name == "mask"
+    build(tiny("bert"), "cls").save(run / "export")
+    assert embedlab.load(run).pooling.name == "cls"
+
+
+def test_what_cannot_be_loaded_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(UserError, match="neither in the cache nor reachable"),
+    ):
+        embedlab.load("no-such-owner/no-such-model")
+    assert caplog.text == "", "of its pooling nothing is said"
+
+
+def test_a_plain_folder_is_pooled_by_the_mean_and_says_so(
+    tiny: Tiny, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        encoder = embedlab.load(tiny("bert"))
+    assert "taking the mean" in caplog.text
+    np.testing.assert_array_equal(encoder.encode(TEXTS), build(tiny("bert")).encode(TEXTS))
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
+def test_a_sentence_transformers_folder_keeps_its_pooling_and_length(
+    tiny: Tiny, tmp_path: Path, pooling: str, legacy: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(tiny("bert"), tmp_path / "st")
+    types = ["Transformer", "Pooling", "Normalize"]
+    paths = ["", *(f"{i}_{t}" for i, t in enumerate(types) if i)]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(zip(paths, types, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 7}))
+    (folder / "1_Pooling").mkdir()
+    old = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
+    modes = {f"pooling_mode_{m}": name == pooling for name, m in old.items()} | {
+        "pooling_mode_max_tokens": False
+    }
+    new = {"pooling_mode": {"last": "lasttoken"}.get(pooling, pooling)}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes if legacy else new))
+    encoder = embedlab.load(folder)
+    assert caplog.text == ""
+    assert encoder.pooling.name == pooling
+    np.testing.assert_array_equal(
+        encoder.encode(TEXTS), build(tiny("bert"), pooling, max_length=7).encode(TEXTS)
+    )
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    with pytest.raises(UserError, match="pooling"):
+        embedlab.load(folder)
+    (folder / "modules.json").write_text(json.dumps(modules[:1]))
+    with pytest.raises(UserError, match="Transformer are not all known"):
+        embedlab.load(folder)
+
+
+def test_mini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: Path) -> None:
+    monkeypatch.setattr("embedlab.encoders.loading.assets_dir", lambda: tmp_path)
+    with pytest.raises(UserError, match="ships no encoder mini"):
+        embedlab.load("mini")
+    shutil.copytree(saved, tmp_path / "mini")
+    assert embedlab.load("mini").pooling.name == "mask"
+
+
+def test_the_shipped_encoder() -> None:
+    if not (assets_dir() / "mini").is_dir():
+        pytest.skip("assets/mini is not trained yet")
+    assert embedlab.load("mini").encode(["a cat", "a dog"]).shape == (2, 256)
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("/nowhere/at/all", "no such file or folder"),
+        ("./runs/x", "no such file or folder"),
+        ("runs/2025/x", "no such file or folder"),
+        ("no-such/model", "neither in the cache nor reachable"),
+        ("EMPTY", "holds no encoder"),
+        ("EMPTY/text.txt", "is no checkpoint"),
+    ],
+)
+def test_what_is_no_encoder(tmp_path: Path, path: str, part: str) -> None:
+    (tmp_path / "EMPTY").mkdir()
+    (tmp_path / "EMPTY" / "text.txt").write_text("x")
+    with pytest.raises(UserError, match=part) as caught:
+        embedlab.load(path.replace("EMPTY", str(tmp_path / "EMPTY")))
+    assert "\n" not in str(caught.value)
+    assert caught.value.fix
+    if caught.value.file is None:
+        assert caught.value.key == "ckpt", "the key that the commands have"
+        assert caught.value.value == path
+
+
+def test_a_folder_named_like_the_shipped_encoder_wins(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(saved, tmp_path / "mini")
+    monkeypatch.chdir(tmp_path)
+    assert embedlab.load("mini").pooling.name == "mask"

@@ -1,0 +1,129 @@
+"""The loop around a captured step, without a device: records, updates, schedule and resume are those of eager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from embedlab.run.callbacks.checkpoints import LAST, Interrupted
+from embedlab.config.run import RunConfig
+from embedlab.engine.meter import Meter
+from embedlab.run.run import train
+from tests.engine.test_cuda_graph import by_step
+from tests.run.test_resume import StopAt
+
+NAMES = ("train/loss", "train/grad_norm", "lr")
+
+
+class Uncaptured:
+    """A `CapturedStep` that computes at once."""
+
+    cells = None
+
+    def __init__(self, method: Any, optimizer: Any) -> None:
+        self.method, self.optimizer = method, optimizer
+        optimizer.replay = self.replay
+        self.totals = torch.zeros(0)
+        self.names: list[str] = []
+        self._updates = False
+
+    def load(self, batch: dict[str, Any]) -> bool:
+        self.batch, self._updates = batch, not self.method.accumulating()
+        return self._updates
+
+    def replay(self) -> None:
+        config = self.method.optimizer_config
+        loss, logged = self.method.total(self.method.tokens(self.batch))
+        (loss / config.accumulate).backward()
+        norm = torch.zeros(())
+        if self._updates:
+            norm = torch.nn.utils.clip_grad_norm_(self.method.trained(), config.clip)
+            torch.optim.AdamW.step(self.optimizer)
+            self.optimizer.zero_grad()
+        self.names = [*logged, "grad_norm"]
+        values = torch.stack([*logged.values(), norm])
+        counts = torch.ones_like(values)
+        counts[-1] = float(self._updates)
+        if len(self.totals) == 0:
+            self.totals = torch.zeros(2, len(values))
+        self.totals += torch.stack([values, counts])
+
+    def check(self) -> None:
+        """Nothing is ever wrong."""
+
+
+@pytest.fixture
+def run(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    def go(step: str, name: str, *overrides: str, stop: int | None = None) -> Path:
+        with monkeypatch.context() as patch:
+            # The step that stands in here computes padding: without it, dropout would draw for other shapes.
+            config = compose_run("trainer.max_steps=6", "trainer.max_epochs=4", "unpad=false", *overrides)
+            patch.setattr(RunConfig, "resolved_step", lambda self: step)
+            patch.setattr("embedlab.engine.cuda_graph.CapturedStep", Uncaptured)
+            patch.setattr("embedlab.backbones.backbone.Backbone.compile_blocks", lambda self, **k: None)
+            if stop is None:
+                train(config, tmp_path / name)
+            else:
+                StopAt(stop, patch)
+                with pytest.raises(Interrupted):
+                    train(config, tmp_path / name)
+        return tmp_path / name
+
+    return go
+
+
+def same(one: Path, other: Path) -> None:
+    for name in NAMES:
+        wanted, found = by_step(one, name), by_step(other, name)
+        assert list(wanted) == list(range(1, 7))
+        assert found == pytest.approx(wanted, rel=1e-4), name
+    a, b = (torch.load(f / LAST, weights_only=True) for f in (one, other))
+    assert a["global_step"] == b["global_step"] == 6
+    assert all(int(s["step"]) == 6 for s in b["optimizer_states"][0]["state"].values())
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_records_and_updates_are_those_of_eager(run, accumulate: int) -> None:  # type: ignore[no-untyped-def]
+    """An epoch has 7 batches: its last is an update of its own."""
+    more = (f"optimizer.accumulate={accumulate}",)
+    same(run("eager", "eager", *more), run("graph", "graph", *more))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("first", "second"), [("graph", "eager"), ("eager", "graph"), ("graph", "graph")])
+def test_a_run_goes_on_with_either_kind_of_step(run, first: str, second: str, accumulate: int) -> None:  # type: ignore[no-untyped-def]
+    more = (f"optimizer.accumulate={accumulate}",)
+    whole = run(first, "whole", *more)
+    run(first, "parts", *more, stop=3)
+    same(whole, run(second, "parts", *more, "ckpt_path=last"))
+
+
+def test_the_schedule_ends_with_the_updates(run) -> None:  # type: ignore[no-untyped-def]
+    """Without a limit of steps: two epochs of 7 batches are 8 updates."""
+    more = ("trainer.max_steps=-1", "trainer.max_epochs=2", "optimizer.accumulate=2")
+    one, other = (by_step(run(step, step, *more), "lr") for step in ("eager", "graph"))
+    assert list(one) == list(range(1, 9))
+    assert other == pytest.approx(one)
+    assert other[8] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_checkpoint_waits_for_the_records_before_it(run, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """On a device they come to the host later."""
+    arrived = Meter.arrived
+    late: Any = lambda self, wait=False: arrived(self, wait) if wait else []  # noqa: E731
+    monkeypatch.setattr(Meter, "arrived", late)
+    run("eager", "parts", stop=3)
+    assert list(by_step(run("eager", "parts", "ckpt_path=last"), "train/loss")) == list(range(1, 7))
+
+
+def test_means_are_over_what_was_added() -> None:
+    meter = Meter()
+    totals: Tensor = torch.tensor([[6.0, 4.0], [3.0, 1.0]])
+    meter.add_sum(totals, ["loss", "grad_norm"])
+    meter.flush(1)
+    assert meter.arrived() == [(1, {"loss": 2.0, "grad_norm": 4.0})]
+    assert not totals.any()

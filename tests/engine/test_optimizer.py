@@ -1,0 +1,114 @@
+"""Schedules, and settings that are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from embedlab.errors import UserError
+from embedlab.engine.optimizer import (
+    OptimizerConfig,
+    ReplayableAdamW,
+    build_optimizer,
+    factor,
+    parameter_groups,
+)
+
+
+def test_linear_falls_to_zero_after_the_warm_up() -> None:
+    values = [factor(s, schedule="linear", warmup=2, total=6) for s in range(7)]
+    assert values == [0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
+
+
+def test_without_warm_up_the_first_step_has_the_whole_rate() -> None:
+    assert factor(0, schedule="linear", warmup=0, total=10) == 1.0
+    assert factor(0, schedule="constant", warmup=0, total=10) == 1.0
+    assert factor(10**6, schedule="constant", warmup=0, total=10) == 1.0
+
+
+def test_cosine_halves_in_the_middle() -> None:
+    assert factor(5, schedule="cosine", warmup=0, total=10) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"lr": 0}, {"lr": -1e-5}, {"schedule": "step"}, {"clip": 0}, {"accumulate": 0}, {"warmup_steps": -1}],
+)
+def test_settings_out_of_range_name_their_key(wrong: dict) -> None:
+    with pytest.raises(UserError, match=f"optimizer.{next(iter(wrong))}"):
+        OptimizerConfig(**wrong)
+
+
+def test_frozen_parameters_stay_out() -> None:
+    free, frozen = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    optimizer, _ = build_optimizer(OptimizerConfig(), [free, frozen], 10, torch.device("cpu"))
+    assert [p for g in optimizer.param_groups for p in g["params"]] == [free]
+
+
+def model_with_a_faster_part() -> tuple[torch.nn.Module, torch.nn.Linear, torch.nn.Linear]:
+    slow, fast = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    fast.lr_multiplier = 10.0
+    fast.bias.requires_grad_(False)
+    return torch.nn.Sequential(slow, fast), slow, fast
+
+
+def test_a_part_with_a_multiplier_is_a_group_of_its_own() -> None:
+    model, slow, fast = model_with_a_faster_part()
+    groups = parameter_groups(model, 0.1)
+    assert [g["lr"] for g in groups] == [0.1, pytest.approx(1.0)]
+    assert groups[0]["params"] == [slow.weight, slow.bias]
+    assert groups[1]["params"] == [fast.weight]
+
+
+def test_without_multipliers_there_is_one_group_in_the_order_of_the_parameters() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    (group,) = parameter_groups(model, 0.1)
+    assert all(a is b for a, b in zip(group["params"], model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_the_schedule_keeps_the_ratio_of_the_rates(as_tensor: bool) -> None:
+    """Rates are tensors in a captured step, one for each group, and the schedule writes into them."""
+    model, _, _ = model_with_a_faster_part()
+    config = OptimizerConfig(lr=0.1)
+    optimizer, scheduler = build_optimizer(config, parameter_groups(model, config.lr), 4, torch.device("cpu"))
+    if as_tensor:
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(float(group["lr"]))
+    rates = [group["lr"] for group in optimizer.param_groups]
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    scheduler.step()
+    now = [group["lr"] for group in optimizer.param_groups]
+    assert [float(r) for r in now] == [pytest.approx(0.075), pytest.approx(0.75)]
+    if as_tensor:
+        assert all(a is b for a, b in zip(rates, now, strict=True))
+
+
+def test_a_replay_stands_for_the_step() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer = ReplayableAdamW([p], lr=0.1)
+    calls = []
+    optimizer.replay = lambda: calls.append("replayed")
+    p.grad = torch.ones(2)
+    optimizer.step(lambda: calls.append("closure"))
+    assert calls == ["closure", "replayed"]
+    assert torch.equal(p.detach(), torch.ones(2))
+    optimizer.replay = None
+    optimizer.step()
+    assert not torch.equal(p.detach(), torch.ones(2))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_checkpoint_of_another_device_leaves_the_kernel(fused: bool) -> None:
+    """On CUDA it is the fused one, by which captured steps clip."""
+    parameters = [nn.Parameter(torch.randn(n)) for n in (3, 4)]
+    there, here = (ReplayableAdamW(parameters, lr=1e-3, fused=f) for f in (not fused, fused))
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    there.step()
+    here.load_state_dict(there.state_dict())
+    assert [g["fused"] for g in here.param_groups] == [fused]
+    here.step()
+    assert all(float(s["step"]) == 2 for s in here.state_dict()["state"].values())

@@ -1,0 +1,238 @@
+"""Tokens without padding: the same hidden states, losses and gradients as padded rows, with few compilations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from embedlab.backbones import Backbone
+from embedlab.kernels.packing import Slots, row_capacity, token_capacity
+from embedlab.kernels.varlen_attention import padded_attention, varlen_attention
+from tests.kernels.test_attention import NoHostReads, load
+from tests.interpreted import needs_triton
+
+Tiny = Callable[..., Path]
+MODELS = ("bert", "roberta", "xlm-roberta", "distilbert")
+LENGTHS = (12, 5, 1, 7, 12, 3)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def batch(length: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(10, 200, (len(LENGTHS), length), generator=torch.Generator().manual_seed(0))
+    return ids, (torch.arange(length) < torch.tensor(LENGTHS)[:, None]).long()
+
+
+def gradients(backbone: Backbone, states: tuple[torch.Tensor, ...], mask: torch.Tensor) -> list[torch.Tensor]:
+    loss = sum(((h * mask[..., None]).sin().mean() for h in states), torch.zeros(()))
+    found = torch.autograd.grad(loss, list(backbone.parameters()), allow_unused=True)
+    return [g for g in found if g is not None]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("model_type", MODELS)
+def test_states_and_gradients_are_those_of_padded_rows(tiny: Tiny, model_type: str, side: str) -> None:
+    backbone = load(tiny, model_type).eval()
+    ids, mask = batch()
+    mask = mask if side == "right" else mask.flip(1)
+    padded = backbone(ids, mask, all_layers=True)
+    for capacity in (int(mask.sum()), 64, 640):  # more slots than the model has positions
+        packed = backbone(ids, mask, all_layers=True, capacity=capacity)
+        assert len(packed) == len(padded)
+        for want, got in zip(padded, packed, strict=True):
+            torch.testing.assert_close(got, want * mask[..., None], rtol=1e-5, atol=1e-5)
+        one = gradients(backbone, backbone(ids, mask), mask)
+        other = gradients(backbone, backbone(ids, mask, capacity=capacity), mask)
+        for want, got in zip(one, other, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_positions_of_a_model_that_takes_none(tiny: Tiny) -> None:
+    backbone = load(tiny, "distilbert").eval()
+    ids, mask = batch()
+    want = backbone(ids, mask, capacity=64)[0]
+    backbone._takes_positions = False
+    torch.testing.assert_close(backbone(ids, mask, capacity=64)[0], want)
+
+
+def test_dropout_differs_between_rows_and_calls(tiny: Tiny) -> None:
+    backbone = load(tiny, "bert").train()
+    ids, mask = batch()
+    ids[5], mask[5] = ids[0], mask[0]
+    first = backbone(ids, mask, capacity=64)[0]
+    assert not torch.allclose(first[0], first[5])
+    assert not torch.allclose(first, backbone(ids, mask, capacity=64)[0])
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_the_host_waits_for_nothing_and_one_compilation_serves_all_capacities(
+    tiny: Tiny, model_type: str
+) -> None:
+    backbone = load(tiny, model_type).train()
+    counter = CompileCounterWithBackend("aot_eager")
+    backbone.compile_blocks(backend=counter, dynamic=True, fullgraph=True)
+    for length, capacity in ((12, 64), (12, 128), (16, 192), (12, 256), (32, 320)):
+        ids, mask = batch(length)
+        backbone(ids, mask, capacity=capacity)[0].sin().sum().backward()
+    assert counter.frame_count <= 2
+
+
+def test_packing_reads_no_value_on_the_host() -> None:
+    ids, mask = batch()
+    states = torch.randn(1, 64, 8, requires_grad=True)
+    with NoHostReads():
+        slots = Slots(mask, 64)
+        packed = slots.pack(ids, 7)
+        slots.unpack(states).sum().backward()
+    assert packed[0, : sum(LENGTHS)].tolist() == ids[mask.bool()].tolist()
+    assert set(packed[0, sum(LENGTHS) :].tolist()) == {7}
+    assert slots.bounds.tolist() == [0, 12, 17, 18, 25, 37, 40]
+    assert states.grad is not None
+    assert states.grad[0, :, 0].tolist() == [1.0] * 40 + [0.0] * 24
+
+
+def test_capacities_are_few_and_enough() -> None:
+    for tokens in (1, 63, 64, 65, 1650, 13_200, 100_000):
+        capacity = token_capacity(tokens)
+        assert tokens <= capacity <= max(tokens + 63, tokens * 33 // 32)
+    assert len({token_capacity(t) for t in range(12_700, 13_700)}) <= 5
+    assert [row_capacity(n) for n in (1, 8, 9, 32, 33, 128)] == [8, 8, 16, 32, 64, 128]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_reference_agrees_with_autograd(dropout: float) -> None:
+    bounds = torch.tensor([0, 3, 3, 8], dtype=torch.int32)
+    draw = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 2, 10, 4, generator=draw, requires_grad=True) for _ in range(3))
+    arguments: tuple[Any, ...] = (q, k, v, bounds, torch.tensor([5]), 8, 0.5, dropout)
+    out = varlen_attention(*arguments)
+    assert out[:, :, 8:].abs().max() == 0
+    torch.library.opcheck(varlen_attention, arguments)
+    grads = torch.autograd.grad(out.sin().sum(), (q, k, v))
+    for x, grad in zip((q, k, v), grads, strict=True):
+        step = torch.zeros_like(x)
+        step[0, 1, 4, 2] = 1e-2
+        moved = [
+            varlen_attention(*(a + sign * step if a is x else a for a in arguments)).sin().sum()
+            for sign in (1, -1)
+        ]
+        assert (moved[0] - moved[1]).item() / 2e-2 == pytest.approx(
+            grad[0, 1, 4, 2].item(), rel=2e-2, abs=2e-3
+        )
+
+
+@pytest.mark.parametrize("unused", [0, 3])
+def test_rows_padded_for_attention_alone_give_the_references_gradients(unused: int) -> None:
+    bounds = torch.tensor([0, 3, 3, 8], dtype=torch.int32)  # a row without tokens too
+    draw = torch.Generator().manual_seed(1)
+    joint = torch.randn(1, 8 + unused, 3, 2, 4, generator=draw, requires_grad=True)
+    found = []
+    for fast in (False, True):
+        q, k, v = (x.transpose(1, 2) for x in joint.unbind(2))
+        if fast:
+            out = padded_attention(q, k, v, bounds, 0.5, 0.0)[:, :, :8]
+        else:
+            out = varlen_attention(q, k, v, bounds, torch.tensor([5]), 8, 0.5, 0.0)[:, :, :8]
+        found.append((out, *torch.autograd.grad(out.sin().sum(), joint)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
+_KERNEL = """
+import torch
+from embedlab.backbones import varlen_kernel as kernel
+from embedlab.kernels.varlen_attention import heads_first, varlen_attention, varlen_attention_backward
+
+torch.manual_seed(0)
+for rows, heads, width, longest in ((5, 2, 16, 12), (3, 1, 64, 40)):
+    lengths = torch.randint(0, longest + 1, (rows,))
+    lengths[0] = longest
+    slots = int(lengths.sum()) + 37
+    bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    joint = torch.randn(slots, 3, heads, width)
+    q, k, v = (joint[:, i].transpose(0, 1)[None] for i in range(3))
+    seed = torch.tensor([3])
+    garbage = lambda: heads_first(q).fill_(float("nan"))
+    want = varlen_attention(q, k, v, bounds, seed, longest, 0.3, 0.0)
+    out = garbage()
+    kernel.launch_forward(q, k, v, bounds, seed, out, longest, 0.3, 0.0)
+    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    grad, grads = torch.randn_like(want), [garbage() for _ in range(3)]
+    kernel.launch_backward(q, k, v, bounds, seed, grad, *grads, longest, 0.3, 0.0)
+    wanted = varlen_attention_backward(grad, q, k, v, bounds, seed, longest, 0.3, 0.0)
+    torch.testing.assert_close(tuple(grads), wanted, rtol=1e-4, atol=1e-5)
+    # With dropout the output is linear in v: the gradient at v says whether both passes draw alike.
+    outs = []
+    for _ in range(2):
+        out = garbage()
+        kernel.launch_forward(q, k, v, bounds, seed, out, longest, 0.3, 0.3)
+        outs.append(out)
+    assert torch.equal(*outs) and not torch.allclose(outs[0], want)
+    kernel.launch_backward(q, k, v, bounds, seed, grad, *grads, longest, 0.3, 0.3)
+    torch.testing.assert_close((grads[2] * v).sum(), (out * grad).sum(), rtol=1e-3, atol=1e-3)
+"""
+
+
+@needs_triton
+def test_the_kernel_in_tritons_interpreter_is_the_reference() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _KERNEL],
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("longest", [16, 32, 64, 128])
+def test_the_kernel_on_the_card_computes_fp32_in_fp32(longest: int) -> None:
+    """TF32, which Triton takes by default, is off by 1e-3."""
+    lengths = torch.randint(0, longest + 1, (9,), generator=torch.Generator().manual_seed(0))
+    slots = int(lengths.sum()) + 70
+    bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    inputs = [x.transpose(0, 1)[None].requires_grad_() for x in torch.randn(3, slots, 4, 32)]
+    on_card = [x.detach().cuda().requires_grad_() for x in inputs]
+    grad, seed = torch.randn(1, 4, slots, 32), torch.tensor([3])
+    want = varlen_attention(*inputs, bounds, seed, longest, 0.2, 0.0)
+    out = varlen_attention(*on_card, bounds.cuda(), seed.cuda(), longest, 0.2, 0.0)
+    torch.testing.assert_close(out.cpu(), want, rtol=1e-4, atol=2e-5)
+    grads = torch.autograd.grad(out, on_card, grad.cuda())
+    for a, b in zip(grads, torch.autograd.grad(want, inputs, grad), strict=True):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("longest", [16, 32, 64, 128])
+def test_the_kernel_on_the_card_is_the_reference(longest: int, dropout: float) -> None:
+    lengths = torch.randint(0, longest + 1, (9,), generator=torch.Generator().manual_seed(0))
+    slots = int(lengths.sum()) + 70
+    bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    q, k, v = (x.transpose(0, 1)[None].bfloat16() for x in torch.randn(3, slots, 4, 64))
+    seed = torch.tensor([3])
+    inputs = [x.cuda().requires_grad_() for x in (q, k, v)]
+    out = varlen_attention(*inputs, bounds.cuda(), seed.cuda(), longest, 0.125, dropout)
+    grad = torch.randn_like(out)
+    grads = torch.autograd.grad(out, inputs, grad)
+    if dropout:  # linear in v
+        one, other = (grads[2].float() * inputs[2].float()).sum(), (out.float() * grad.float()).sum()
+        assert one.item() == pytest.approx(other.item(), rel=2e-2, abs=2.0)
+        return
+    on_host = [x.float().requires_grad_() for x in (q, k, v)]
+    want = varlen_attention(*on_host, bounds, seed, longest, 0.125, 0.0)
+    torch.testing.assert_close(out.float().cpu(), want, rtol=3e-2, atol=3e-2)
+    for a, b in zip(grads, torch.autograd.grad(want, on_host, grad.float().cpu()), strict=True):
+        torch.testing.assert_close(a.float().cpu(), b, rtol=5e-2, atol=5e-2)

@@ -1,0 +1,60 @@
+"""A tiny run: a random two-layer BERT, a file of sentences, everything through the composed configuration."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from embedlab.cli.compose import compose
+from embedlab.config.run import RunConfig
+
+WORDS = "the a cat dog house river runs sees likes red old small happy fast of in on with bird tree"
+
+
+def sentences(n: int, seed: int = 0) -> list[str]:
+    """Distinct sentences of 4 to 12 common words."""
+    draw, found = random.Random(seed), set()
+    while len(found) < n:
+        found.add(" ".join(draw.choices(WORDS.split(), k=draw.randint(4, 12))))
+    return sorted(found)
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "sentences.txt"
+    path.write_text("\n".join(sentences(60)) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def sts_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """STS-B dev and test in the layout of the real files, small."""
+    folder, draw = tmp_path_factory.mktemp("sts"), random.Random(1)
+    texts = sentences(40, seed=2)
+    for name in ("stsb_dev", "stsb_test"):
+        rows = ["score\tsentence1\tsentence2"]
+        rows += [f"{draw.uniform(0, 5):.2f}\t{a}\t{b}" for a, b in zip(texts[::2], texts[1::2], strict=True)]
+        (folder / f"{name}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def compose_run(
+    tiny: Callable[..., Path], text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., RunConfig]:
+    """compose_run("optimizer.lr=1e-3", ...) -> the configuration of a tiny CPU run."""
+    monkeypatch.setenv("EMBEDLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+
+    def make(*overrides: str, model_type: str = "bert", **arch: Any) -> RunConfig:
+        folder = tiny(model_type, **arch)
+        basics = ["backbone=local", f"backbone.path={folder}", f"data.files={text_file}", "trainer=cpu",
+                  "data.batch_size=8", "optimizer.lr=1e-3", "callbacks.progress=none", "data.report=false",
+                  "trainer.log_every_n_steps=1", "evaluation.final=[]", "evaluation.before=false"]  # fmt: skip
+        return RunConfig.from_dict(compose("train", [*basics, *overrides]))
+
+    return make

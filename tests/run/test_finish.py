@@ -1,0 +1,116 @@
+"""What a run says of the data that it scores on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from embedlab.errors import UserError
+from embedlab.evaluation.core.hub import hub_rows
+from embedlab.evaluation.core.preflight import SUBFOLDERS
+from embedlab.run.finish import as_written, check_final, load_dev
+from embedlab.run.run import train
+from embedlab.config.trainer import ScoringConfig
+from tests.evaluation.everything import collection, every_kind
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        ([], r"no such folder \(evaluation.sts_dir=.*Fix: give the folder that holds stsb_dev.tsv.gz"),
+        (["x"], r"has no stsb_dev.tsv.gz \(evaluation.sts_dir=.*, or evaluation.sts_dir=hub$"),
+        (
+            ["stsb_dev.tsv"],
+            r"has no mr.tsv.gz \(evaluation.sts_dir=.*Fix: a folder that holds transfer/ beside sts/$",
+        ),
+    ],
+)
+def test_its_folder_goes_by_the_runs_key(there, message, compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
+    folder = tmp_path / "here"
+    for name in there:
+        folder.mkdir()
+        shutil.copy(sts_dir / "stsb_dev.tsv", folder / name)
+    settings = (f"evaluation.sts_dir={folder}", "evaluation.final=[transfer]", "evaluation.before=true")
+    with pytest.raises(UserError, match=message):
+        train(compose_run(*settings), tmp_path / "run")
+
+
+def test_so_does_the_hubs_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError) as caught, as_written():
+        hub_rows(str(tmp_path / "nowhere"), None, "test", [], "the STS files")
+    assert caught.value.key == "evaluation.sts_dir"
+    assert caught.value.fix == "give evaluation.sts_dir=FOLDER with the STS files"
+
+
+def test_an_error_without_key_or_fix_stays_as_it_is() -> None:
+    with pytest.raises(UserError) as caught, as_written():
+        raise UserError("no rows")
+    assert str(caught.value) == "no rows"
+
+
+@pytest.mark.parametrize(
+    ("suite", "message"),
+    [("retrieval", r"holds no corpus.jsonl \(evaluation.sts_dir\). Fix: a folder that holds retrieval/ beside sts/"),
+     ("languages", r"\(evaluation.sts_dir.*Fix: a folder that holds parallel/ beside sts/")],
+)  # fmt: skip
+def test_data_of_the_last_suite_are_missed_before_anything_is_done(  # type: ignore[no-untyped-def]
+    compose_run, sts_dir, tmp_path, monkeypatch, suite, message
+):
+    settings = (f"evaluation.sts_dir={sts_dir}", f"evaluation.final=[{suite}]", "evaluation.before=false")
+    with pytest.raises(UserError, match=message):
+        train(compose_run(*settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_so_they_are_without_a_folder_and_by_a_run_that_goes_on(compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match="retrieval reads local collections"):
+        train(compose_run("evaluation.final=[retrieval]"), tmp_path / "run")
+    run = tmp_path / "run"
+    train(compose_run("trainer.max_steps=1"), run)
+    before = sorted(run.rglob("*"))
+    settings = ("trainer.max_steps=2", f"evaluation.sts_dir={sts_dir}", "evaluation.final=[retrieval]")
+    with pytest.raises(UserError, match=r"holds no corpus\.jsonl"):
+        train(compose_run(*settings, "ckpt_path=last"), run)
+    assert sorted(run.rglob("*")) == before
+
+
+def test_suites_find_their_data_in_a_folder_of_several_kinds(compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]
+    data = tmp_path / "data"
+    shutil.copytree(sts_dir, data / "sts")
+    collection(data / "retrieval" / "few")
+    settings = (f"evaluation.sts_dir={data}", "evaluation.final=[retrieval]", "trainer.max_steps=1")
+    scores = train(compose_run(*settings), tmp_path / "run")
+    assert scores["few/ndcg@10"] == pytest.approx(100.0)
+    assert "dev/spearman" in scores
+
+
+@pytest.mark.parametrize("suite", SUBFOLDERS)
+def test_the_folder_that_is_named_then_works(suite: str, tmp_path: Path) -> None:
+    everything, nothing, data = every_kind(tmp_path / "everything"), tmp_path / "nothing", tmp_path / "data"
+    nothing.mkdir()
+    with pytest.raises(UserError, match=rf"\(evaluation.sts_dir(={nothing})?\)") as caught:
+        check_final(ScoringConfig(sts_dir=str(nothing), final=(suite,)))
+    said = re.fullmatch(r"(a folder that holds|give the folder that holds) (.*)", caught.value.fix or "")
+    assert said is not None
+    kinds = re.findall(r"(\w+)/", said[2]) or ["sts"]
+    for kind in {"sts", *kinds}:
+        (data / kind).mkdir(parents=True)
+    with pytest.raises(UserError) as caught:
+        check_final(ScoringConfig(sts_dir=str(data), final=(suite,)))
+    if kinds != ["sts"]:
+        inside = " and ".join(str(data / kind) for kind in kinds if kind != "sts")
+        assert caught.value.fix == f"the files of the suite in {inside}"
+    for kind in {"sts", *kinds}:
+        shutil.copytree(everything / kind, data / kind, dirs_exist_ok=True)
+    check_final(ScoringConfig(sts_dir=str(data), final=(suite,)))
+    load_dev(ScoringConfig(sts_dir=str(data)))
+
+
+def test_a_fix_that_a_run_has_no_key_for_is_not_named() -> None:
+    with pytest.raises(UserError) as caught, as_written():
+        raise UserError("few", fix="give the whole data set, or mode=fast for 5 folds")
+    assert caught.value.fix == "give the whole data set"

@@ -40,15 +40,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from embedlab.backbones import load_backbone
 from embedlab.backbones.adapters import adapt, rank_device
 from embedlab.cli.compose import compose
+from embedlab.config.run import RunConfig
+from embedlab.config.template import Template
 from embedlab.data import iter_texts
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.methods import method_class, method_config
-from embedlab.engine.module import Method
-from embedlab.pooling import build_pooling
-from embedlab.encoders.tokenization import Template, Tokenization
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.compute_copy import ComputeCopy, copyable
-from embedlab.config.run import RunConfig
+from embedlab.engine.module import Method
 from embedlab.engine.optimizer import build_optimizer
+from embedlab.methods import method_class, method_config
+from embedlab.pooling import build_pooling
 
 WARM_UPS = 5
 

@@ -43,10 +43,10 @@ def second_tower(overrides: list[str], folder: Path) -> Path:
     """The backbone of these overrides with noise of a hundredth of each weight's spread."""
     from embedlab.backbones import load_backbone
     from embedlab.cli.compose import compose
-    from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.pooling import build_pooling
-    from embedlab.encoders.tokenization import Tokenization
     from embedlab.config.run import RunConfig
+    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.tokenization import Tokenization
+    from embedlab.pooling import build_pooling
 
     config = RunConfig.from_dict(compose("train", overrides))
     backbone, tokenizer = load_backbone(config.backbone)

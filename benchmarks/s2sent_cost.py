@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, BertConfig
 
-from embedlab.report.pooling_cost import captured, compare, parameters
-from embedlab.backbones import Backbone, BackboneConfig, load_backbone
-from embedlab.kernels.attention import register
+from embedlab.backbones import Backbone, load_backbone
+from embedlab.config.backbone import BackboneConfig
 from embedlab.config.published import KNOWN
+from embedlab.kernels.attention import register
 from embedlab.pooling import build_pooling
+from embedlab.report.pooling_cost import captured, compare, parameters
 
 PRINTED = {1: (0.08, 0.07), 3: (0.17, 0.15), 6: (0.34, 0.30)}
 """Table 2: parameters added, per cent of BERT-base and RoBERTa-base."""

@@ -140,16 +140,20 @@ def throughput(load: Workload, work: Path, world: int, tiny: bool) -> dict[str, 
     """Sentences a second over all devices, milliseconds a step, peak memory of one device."""
     from lightning.pytorch import Callback, Trainer
 
-    from embedlab.backbones import BackboneConfig, load_backbone
-    from embedlab.backbones.adapters import AdapterConfig, adapt
-    from embedlab.data import DataConfig, SentenceDataModule
+    from embedlab.backbones import load_backbone
+    from embedlab.backbones.adapters import adapt
+    from embedlab.config.adapter import AdapterConfig
+    from embedlab.config.backbone import BackboneConfig
+    from embedlab.config.data import DataConfig
+    from embedlab.config.optimizer import OptimizerConfig
+    from embedlab.config.template import Template
+    from embedlab.data import SentenceDataModule
     from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.tokenization import Tokenization
     from embedlab.methods.csesfp import CSESFP, CSESFPConfig
     from embedlab.methods.simcse import SimCSE, SimCSEConfig
     from embedlab.pooling import build_pooling
-    from embedlab.encoders.tokenization import Template, Tokenization
     from embedlab.run.callbacks.randomness import Randomness
-    from embedlab.engine.optimizer import OptimizerConfig
 
     cuda = torch.cuda.is_available()
     batch, steps, warm = (load.batch, load.steps, load.warm) if not tiny else (16, 4, 1)
@@ -264,19 +268,21 @@ def gradient(name: str, work: Path, world: int, rank: int) -> dict[str, float]:
 
 def made(name: str, work: Path) -> tuple[Any, tuple[str, ...]]:
     """A small method without dropout, and the names of its views."""
-    from embedlab.backbones import BackboneConfig, load_backbone
+    from embedlab.backbones import load_backbone
+    from embedlab.config.backbone import BackboneConfig
+    from embedlab.config.optimizer import OptimizerConfig
+    from embedlab.config.template import Template
     from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.tokenization import Tokenization
+    from embedlab.encoders.twin import TwinEncoder
     from embedlab.methods.bepa import BEPA
     from embedlab.methods.bepa_config import BEPAConfig
     from embedlab.methods.csesfp import CSESFP, CSESFPConfig
     from embedlab.methods.jtcse import JTCSE
     from embedlab.methods.jtcse_config import JTCSEConfig
-    from embedlab.methods.towers import tower_pooler
     from embedlab.methods.simcse import SimCSE, SimCSEConfig
+    from embedlab.methods.towers import tower_pooler
     from embedlab.pooling import build_pooling
-    from embedlab.encoders.tokenization import Template, Tokenization
-    from embedlab.engine.optimizer import OptimizerConfig
-    from embedlab.encoders.twin import TwinEncoder
 
     def encoder(folder: str, pooling: str = "cls", template: Template | None = None, head: Any = None) -> Any:
         source = BackboneConfig(source="local", path=str(work / folder), dropout=0.0)

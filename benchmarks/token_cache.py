@@ -34,9 +34,10 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     from transformers import AutoTokenizer
 
-    from embedlab.files import assets_dir
-    from embedlab.data import DataConfig, build_token_table
+    from embedlab.config.data import DataConfig
+    from embedlab.data import build_token_table
     from embedlab.encoders.tokenization import Tokenization
+    from embedlab.files import assets_dir
 
     folder = assets_dir() / "mini" if options.backbone == "mini" else Path(options.backbone)
     tokenizer = AutoTokenizer.from_pretrained(folder)

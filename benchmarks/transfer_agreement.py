@@ -39,6 +39,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
+from embedlab.evaluation.core.vectors import embed
 from embedlab.evaluation.transfer.classifier import ClassifierConfig, Job, LabelledVectors, fit_linear
 from embedlab.evaluation.transfer.transfer import (
     L2_GRID,
@@ -50,7 +51,6 @@ from embedlab.evaluation.transfer.transfer import (
     task_outcome,
 )
 from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, Split, load_transfer
-from embedlab.evaluation.core.vectors import embed
 
 Rows = NDArray[np.int64]
 

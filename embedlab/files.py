@@ -118,7 +118,7 @@ def full(error: BaseException) -> OSError | None:
     while seen is not None:
         number = seen.errno if isinstance(seen, OSError) else None
         if number is None and (
-            told := re.search(r"\(os error (\d+)\)", str(seen))
+            reported := re.search(r"\(os error (\d+)\)", str(seen))
         ):  # as safetensors tells it
             number = int(reported[1])
         if number in _FULL:

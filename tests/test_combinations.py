@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from embedlab.files import assets_dir, conf_dir
 from embedlab.cli.compose import compose
-from embedlab.errors import UserError
-from embedlab.methods import method_class
 from embedlab.config.run import RunConfig
+from embedlab.errors import UserError
+from embedlab.files import assets_dir, conf_dir
+from embedlab.methods import method_class
 
 DATA_OF = {"masked_lm": ("wikipedia", 128), "causal_lm": ("wikipedia", 128), "bepa": ("parallel", None)}
 DATA_OF["bepa_official"] = DATA_OF["bepa"]
@@ -113,9 +113,9 @@ def test_yaml_defaults_are_those_of_the_dataclass(name: str) -> None:
     """A key whose default stands twice must not differ by where the configuration came from."""
     from dataclasses import MISSING, fields
 
-    from embedlab.pooling import POOLINGS
-    from embedlab.engine import optimizer
     from embedlab.config import trainer as settings
+    from embedlab.engine import optimizer
+    from embedlab.pooling import POOLINGS
 
     classes: dict[str, Any] = {
         "optimizer": optimizer.OptimizerConfig,

@@ -11,8 +11,8 @@ import torch
 
 import embedlab
 from embedlab.cli import main as command
-from embedlab.files import corruption
 from embedlab.errors import UserError
+from embedlab.files import corruption
 from embedlab.run.callbacks.checkpoints import find_checkpoint
 from tests.encoders.test_encoder import build
 

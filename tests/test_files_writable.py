@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from embedlab.cli.main import main
-from embedlab.files import check_writable
 from embedlab.errors import UserError
+from embedlab.files import check_writable
 
 
 def test_folders_above_need_not_exist_and_are_not_made(tmp_path: Path) -> None:

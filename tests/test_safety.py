@@ -17,11 +17,12 @@ import torch
 
 import embedlab
 from embedlab.cli.compose import compose
-from embedlab.data import DataConfig, build_token_table
-from embedlab.errors import UserError
-from embedlab.encoders.tokenization import Tokenization
-from embedlab.run.callbacks.checkpoints import find_checkpoint, unreadable
+from embedlab.config.data import DataConfig
+from embedlab.data import build_token_table
 from embedlab.encoders.checkpoint import load_encoder
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.errors import UserError
+from embedlab.run.callbacks.checkpoints import find_checkpoint, unreadable
 
 PACKAGE = Path(embedlab.__file__).parent
 OVER_A_PIPE = {"data/worker.py", "data/tokenise.py"}

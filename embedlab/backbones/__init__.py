@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from embedlab.config.backbone import BackboneConfig, BackboneInfo
 from embedlab.backbones.resolve import probe
+from embedlab.config.backbone import BackboneConfig, BackboneInfo
 
 if TYPE_CHECKING:
     from embedlab.backbones.backbone import Backbone
-    from embedlab.backbones.scratch import train_tokenizer
     from embedlab.backbones.load import load_backbone, load_pooler
+    from embedlab.backbones.scratch import train_tokenizer
 
 __all__ = [
     "Backbone",

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones import last_block
-from embedlab.kernels.available import fused_block
-from embedlab.kernels.short_choice import SHORT, short_kernel
+from embedlab.kernels import fused_block
 from embedlab.kernels.packing import MODEL_TYPES, Slots, row_capacity
+from embedlab.kernels.short_choice import SHORT, short_kernel
 
 if TYPE_CHECKING:
-    from embedlab.backbones.adapters import Adapter
+    from embedlab.config.adapter import Adapter
     from embedlab.config.backbone import BackboneInfo
 
 _OFFSET_TYPES = frozenset(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.kernels.packing import MODEL_TYPES, Slots
 from embedlab.kernels.hooks import watched
+from embedlab.kernels.packing import MODEL_TYPES, Slots
 
 if TYPE_CHECKING:
     from embedlab.backbones.backbone import Backbone

@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from embedlab.files import ordinary_mode
 from embedlab.backbones.adapters import merged
-from embedlab.kernels.attention import register
 from embedlab.backbones.backbone import Backbone
-from embedlab.config.backbone import BackboneConfig, BackboneInfo
-from embedlab.backbones.scratch import FreshConfig, fresh_config
 from embedlab.backbones.resolve import (
     Source,
     describe,
@@ -31,7 +27,11 @@ from embedlab.backbones.resolve import (
     resolve,
     set_dropout,
 )
+from embedlab.backbones.scratch import FreshConfig, fresh_config
+from embedlab.config.backbone import BackboneConfig, BackboneInfo
 from embedlab.errors import UserError
+from embedlab.files import ordinary_mode
+from embedlab.kernels.attention import register
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerFast

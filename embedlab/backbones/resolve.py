@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from embedlab.files import assets_dir
 from embedlab.config.backbone import BackboneConfig, BackboneInfo
 from embedlab.config.published import known
-from embedlab.files import corruption
 from embedlab.errors import UserError, one_line
+from embedlab.files import assets_dir, corruption
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

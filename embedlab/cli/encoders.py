@@ -35,8 +35,8 @@ def load_encoder(
 
 
 def _read_by(encoder: SentenceEncoder, pooling: Mapping[str, Any]) -> None:
-    from embedlab.pooling import build_pooling, pooling_config
     from embedlab.encoders.twin import TwinEncoder
+    from embedlab.pooling import build_pooling, pooling_config
 
     if isinstance(encoder, TwinEncoder):
         raise UserError(

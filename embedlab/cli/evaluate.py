@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
-from embedlab.files import check_writable
 from embedlab.errors import UserError
+from embedlab.files import check_writable
 
 # Suites of fixed sets: a part of one is another test, so that `limit` is not for them.
 _WHOLE = frozenset(
@@ -130,9 +130,9 @@ def _compared(config: Mapping[str, Any]) -> Any:
 
 def _compare(encoder: Any, other: Any, config: Mapping[str, Any], out: Path | None) -> None:
     """The encoder against the `other` that ``compare`` names, on the same STS pairs."""
-    from embedlab.evaluation.sts.sts import compare
     from embedlab.evaluation.core.protocol import write_scores
     from embedlab.evaluation.core.table import Table
+    from embedlab.evaluation.sts import compare
 
     changes, protocol = compare.run(other, encoder, _settings(config, "sts"))
     folder = out if out is None or out.suffix != ".json" else out.parent

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
-from embedlab.files import check_writable
-from embedlab.files import writing
 from embedlab.errors import UserError
+from embedlab.files import check_writable, writing
 
 if TYPE_CHECKING:
     from embedlab.encoders.encoder import SentenceEncoder

@@ -14,16 +14,16 @@ import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from embedlab.backbones import BackboneConfig
-from embedlab.backbones.adapters import AdapterConfig
-from embedlab.cli.processes import start_ranks, wants_processes
-from embedlab.data import DataConfig
-from embedlab.errors import UserError
 from embedlab.cli.lightning_values import from_file
-from embedlab.run.folder import check_free
-from embedlab.engine.optimizer import OptimizerConfig
-from embedlab.distributed.ranks import launched
+from embedlab.cli.processes import start_ranks, wants_processes
+from embedlab.config.adapter import AdapterConfig
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.data import DataConfig
+from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig
+from embedlab.distributed.ranks import launched
+from embedlab.errors import UserError
+from embedlab.run.folder import check_free
 
 if TYPE_CHECKING:
     from embedlab.run.run import Run

@@ -8,8 +8,8 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from embedlab.errors import UserError
 from embedlab.config.trainer import TrainerConfig
+from embedlab.errors import UserError
 
 MODEL = ("backbone", "adapter", "method", "pooling", "template", "optimizer", "step", "unpad")
 """What makes a model; ``data`` is a section of its own in both."""

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from embedlab.console import SAID
-from embedlab.errors import UserError
 from embedlab.distributed.ranks import launched
+from embedlab.errors import UserError
 
 if TYPE_CHECKING:
     from embedlab.config.run import RunConfig

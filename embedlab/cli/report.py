@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from embedlab.files import check_writable
 from embedlab.errors import UserError
+from embedlab.files import check_writable
 
 
 class _Parser(argparse.ArgumentParser):

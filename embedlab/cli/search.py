@@ -11,9 +11,9 @@ from pathlib import Path
 
 from embedlab.cli.compose import compose
 from embedlab.cli.encode import text_column
-from embedlab.files import check_writable
 from embedlab.data.readers import FileReader, open_reader
 from embedlab.errors import UserError
+from embedlab.files import check_writable
 
 _USAGE = "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search query INDEX TEXT [k=10]"
 

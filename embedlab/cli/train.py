@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from embedlab.cli.hydra_main import in_sweep, run, run_dir
-from embedlab.console import say_once
 from embedlab.cli.processes import start_ranks, wants_processes
+from embedlab.console import say_once
 from embedlab.data.sources import check_source
 from embedlab.run.folder import check_free
 from embedlab.run.parse import light_sections
@@ -80,10 +80,10 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
 
     ``whole``: as for `train_one`; ``extra``: arguments of Lightning's trainer beyond the configuration's.
     """
-    from embedlab.run.callbacks.checkpoints import Interrupted
     from embedlab.engine.nonfinite import NonFiniteLoss
-    from embedlab.run.slurm import requeue
+    from embedlab.run.callbacks.checkpoints import Interrupted
     from embedlab.run.run import Run
+    from embedlab.run.slurm import requeue
 
     try:
         Run(config, folder, extra=extra, part=whole is not None and whole != folder).fit()

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         UserError: a key that is unknown, nothing that varies, optuna not installed.
     """
-    from embedlab.config.method import from_dict
+    from embedlab.config.build import from_dict
     from embedlab.run.tuning import Space, TuneConfig, tune
 
     if {"-h", "--help"} & set(argv):

@@ -126,3 +126,20 @@ def _refused(key: str, value: Any, hint: Any) -> UserError:
         value="null" if value is None else value,
         fix=f"{fix}, or null" if nullable and value is not None else fix,
     )
+
+
+C = TypeVar("C")
+
+
+def from_dict(cls: type[C], values: dict[str, Any], group: str) -> C:
+    """Build a configuration dataclass from plain values.
+
+    Raises:
+        UserError: an unknown key, or a value of another type than its field's, by key.
+    """
+    section(values, group)
+    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise UserError(f"unknown key; {group} has {', '.join(sorted(known))}", key=f"{group}.{unknown[0]}")
+    return build(cls, {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}, group)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from embedlab.errors import UserError
 from embedlab.config.build import build, section
+from embedlab.errors import UserError
 
 ROLES: dict[str, tuple[str, ...]] = {
     "wikipedia": ("sentence",),

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from embedlab.errors import UserError
 from embedlab.encoders.normalization import PREPARATIONS
-from embedlab.config.build import build, section
+from embedlab.errors import UserError
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.pooling import PoolingConfig
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.pooling import PoolingConfig
     from embedlab.config.run import RunConfig
-
-C = TypeVar("C")
-
-
-def from_dict(cls: type[C], values: dict[str, Any], group: str) -> C:
-    """Build a configuration dataclass from plain values.
-
-    Raises:
-        UserError: an unknown key, or a value of another type than its field's, by key.
-    """
-    section(values, group)
-    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise UserError(f"unknown key; {group} has {', '.join(sorted(known))}", key=f"{group}.{unknown[0]}")
-    return build(cls, {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}, group)
+    from embedlab.config.template import Template
 
 
 def check_tau(tau: float) -> None:
@@ -51,7 +34,7 @@ class MethodConfig:
 
     @property
     def preparation(self) -> str:
-        """Of a text that is encoded after training, one of `embedlab.encoders.normalization`; training takes it as it is."""
+        """How a text is prepared when it is encoded after training (`embedlab.encoders.normalization`)."""
         return "raw"
 
     @property

@@ -7,22 +7,24 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from embedlab.backbones import BackboneConfig, BackboneInfo, probe
-from embedlab.backbones.adapters import AdapterConfig
-from embedlab.kernels.packing import MODEL_TYPES
-from embedlab.data import DataConfig
+from embedlab.backbones import probe
+from embedlab.config.adapter import AdapterConfig
+from embedlab.config.backbone import BackboneConfig, BackboneInfo
+from embedlab.config.build import from_dict, section
+from embedlab.config.data import DataConfig
+from embedlab.config.method import MethodConfig
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.pooling import PoolingConfig
+from embedlab.config.template import Template
+from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
 from embedlab.data.plan import BatchPlan
+from embedlab.engine.fsdp import check_sharded
 from embedlab.errors import UserError
 from embedlab.evaluation.core.preflight import unfit
+from embedlab.kernels.packing import MODEL_TYPES
 from embedlab.methods import method_class, method_config
-from embedlab.config.method import MethodConfig, from_dict
-from embedlab.pooling import PoolingConfig, pooling_config
-from embedlab.encoders.tokenization import Template
-from embedlab.engine.optimizer import OptimizerConfig
+from embedlab.pooling import pooling_config
 from embedlab.run.parse import light_sections
-from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
-from embedlab.engine.fsdp import check_sharded
-from embedlab.config.build import section
 
 STEPS = ("auto", "eager", "compile", "graph")
 

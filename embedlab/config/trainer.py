@@ -136,7 +136,7 @@ class CallbacksConfig:
 
     def __post_init__(self) -> None:
         if isinstance(self.checkpoint, dict):
-            from embedlab.config.method import from_dict
+            from embedlab.config.build import from_dict
 
             object.__setattr__(
                 self, "checkpoint", from_dict(CheckpointConfig, self.checkpoint, "callbacks.checkpoint")

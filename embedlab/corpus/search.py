@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embedlab.files import ordinary_mode
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, embed
+from embedlab.files import ordinary_mode
 
 _FORMAT = 1
 _CHUNK = 8192  # texts encoded and written at once

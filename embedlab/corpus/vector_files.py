@@ -14,8 +14,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.files import ordinary_mode
 from embedlab.errors import UserError
+from embedlab.files import ordinary_mode
 
 FORMATS = (".npy", ".parquet")
 

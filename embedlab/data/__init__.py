@@ -10,8 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedlab.data.build import build_token_table
     from embedlab.config.data import DataConfig, data_config
+    from embedlab.data.build import build_token_table
     from embedlab.data.loader import BatchLoader
     from embedlab.data.module import SentenceDataModule
     from embedlab.data.packed import PackedTable

@@ -15,9 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedlab.files import cache_dir, ordinary_mode
 from embedlab.config.data import DataConfig
-from embedlab.files import locked
 from embedlab.data.progress import progress_bar
 from embedlab.data.report import Tally
 from embedlab.data.rows import Row, RowStream, read_rows
@@ -25,6 +23,7 @@ from embedlab.data.sources import Source, open_source
 from embedlab.data.table import FORMAT, DamagedTable, TableWriter, TokenTable
 from embedlab.data.tokenise import Chunk, FieldJob, Tokeniser, tokenised
 from embedlab.errors import UserError
+from embedlab.files import cache_dir, locked, ordinary_mode
 
 if TYPE_CHECKING:
     from embedlab.encoders.tokenization import Tokenization

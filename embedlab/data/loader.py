@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedlab.kernels.packing import token_capacity
 from embedlab.data.plan import BatchPlan, Rows
 from embedlab.data.resident import ResidentTable, Table
+from embedlab.kernels.packing import token_capacity
 
 log = logging.getLogger(__name__)
 Batch = dict[str, Any]

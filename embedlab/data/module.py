@@ -11,8 +11,8 @@ from lightning.pytorch.loops.progress import _ProcessedTracker
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only
 
-from embedlab.data.build import FieldSpec, build_token_table
 from embedlab.config.data import DataConfig
+from embedlab.data.build import FieldSpec, build_token_table
 from embedlab.data.loader import BatchLoader
 from embedlab.data.packed import PackedTable
 from embedlab.data.plan import BatchPlan

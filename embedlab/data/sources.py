@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.config.data import DataConfig
+from embedlab.console import quiet
 from embedlab.data.readers import Reader, Values, open_reader
 from embedlab.errors import UserError
-from embedlab.console import quiet
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from embedlab.files import corruption
 from embedlab.errors import UserError
+from embedlab.files import corruption
 
 if TYPE_CHECKING:
     from embedlab.encoders.encoder import SentenceEncoder
@@ -36,7 +36,9 @@ def load_encoder(path: Path) -> SentenceEncoder:
         record, state = checkpoint["embedlab"]["encoder"], checkpoint["state_dict"]
     except Exception as error:
         fix = "another copy of it, or a run's last.ckpt, previous.ckpt or folder"
-        if (problem := corruption(error)) is None and not isinstance(error, OSError | RuntimeError | MemoryError):
+        if (problem := corruption(error)) is None and not isinstance(
+            error, OSError | RuntimeError | MemoryError
+        ):
             raise UserError("is no checkpoint of embedlab", file=path, fix=fix) from None
         text = problem or (str(error).strip().splitlines() or [repr(error)])[0][:200]
         raise UserError(f"cannot be read: {text}", file=path, fix=fix) from None

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from embedlab import __version__
-from embedlab.files import ordinary_mode
-from embedlab.files import corruption
-from embedlab.errors import UserError
-from embedlab.encoders.loading import load as load
-from embedlab.pooling import build_pooling
-from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.grad_cache import cached
+from embedlab.encoders.loading import load as load
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.errors import UserError
+from embedlab.files import corruption, ordinary_mode
+from embedlab.pooling import build_pooling
 
 if TYPE_CHECKING:
     from embedlab.backbones import Backbone
@@ -387,8 +386,9 @@ class SentenceEncoder(nn.Module):
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        from embedlab.backbones import BackboneConfig, load_backbone
+        from embedlab.backbones import load_backbone
         from embedlab.backbones.adapters import read_adapter
+        from embedlab.config.backbone import BackboneConfig
         from embedlab.encoders.twin import TwinEncoder, twin_card
 
         folder = Path(folder)

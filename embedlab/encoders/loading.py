@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedlab.files import assets_dir
 from embedlab.errors import UserError
+from embedlab.files import assets_dir
 
 if TYPE_CHECKING:
     from embedlab.encoders.encoder import SentenceEncoder
@@ -113,10 +113,11 @@ def _plain(source: str, name: str) -> SentenceEncoder:
 
 
 def _build(source: str, name: str, pooling: str, max_length: int | None) -> SentenceEncoder:
-    from embedlab.backbones import BackboneConfig, load_backbone
+    from embedlab.backbones import load_backbone
+    from embedlab.config.backbone import BackboneConfig
     from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.pooling import build_pooling
     from embedlab.encoders.tokenization import Tokenization
+    from embedlab.pooling import build_pooling
 
     config = BackboneConfig(source=source, name=name, path=name if source == "local" else None)
     backbone, tokenizer = load_backbone(config)

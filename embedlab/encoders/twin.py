@@ -6,22 +6,20 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from embedlab.files import corruption
-from embedlab.encoders.encoder import _FORMAT, CARD, POOLING_WEIGHTS, SentenceEncoder, read_card, whole_folder
-from embedlab.errors import UserError
+from embedlab.encoders.encoder import _FORMAT, CARD, SentenceEncoder, read_card, whole_folder
 from embedlab.encoders.tokenization import Tokenization
+from embedlab.errors import UserError
 
 if TYPE_CHECKING:
-    from embedlab.backbones import Backbone, BackboneConfig
+    from embedlab.backbones import Backbone
     from embedlab.encoders.cross_attention import Route
     from embedlab.pooling import Pooling
-    from embedlab.config.run import RunConfig
 
 _PROBE = ("A first sentence, with (some) marks.", "Ein zweiter Satz: Übung 12!", "")
 
@@ -240,76 +238,3 @@ def ensemble(members: Sequence[SentenceEncoder], weights: Sequence[float]) -> Tw
         towers += inner
         flat += [weight * share for share in shares]
     return TwinEncoder(towers, flat)
-
-
-class Tower(NamedTuple):
-    """A tower to train, and the checkpoint that it comes from."""
-
-    encoder: SentenceEncoder
-    source: BackboneConfig
-
-
-def load_tower(path: str | None, run: RunConfig, key: str) -> Tower:
-    """A tower from its stage-1 checkpoint, with the run's pooling, template, attention kernel and dropout.
-
-    Args:
-        path: an encoder folder, a run folder (its export, else its best), or a plain Hugging Face one; None: the
-            run's backbone.
-        run: configuration of the twin.
-        key: that named the path, for messages.
-
-    Raises:
-        UserError: there is no single encoder.
-    """
-    from embedlab.backbones import load_backbone
-    from embedlab.pooling import build_pooling
-
-    source = run.backbone
-    if path is not None:
-        source = replace(run.backbone, source="local", name=path, path=str(_folder(path, key)), revision=None)
-    backbone, tokenizer = load_backbone(source)
-    pooling = build_pooling(run.pooling, backbone.info)
-    if path is not None and pooling.state_dict():
-        _take_weights(pooling, Path(str(source.path)), key)
-    return Tower(SentenceEncoder(backbone, pooling, Tokenization(tokenizer, run.template)), source)
-
-
-def _folder(path: str, key: str) -> Path:
-    place = Path(path).expanduser()
-    for folder in (place, place / "export", place / "best"):
-        if twin_card(folder) is not None:
-            raise UserError("is a twin itself", file=folder, key=key, value=path, fix="a single encoder")
-        if (folder / "config.json").is_file():
-            return folder
-    raise UserError(
-        "no encoder in this folder",
-        file=place,
-        key=key,
-        value=path,
-        fix="the folder of a stage-1 run or encoder",
-    )
-
-
-def _take_weights(pooling: Pooling, folder: Path, key: str) -> None:
-    """A pooling with weights goes on from those of the checkpoint."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    file = folder / POOLING_WEIGHTS
-    saved = json.loads((folder / CARD).read_text(encoding="utf-8"))["pooling"] if file.is_file() else {}
-    if saved.get("name") != pooling.config.name:
-        raise UserError(
-            f"the checkpoint's pooling is {saved.get('name', 'without weights')}, not {pooling.config.name}",
-            file=folder,
-            key=key,
-            fix="the pooling of the stage-1 run",
-        )
-    try:
-        pooling.load_state_dict(load_file(file))
-    except (SafetensorError, RuntimeError, OSError) as error:
-        raise UserError(
-            f"the pooling's weights do not fit: {corruption(error) or error}",
-            file=file,
-            key=key,
-            fix="another copy of the stage-1 run",
-        ) from error

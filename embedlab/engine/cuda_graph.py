@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.backbone import Backbone
-from embedlab.kernels.packing import row_capacity, token_capacity
-from embedlab.objectives.precision import compiled_objectives
 from embedlab.engine.compute_copy import ComputeCopy, copyable
 from embedlab.engine.fused_adamw import FusedUpdate, total_norm, usable
 from embedlab.engine.nonfinite import NonFiniteLoss
+from embedlab.kernels.packing import row_capacity, token_capacity
+from embedlab.objectives.precision import compiled_objectives
 
 if TYPE_CHECKING:
     from embedlab.engine.module import Method

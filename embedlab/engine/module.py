@@ -15,22 +15,23 @@ from torch import Tensor, nn
 
 from embedlab.backbones.adapters import check_saved
 from embedlab.backbones.backbone import Backbone
-from embedlab.errors import UserError
 from embedlab.config.method import MethodConfig
-from embedlab.encoders.checkpoint import encoder_record
-from embedlab.engine.dev_encoder import DevForward
+from embedlab.config.optimizer import OptimizerConfig
 from embedlab.distributed.gather import shares, weight, world_size
+from embedlab.encoders.checkpoint import encoder_record
 from embedlab.encoders.grad_cache import R, cached
+from embedlab.engine.dev_encoder import DevForward
+from embedlab.engine.fsdp import shard, whole
 from embedlab.engine.meter import Meter
 from embedlab.engine.nonfinite import NonFiniteLoss
-from embedlab.engine.optimizer import OptimizerConfig, ReplayableAdamW, build_optimizer, parameter_groups
-from embedlab.engine.fsdp import shard, whole
+from embedlab.engine.optimizer import ReplayableAdamW, build_optimizer, parameter_groups
+from embedlab.errors import UserError
 
 if TYPE_CHECKING:
-    from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.encoders.tokenization import Template
-    from embedlab.engine.cuda_graph import CapturedStep
     from embedlab.config.run import RunConfig
+    from embedlab.config.template import Template
+    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.engine.cuda_graph import CapturedStep
 
 Batch = dict[str, Any]
 """``rows`` [B], and by the name of each view ``input_ids`` and ``attention_mask`` [B, L] and a ``hash`` [B]."""
@@ -103,8 +104,8 @@ class Method(LightningModule):
         from embedlab.backbones import load_backbone
         from embedlab.backbones.adapters import adapt, rank_device
         from embedlab.encoders.encoder import SentenceEncoder
-        from embedlab.pooling import build_pooling
         from embedlab.encoders.tokenization import Tokenization
+        from embedlab.pooling import build_pooling
 
         backbone, tokenizer = load_backbone(run.backbone, head=cls.head_kind, tokenizer=tokenizer)
         adapt(backbone, run.adapter, run.backbone, rank_device(run.trainer.on_cuda(), run.trainer.devices))

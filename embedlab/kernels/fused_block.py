@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from embedlab.kernels.available import block_ops
-from embedlab.kernels.varlen_attention import joined_backward, joined_forward
-from embedlab.kernels.hooks import watched
+from embedlab.kernels import block_ops
 from embedlab.kernels.available import has_triton
+from embedlab.kernels.hooks import watched
+from embedlab.kernels.varlen_attention import joined_backward, joined_forward
 
 if TYPE_CHECKING:
     from embedlab.backbones.backbone import Backbone

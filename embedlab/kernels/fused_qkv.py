@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from embedlab.kernels.varlen_attention import VARLEN, varlen_attention_joined
 from embedlab.kernels.hooks import watched
+from embedlab.kernels.varlen_attention import VARLEN, varlen_attention_joined
 
 _LAYERS = {
     "BertSelfAttention": ("query", "key", "value"),

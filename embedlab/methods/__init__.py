@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
-    from embedlab.engine.module import Method
     from embedlab.config.method import MethodConfig
+    from embedlab.engine.module import Method
 
 METHODS: dict[str, str] = {
     "simcse": "embedlab.methods.simcse:SimCSE",
@@ -36,8 +36,7 @@ def method_class(name: str) -> type[Method]:
 
 def method_config(values: dict[str, Any]) -> MethodConfig:
     """The typed configuration of a method from plain values."""
-    from embedlab.config.method import from_dict
-    from embedlab.config.build import section
+    from embedlab.config.build import from_dict, section
 
     section(values, "method")
     return from_dict(method_class(values.get("name", "")).config_class, values, "method")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from embedlab.distributed.gather import agreed_coin, first_row, gather, gather_ids
 from embedlab.objectives.info_nce import Contrast
 from embedlab.objectives.pair_nce import pair_nce
-from embedlab.distributed.gather import agreed_coin, first_row, gather, gather_ids
 
 if TYPE_CHECKING:
     from embedlab.methods.jtcse_config import JTCSEConfig

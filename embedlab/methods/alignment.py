@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from embedlab.distributed.gather import first_row, gather, gather_ids, share_of_kept
 from embedlab.objectives.bilingual_nce import bilingual_nce
 from embedlab.objectives.distance import cosine_distance, participation, spread, squared_distance
 from embedlab.objectives.sigreg import sigreg
 from embedlab.objectives.vicreg import covariance_term, variance_term
-from embedlab.distributed.gather import first_row, gather, gather_ids, share_of_kept
 
 if TYPE_CHECKING:
     from embedlab.methods.bepa_config import BEPAConfig

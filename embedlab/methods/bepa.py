@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.backbone import position_offset
-from embedlab.methods.alignment import Vectors, align
+from embedlab.config.method import MethodConfig
 from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.methods.alignment import Vectors, align
 from embedlab.methods.bepa_config import BEPAConfig
 from embedlab.methods.bepa_views import FIRST, SECOND, Packed, hide, pack, shut_off, stack
-from embedlab.config.method import MethodConfig
 from embedlab.methods.masked_lm import MaskedPrediction
 from embedlab.methods.moving_average import average, moving_average
 
 if TYPE_CHECKING:
+    from embedlab.config.optimizer import OptimizerConfig
+    from embedlab.config.template import Template
     from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.encoders.tokenization import Template
-    from embedlab.engine.optimizer import OptimizerConfig
 
 Sides = tuple[Tensor, Tensor]
 View = dict[str, Tensor]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from embedlab.errors import UserError
 from embedlab.config.method import MethodConfig, check_tau
+from embedlab.errors import UserError
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.pooling import PoolingConfig
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.pooling import PoolingConfig
     from embedlab.config.run import RunConfig
+    from embedlab.config.template import Template
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "mlm_pack": ("mono", "bi"),

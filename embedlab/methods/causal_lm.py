@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from embedlab.errors import UserError
-from embedlab.engine.module import Batch, Fields, Method, Outcome
 from embedlab.config.method import MethodConfig
+from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.errors import UserError
 from embedlab.objectives.causal_lm import causal_lm, next_tokens
 from embedlab.objectives.masked_lm import IGNORED
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.pooling import PoolingConfig
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.pooling import PoolingConfig
+    from embedlab.config.template import Template
 
 
 @dataclass(frozen=True)

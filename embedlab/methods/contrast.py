@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from embedlab.distributed.gather import first_row, gather, gather_ids
 from embedlab.objectives.info_nce import Contrast, info_nce
 from embedlab.objectives.pair_nce import interleave, pair_nce
-from embedlab.distributed.gather import first_row, gather, gather_ids
 
 
 class ViewContrast(NamedTuple):

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from embedlab.errors import UserError
-from embedlab.engine.module import Batch, Fields, Method, Outcome
 from embedlab.config.method import MethodConfig, check_eval_text, check_tau
+from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.errors import UserError
 from embedlab.methods.contrast import contrast_views
 from embedlab.pooling.marked import Marked, up_to
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.pooling import PoolingConfig
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.pooling import PoolingConfig
+    from embedlab.config.template import Template
 
 
 @dataclass(frozen=True)

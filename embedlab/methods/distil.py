@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from embedlab.backbones.backbone import Backbone
-from embedlab.errors import UserError
-from embedlab.engine.module import Batch, Fields, Method, Outcome
 from embedlab.config.method import MethodConfig, check_tau
-from embedlab.objectives.distillation import distillation
-from embedlab.objectives.pair_nce import interleave
 from embedlab.distributed.gather import first_row, gather, gather_ids
 from embedlab.encoders.twin import check_addable
+from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.errors import UserError
+from embedlab.objectives.distillation import distillation
+from embedlab.objectives.pair_nce import interleave
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.pooling import PoolingConfig
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.optimizer import OptimizerConfig
+    from embedlab.config.pooling import PoolingConfig
     from embedlab.config.run import RunConfig
-    from embedlab.engine.optimizer import OptimizerConfig
+    from embedlab.config.template import Template
+    from embedlab.encoders.encoder import SentenceEncoder
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from embedlab.errors import UserError
-from embedlab.engine.module import Batch, Fields, Method, Outcome
 from embedlab.config.method import MethodConfig
+from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.errors import UserError
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.pooling import PoolingConfig
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.pooling import PoolingConfig
     from embedlab.config.run import RunConfig
+    from embedlab.config.template import Template
+    from embedlab.encoders.encoder import SentenceEncoder
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from embedlab.encoders.cross_attention import CrossAttention, check_alike, cross_layers, last_exchange
+from embedlab.engine.module import Batch, Fields, Method, Outcome
 from embedlab.errors import UserError
 from embedlab.methods.across import Across, gradient_norms, towers_apart
-from embedlab.engine.module import Batch, Fields, Method, Outcome
-from embedlab.encoders.cross_attention import CrossAttention, check_alike, cross_layers, last_exchange
 from embedlab.methods.jtcse_config import JTCSEConfig, TNCSEConfig
 from embedlab.methods.towers import tower_pooler
 from embedlab.objectives.modulus import modulus_term
 from embedlab.objectives.pair_nce import interleave
 
 if TYPE_CHECKING:
-    from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.config.method import MethodConfig
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.optimizer import OptimizerConfig
     from embedlab.config.run import RunConfig
-    from embedlab.engine.optimizer import OptimizerConfig
+    from embedlab.config.template import Template
+    from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.encoders.twin import TwinEncoder
 
 
@@ -64,7 +64,8 @@ class JTCSE(Method):
 
     @classmethod
     def from_run(cls, run: RunConfig, tokenizer: Any = None) -> JTCSE:
-        from embedlab.encoders.twin import TwinEncoder, load_tower
+        from embedlab.encoders.twin import TwinEncoder
+        from embedlab.methods.towers import load_tower
 
         config = run.method
         assert isinstance(config, JTCSEConfig)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from embedlab.errors import UserError
 from embedlab.config.method import MethodConfig, check_tau
 from embedlab.encoders.cross_attention import Route, cross_layers
+from embedlab.errors import UserError
 from embedlab.objectives.modulus import FLOOR, Clamp
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.pooling import PoolingConfig
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.pooling import PoolingConfig
+    from embedlab.config.template import Template
 
 TERMS = ("nce", "cross", "side", "ictm")
 

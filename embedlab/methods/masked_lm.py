@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from embedlab.errors import UserError
-from embedlab.engine.module import Batch, Fields, Method, Outcome
 from embedlab.config.method import MethodConfig
-from embedlab.objectives.masked_lm import IGNORED, Masked, mask_tokens, masked_lm
 from embedlab.encoders.grad_cache import cached
+from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.errors import UserError
+from embedlab.objectives.masked_lm import IGNORED, Masked, mask_tokens, masked_lm
 
 if TYPE_CHECKING:
-    from embedlab.backbones import Backbone, BackboneInfo
+    from embedlab.backbones import Backbone
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.optimizer import OptimizerConfig
+    from embedlab.config.pooling import PoolingConfig
+    from embedlab.config.template import Template
     from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.pooling import PoolingConfig
-    from embedlab.encoders.tokenization import Template
-    from embedlab.engine.optimizer import OptimizerConfig
 
 
 @dataclass(frozen=True)

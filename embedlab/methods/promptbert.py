@@ -11,19 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.backbone import position_offset
+from embedlab.config.build import from_dict
+from embedlab.config.method import MethodConfig, check_eval_text, check_tau
+from embedlab.config.template import Template
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.engine.module import Batch, Fields, Method, Outcome
 from embedlab.errors import UserError
 from embedlab.methods.bare_templates import BareTemplates
-from embedlab.engine.module import Batch, Fields, Method, Outcome
-from embedlab.config.method import MethodConfig, check_eval_text, check_tau, from_dict
 from embedlab.methods.contrast import contrast
 from embedlab.methods.simcse import joint_capacity, mlp_head, widen
-from embedlab.encoders.tokenization import Template, Tokenization
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.optimizer import OptimizerConfig
+    from embedlab.config.pooling import PoolingConfig
     from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.pooling import PoolingConfig
-    from embedlab.engine.optimizer import OptimizerConfig
 
 VIEWS = {
     "wikipedia": ("first", "second"),

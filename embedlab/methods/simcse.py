@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from embedlab.errors import UserError
-from embedlab.engine.module import Batch, Fields, Method, Outcome
 from embedlab.config.method import MethodConfig
+from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.errors import UserError
 from embedlab.methods.contrast import contrast, contrast_pairs
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.optimizer import OptimizerConfig
+    from embedlab.config.pooling import PoolingConfig
+    from embedlab.config.template import Template
     from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.pooling import PoolingConfig
-    from embedlab.encoders.tokenization import Template
-    from embedlab.engine.optimizer import OptimizerConfig
 
 VIEWS = {
     "wikipedia": ("sentence",),

@@ -7,8 +7,10 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from embedlab.config.build import build, section
+from embedlab.config.pooling import PoolingConfig
 from embedlab.errors import UserError
-from embedlab.pooling.base import Marks, Pooling, PoolingConfig
+from embedlab.pooling.base import Marks, Pooling
 from embedlab.pooling.cls import Cls, ClsConfig
 from embedlab.pooling.cls_mlp import ClsMlp, ClsMlpConfig
 from embedlab.pooling.controls import (
@@ -34,7 +36,6 @@ from embedlab.pooling.marked import (
 from embedlab.pooling.mask import Mask, MaskConfig
 from embedlab.pooling.mean import Mean, MeanConfig
 from embedlab.pooling.s2sent import S2Sent, S2SentConfig
-from embedlab.config.build import build, section
 
 if TYPE_CHECKING:
     from embedlab.backbones import BackboneInfo

@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from embedlab.errors import UserError
+from embedlab.config.pooling import PoolingConfig
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
 
 Marks = Mapping[str, int]
 """Mark name to its distance from a row's last real token (0: the last); `Tokenization.marks`."""
-
-
-@dataclass(frozen=True)
-class PoolingConfig:
-    """Settings of a pooling. They are saved with an encoder, so that scoring never guesses them."""
-
-    name: str
-
-    def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
-        """Whether the pooling means something here; reads no weights.
-
-        Returns:
-            Warnings: what is known to be poor.
-
-        Raises:
-            UserError: what has no meaning, by key, value and fix.
-        """
-        return []
-
-    def check_widths(self, info: BackboneInfo) -> None:
-        """UserError where the hidden states of the layers are not of one width, for what mixes them."""
-        if info.inner_width != info.width:
-            raise UserError(
-                f"the blocks have {info.inner_width} features and the last layer {info.width}",
-                key="pooling",
-                value=self.name,
-                fix="pooling=mean",
-            )
 
 
 class Pooling(nn.Module):

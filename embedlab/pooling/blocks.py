@@ -8,20 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from embedlab.config.pooling import PoolingConfig
 from embedlab.errors import UserError
-from embedlab.pooling.base import (
-    Marks,
-    Pooling,
-    PoolingConfig,
-    first_index,
-    last_index,
-    mark_index,
-    wide,
-)
+from embedlab.pooling.base import Marks, Pooling, first_index, last_index, mark_index, wide
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.template import Template
 
 READ_OUTS = ("mean", "cls", "mask", "last")
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from embedlab.config.pooling import PoolingConfig
 from embedlab.errors import UserError
-from embedlab.pooling.base import Marks, OneToken, PoolingConfig, first_index
+from embedlab.pooling.base import Marks, OneToken, first_index
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.template import Template
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from embedlab.pooling.base import Marks, PoolingConfig
+from embedlab.config.pooling import PoolingConfig
+from embedlab.pooling.base import Marks
 from embedlab.pooling.cls import Cls, ClsConfig
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
+    from embedlab.config.backbone import BackboneInfo
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from embedlab.pooling.base import Marks, OneToken, PoolingConfig, last_index
+from embedlab.config.pooling import PoolingConfig
+from embedlab.pooling.base import Marks, OneToken, last_index
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.template import Template
 
 
 @dataclass(frozen=True)

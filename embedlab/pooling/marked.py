@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from embedlab.config.pooling import PoolingConfig
 from embedlab.errors import UserError
-from embedlab.pooling.base import Marks, Pooling, PoolingConfig, mark_index, token_at
+from embedlab.pooling.base import Marks, Pooling, mark_index, token_at
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.template import Template
 
 
 def up_to(attention_mask: Tensor, marks: Marks, mark: str) -> Tensor:

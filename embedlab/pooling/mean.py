@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from embedlab.pooling.base import Marks, Pooling, PoolingConfig, mean_tokens
+from embedlab.config.pooling import PoolingConfig
+from embedlab.pooling.base import Marks, Pooling, mean_tokens
 
 
 @dataclass(frozen=True)

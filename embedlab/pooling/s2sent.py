@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from embedlab.config.pooling import PoolingConfig
 from embedlab.errors import UserError
 from embedlab.kernels.available import has_triton
-from embedlab.pooling.base import Marks, PoolingConfig
+from embedlab.pooling.base import Marks
 from embedlab.pooling.blocks import Blocks, BlocksConfig, inner_tokens, one_of
 from embedlab.pooling.frequencies import INVALID, LONGEST, ORDERS, select
 from embedlab.pooling.selection import ACTIVATIONS, BLOCK_NORMS, GATES_1D, Gate, block_weights
 from embedlab.pooling.squeeze import FrequencySelection
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
-    from embedlab.encoders.tokenization import Template
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.template import Template
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "mode": ("stack2d", "avg1d", "last1d", "auto", "none"),

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from embedlab.report.paired import Difference, paired_difference
-from embedlab.report.runs import read_run
 from embedlab.errors import UserError
 from embedlab.evaluation.core.table import Metric, Table, score_table
+from embedlab.report.paired import Difference, paired_difference
+from embedlab.report.runs import read_run
 
 NAMES = {
     "a1": "(a) stage-1 tower I",
@@ -109,9 +109,7 @@ def main(argv: list[str]) -> int:
     from embedlab.run.finish import METRICS
 
     if len(argv) != 1:
-        raise UserError(
-            "give the folder of the sweep", fix="python -m embedlab.report.jtcse_controls SWEEP"
-        )
+        raise UserError("give the folder of the sweep", fix="python -m embedlab.report.jtcse_controls SWEEP")
     arms = read_sweep(Path(argv[0]))
     controls_table(arms, METRICS).print()
     known = {key for seeds in arms.values() for scores in seeds.values() for key in scores}

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.report import figures
-from embedlab.report.vectors import project
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import read_scores
+from embedlab.report import figures
+from embedlab.report.vectors import project
 
 SENTENCES = 100
 """Of each language in a map (BEPA's authors take as many)."""

@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedlab.errors import UserError
+from embedlab.evaluation.core.ratings import read
 from embedlab.report.cls_energy import relation_to_sts
 from embedlab.report.paired import Difference, paired_difference
 from embedlab.report.runs import Group, Unfinished
-from embedlab.errors import UserError
-from embedlab.evaluation.core.ratings import read
 
 HEADLINES = ("sts7/spearman", "dev/spearman", "lee/spearman")
 _STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr", "sts7")

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from embedlab.config.recipe import SAME_RECIPE
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.evaluation.core.protocol import read_scores
-from embedlab.run.record import SAME_RECIPE
 
 log = logging.getLogger(__name__)
 SCORES = "scores.json"

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from embedlab.errors import UserError
 from embedlab.evaluation.core.correlation import pair_cosine, spearman
 from embedlab.evaluation.core.ratings import RatedCosines
-from embedlab.evaluation.sts.sts import STSPairs
 from embedlab.evaluation.core.vectors import Encoder, Vectors, unique
+from embedlab.evaluation.sts.sts import STSPairs
 
 if TYPE_CHECKING:
     from embedlab.encoders.encoder import SentenceEncoder

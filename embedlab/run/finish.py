@@ -16,23 +16,29 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import Trainer
 
-from embedlab.files import writing
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
-from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.core.preflight import SUBFOLDERS, check_data, folder_for, folder_to_give
 from embedlab.evaluation.core.protocol import write_json
+from embedlab.evaluation.core.table import (
+    LEE_METRICS,
+    STS_METRICS,
+    Metric,
+    before_after_table,
+    geometry_metrics,
+)
+from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import load_sts
-from embedlab.evaluation.core.table import LEE_METRICS, STS_METRICS, Metric, before_after_table, geometry_metrics
+from embedlab.files import writing
 from embedlab.run.folder import AFTER as AFTER
 
 if TYPE_CHECKING:
+    from embedlab.config.run import RunConfig
+    from embedlab.config.trainer import ScoringConfig
     from embedlab.data import SentenceDataModule
     from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.run.callbacks.scoring import DevScoring
     from embedlab.run.callbacks.selection import LossSelection
-    from embedlab.config.run import RunConfig
-    from embedlab.config.trainer import ScoringConfig
 
 log = logging.getLogger(__name__)
 BEFORE = "scores_before.json"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from embedlab.config.backbone import BackboneConfig
+from embedlab.config.build import from_dict
 from embedlab.config.data import data_config
-from embedlab.errors import UserError
-from embedlab.config.method import from_dict
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
+from embedlab.errors import UserError
 
 _CLASSES = {
     "backbone": BackboneConfig,

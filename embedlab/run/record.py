@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from embedlab.config.recipe import SAME_RECIPE, differences
+
 log = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
-SAME_RECIPE = frozenset(
-    ("ckpt_path", "logger", "callbacks", "stages_dir", "evaluation.before", "evaluation.final", "evaluation.last",
-     "evaluation.sts_dir", "data.report", "data.processes", "data.cache_dir")
-)  # fmt: skip
-"""Sections and keys that make no other recipe: how a run is watched, and where its files are."""
 _LENGTH_AND_MACHINE = ("trainer.max_steps", "trainer.max_epochs", "trainer.devices", "trainer.num_nodes")
 _MAY_CHANGE = SAME_RECIPE.union(_LENGTH_AND_MACHINE, ("stages",))
 """Those with which a run may go on as it began."""
@@ -58,12 +54,3 @@ class Record:
         """What stood there before `write`."""
         if self._earlier is not None:
             self.path.write_text(self._earlier, encoding="utf-8")
-
-
-def differences(a: Any, b: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Dotted keys at which two nested dictionaries differ, with both values."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        for name in sorted({*a, *b}):
-            yield from differences(a.get(name), b.get(name), f"{key}.{name}" if key else name)
-    elif a != b:
-        yield key, a, b

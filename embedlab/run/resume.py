@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from embedlab.errors import UserError
 from embedlab.config.run import RunConfig
+from embedlab.errors import UserError
 from embedlab.run.folder import AFTER
 
 log = logging.getLogger(__name__)

@@ -19,15 +19,21 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from embedlab.backbones import train_tokenizer
-from embedlab.data import SentenceDataModule, iter_texts
-from embedlab.files import locked
-from embedlab.data.sources import check_source
-from embedlab.encoders.encoder import whole_folder
-from embedlab.errors import UserError
-from embedlab.methods import method_class
-from embedlab.engine.module import Method
+from embedlab.config.run import RunConfig
 from embedlab.console import LEAF_SPEC
+from embedlab.data import SentenceDataModule, iter_texts
+from embedlab.data.sources import check_source
+from embedlab.distributed.ranks import global_rank
+from embedlab.encoders.checkpoint import load_encoder
+from embedlab.encoders.encoder import whole_folder
 from embedlab.encoders.tokenization import Tokenization
+from embedlab.engine.fsdp import Sharded, sharded
+from embedlab.engine.module import Method
+from embedlab.engine.nonfinite import NonFiniteLoss
+from embedlab.engine.precision import FrozenHalf
+from embedlab.errors import UserError
+from embedlab.files import locked
+from embedlab.methods import method_class
 from embedlab.run.callbacks.checkpoints import (
     LAST,
     LastCheckpoint,
@@ -43,17 +49,11 @@ from embedlab.run.callbacks.randomness import Randomness
 from embedlab.run.callbacks.scoring import DevScoring
 from embedlab.run.callbacks.selection import LossSelection
 from embedlab.run.callbacks.train_log import TrainLog
-from embedlab.encoders.checkpoint import load_encoder
-from embedlab.config.run import RunConfig
 from embedlab.run.finish import Finale, check_final, load_dev
 from embedlab.run.folder import check_free
-from embedlab.engine.precision import FrozenHalf
 from embedlab.run.metrics_file import MetricsFile
-from embedlab.engine.nonfinite import NonFiniteLoss
-from embedlab.distributed.ranks import global_rank
 from embedlab.run.record import Record
 from embedlab.run.resume import finished
-from embedlab.engine.fsdp import Sharded, sharded
 
 log = logging.getLogger(__name__)
 

@@ -31,11 +31,11 @@ from typing import Any
 
 import yaml
 
+from embedlab.config.recipe import differences
+from embedlab.distributed.ranks import launched
 from embedlab.errors import UserError
 from embedlab.run.callbacks.checkpoints import find_checkpoint, kept_in
 from embedlab.run.folder import AFTER
-from embedlab.distributed.ranks import launched
-from embedlab.run.record import differences
 
 log = logging.getLogger(__name__)
 
@@ -238,8 +238,8 @@ def _check(values: dict[str, Any], wanted: list[str], home: Path) -> None:
 
     A finished stage needs nothing any more; where all are, nothing trains before the main run, which checks itself.
     """
-    from embedlab.data.sources import check_source
     from embedlab.config.run import RunConfig
+    from embedlab.data.sources import check_source
     from embedlab.run.finish import check_final
 
     content = copy.deepcopy(values)

@@ -12,9 +12,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from embedlab.console import LEAF_SPEC
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import write_json
-from embedlab.console import LEAF_SPEC
 from embedlab.run.callbacks.scoring import gather_rows
 
 if TYPE_CHECKING:

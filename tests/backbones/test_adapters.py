@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones import Backbone, BackboneConfig, load_backbone
+from embedlab.backbones import Backbone, load_backbone
 from embedlab.backbones.adapters import (
-    AdapterConfig,
     adapt,
     adapter_state,
     load_adapter_state,
@@ -21,6 +20,8 @@ from embedlab.backbones.adapters import (
     merged_weights,
     rank_device,
 )
+from embedlab.config.adapter import AdapterConfig
+from embedlab.config.backbone import BackboneConfig
 from embedlab.errors import UserError
 from tests.support import DECODERS
 

@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import embedlab
-from embedlab.backbones import BackboneConfig, load_backbone, probe
+from embedlab.backbones import load_backbone, probe
+from embedlab.config.backbone import BackboneConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from tests.support import SENTENCES, tiny_backbone, tiny_tokenizer
 

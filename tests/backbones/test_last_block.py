@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from embedlab.backbones import Backbone
-from embedlab.kernels.available import varlen_attention
+from embedlab.kernels import varlen_attention
 from embedlab.pooling import build_pooling
 from tests.kernels.test_attention import NoHostReads, load
 

@@ -14,8 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertModel
 
-from embedlab.backbones import BackboneConfig, load_backbone, load_pooler, train_tokenizer
+from embedlab.backbones import load_backbone, load_pooler, train_tokenizer
 from embedlab.backbones.load import write_model
+from embedlab.config.backbone import BackboneConfig
 from embedlab.errors import UserError
 from tests.support import DECODERS, ENCODERS, MODEL_TYPES, SENTENCES, tiny_backbone
 

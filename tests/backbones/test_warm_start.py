@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from embedlab.backbones import load_backbone, probe, train_tokenizer
-from embedlab.config.backbone import BackboneConfig
 from embedlab.backbones.load import write_model
 from embedlab.backbones.warm_start import shared_tokens
+from embedlab.config.backbone import BackboneConfig
 from embedlab.errors import UserError
 from tests.support import SENTENCES
 

@@ -12,10 +12,10 @@ import pytest
 import embedlab
 from embedlab.cli import encoders
 from embedlab.cli.main import main
+from embedlab.encoders.twin import TwinEncoder
 from embedlab.evaluation.core import protocol
 from embedlab.evaluation.sts.sts import SEVEN
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.encoders.twin import TwinEncoder
 from tests.evaluation.helpers import write_sts_folder
 
 

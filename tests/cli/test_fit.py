@@ -16,8 +16,8 @@ import yaml
 
 import embedlab
 from embedlab.cli import main as command
-from embedlab.errors import UserError
 from embedlab.cli.lightning_values import as_file, from_file
+from embedlab.errors import UserError
 from embedlab.run.run import train
 from tests.run.conftest import compose_run, sts_dir, text_file  # noqa: F401
 

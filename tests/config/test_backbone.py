@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from embedlab.files import conf_dir
-from embedlab.backbones import BackboneConfig, BackboneInfo, probe
-from embedlab.config.backbone import TOKENIZERS
+from embedlab.backbones import probe
+from embedlab.config.backbone import TOKENIZERS, BackboneConfig, BackboneInfo
 from embedlab.config.published import KNOWN, known
 from embedlab.errors import UserError
+from embedlab.files import conf_dir
 from tests.support import ENCODERS, MODEL_TYPES
 
 CONF = sorted((conf_dir() / "backbone").glob("*.yaml"))

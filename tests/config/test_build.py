@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
-from embedlab.errors import UserError
 from embedlab.config.build import build, section
+from embedlab.errors import UserError
 
 
 @dataclass(frozen=True)

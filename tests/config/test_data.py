@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from embedlab.data import DataConfig, data_config
+from embedlab.config.data import DataConfig, data_config
 from embedlab.errors import UserError
 
 

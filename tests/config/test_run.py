@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from embedlab.config.run import RunConfig
+from embedlab.config.trainer import TrainerConfig
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.run.callbacks.checkpoints import LAST
-from embedlab.config.run import RunConfig
 from embedlab.run.run import train
-from embedlab.config.trainer import TrainerConfig
 
 
 @pytest.mark.parametrize(

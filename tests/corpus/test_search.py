@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from embedlab.cli.main import main
-from embedlab.errors import UserError
 from embedlab.corpus import search
 from embedlab.corpus.search import Index, build_index
+from embedlab.errors import UserError
 from tests.evaluation.helpers import HashedWords
 from tests.support import SENTENCES
 

@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 
 import embedlab.data.build as building
-from embedlab.data import DataConfig, TokenTable, build_token_table
-from embedlab.files import locked
+from embedlab.config.data import DataConfig
+from embedlab.config.template import Template
+from embedlab.data import TokenTable, build_token_table
 from embedlab.data.table import TableWriter
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
-from embedlab.encoders.tokenization import Template, Tokenization
+from embedlab.files import locked
 from tests.data.standin import WordTokenization
 from tests.support import SENTENCES, tiny_tokenizer
 

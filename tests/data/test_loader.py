@@ -9,7 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from embedlab.data import BatchLoader, BatchPlan, DataConfig, TokenTable, build_token_table
+from embedlab.config.data import DataConfig
+from embedlab.data import BatchLoader, BatchPlan, TokenTable, build_token_table
 from tests.data.standin import WordTokenization
 
 WORDS: Any = WordTokenization()

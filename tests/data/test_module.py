@@ -12,9 +12,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
-from embedlab.data import DataConfig, PackedTable, SentenceDataModule
-from embedlab.errors import UserError
+from embedlab.config.data import DataConfig
+from embedlab.data import PackedTable, SentenceDataModule
 from embedlab.encoders.tokenization import Tokenization
+from embedlab.errors import UserError
 from tests.data.standin import WordTokenization
 
 WORDS: Any = WordTokenization()

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from embedlab.data import DataConfig, read_rows
+from embedlab.config.data import DataConfig
+from embedlab.data import read_rows
 from embedlab.data.rows import RowStream
 from embedlab.errors import UserError
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from embedlab.data import DataConfig, PackedTable, ResidentTable, build_token_table
-from embedlab.errors import UserError
+from embedlab.config.data import DataConfig
+from embedlab.data import PackedTable, ResidentTable, build_token_table
 from embedlab.encoders.tokenization import Tokenization
+from embedlab.errors import UserError
 from tests.support import SENTENCES, tiny_tokenizer
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from embedlab.data import DataConfig, build_token_table
+from embedlab.config.data import DataConfig
+from embedlab.data import build_token_table
 from embedlab.data.report import count_duplicates, report_tables
 from tests.data.standin import WordTokenization
 

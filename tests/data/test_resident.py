@@ -6,16 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from embedlab.data import (
-    BatchLoader,
-    BatchPlan,
-    DataConfig,
-    PackedTable,
-    ResidentTable,
-    TokenTable,
-    build_token_table,
-)
-from embedlab.encoders.tokenization import Template, Tokenization
+from embedlab.config.data import DataConfig
+from embedlab.config.template import Template
+from embedlab.data import BatchLoader, BatchPlan, PackedTable, ResidentTable, TokenTable, build_token_table
+from embedlab.encoders.tokenization import Tokenization
 from tests.data.standin import WordTokenization
 from tests.support import SENTENCES
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from embedlab.data import DataConfig, iter_texts, read_rows
+from embedlab.config.data import DataConfig
+from embedlab.data import iter_texts, read_rows
 from embedlab.data.rows import RowStream
 from embedlab.errors import UserError
 

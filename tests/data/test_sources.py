@@ -6,7 +6,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from embedlab.data import DataConfig, read_rows
+from embedlab.config.data import DataConfig
+from embedlab.data import read_rows
 from embedlab.data.packages import EMOJI_LANGUAGES
 from embedlab.errors import UserError
 

@@ -16,25 +16,26 @@ import torch.multiprocessing as mp
 import yaml
 from torch import nn
 
-from embedlab.backbones import BackboneConfig, load_backbone
+from embedlab.backbones import load_backbone
 from embedlab.cli.processes import start_ranks
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.distributed.gather import first_row, gather, shares, weight
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.errors import UserError
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.twin import TwinEncoder
 from embedlab.engine.module import Method
+from embedlab.errors import UserError
 from embedlab.methods.jtcse import JTCSE
 from embedlab.methods.jtcse_config import JTCSEConfig
-from embedlab.methods.towers import tower_pooler
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
+from embedlab.methods.towers import tower_pooler
 from embedlab.pooling import build_pooling
-from embedlab.encoders.tokenization import Tokenization
 from embedlab.run.callbacks.randomness import Randomness
 from embedlab.run.callbacks.scoring import gather_rows
-from embedlab.distributed.gather import first_row, gather, shares, weight
-from embedlab.engine.optimizer import OptimizerConfig
-from embedlab.encoders.twin import TwinEncoder
 from tests.ranks import Step, free_port, gradients
-from tests.support import SENTENCES
 from tests.run.conftest import sentences
+from tests.support import SENTENCES
 
 WORLD = 2
 EVEN, UNEVEN = (3, 3), (4, 3)

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from embedlab.objectives.info_nce import info_nce
 from embedlab.distributed.gather import gather, gather_ids
+from embedlab.objectives.info_nce import info_nce
 from tests.ranks import free_port
 
 WORLD, ROWS, WIDTH = 2, 3, 5

@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlab.backbones import BackboneConfig, load_backbone
+from embedlab.backbones import load_backbone
 from embedlab.backbones.backbone import Backbone
 from embedlab.backbones.blocks import parts_of
-from embedlab.errors import UserError
+from embedlab.config.backbone import BackboneConfig
 from embedlab.encoders.cross_attention import CrossAttention, check_alike, cross_layers, last_exchange
+from embedlab.errors import UserError
 
 KINDS = ("bert", "roberta", "distilbert", "modernbert")
 LAYERS = 4

@@ -16,11 +16,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
-from embedlab.backbones import BackboneConfig, load_backbone
+from embedlab.backbones import load_backbone
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.template import Template
 from embedlab.encoders.encoder import CARD, POOLING_WEIGHTS, SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.encoders.tokenization import Template, Tokenization
 from tests.support import ENCODERS, MODEL_TYPES, SENTENCES
 
 Tiny = Callable[..., Path]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from embedlab.objectives.info_nce import info_nce
 from embedlab.encoders.grad_cache import cached
+from embedlab.objectives.info_nce import info_nce
 
 BATCH = 7
 

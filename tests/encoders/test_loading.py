@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import embedlab
-from embedlab.files import assets_dir
 from embedlab.errors import UserError
+from embedlab.files import assets_dir
 from tests.encoders.test_encoder import MASKED, TEXTS, build
 
 Tiny = Callable[..., Path]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from embedlab.config.template import Template
 from embedlab.encoders.normalization import PREPARATIONS, closed
-from embedlab.encoders.tokenization import Template, Tokenization
+from embedlab.encoders.tokenization import Tokenization
 from tests.support import tiny_tokenizer
 
 

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedlab.config.template import Template
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
-from embedlab.encoders.tokenization import Template, Tokenization
 from tests.support import DECODERS, ENCODERS, MODEL_TYPES, SENTENCES, tiny_tokenizer
 
 BERT = Template('This sentence of "{sentence}" means {mask}.')

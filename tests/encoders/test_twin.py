@@ -11,12 +11,14 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 import embedlab
-from embedlab.backbones import BackboneConfig, load_backbone
+from embedlab.backbones import load_backbone
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.twin import TwinEncoder, ensemble, same_tokenizer
 from embedlab.errors import UserError
 from embedlab.pooling import build_pooling
-from embedlab.encoders.tokenization import Template, Tokenization
-from embedlab.encoders.twin import TwinEncoder, ensemble, same_tokenizer
 from tests.support import SENTENCES
 
 Tiny = Callable[..., Path]

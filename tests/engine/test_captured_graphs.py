@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from embedlab.kernels.packing import token_capacity
 from embedlab.engine.cuda_graph import joint_shapes
 from embedlab.engine.fused_adamw import _Addresses
+from embedlab.kernels.packing import token_capacity
 
 
 def test_one_view_keeps_its_capacity() -> None:

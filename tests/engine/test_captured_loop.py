@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlab.run.callbacks.checkpoints import LAST, Interrupted
 from embedlab.config.run import RunConfig
 from embedlab.engine.meter import Meter
+from embedlab.run.callbacks.checkpoints import LAST, Interrupted
 from embedlab.run.run import train
 from tests.engine.test_cuda_graph import by_step
 from tests.run.test_resume import StopAt

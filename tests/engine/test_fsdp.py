@@ -13,8 +13,8 @@ import yaml
 
 import embedlab
 from embedlab.cli.processes import start_ranks
-from embedlab.errors import UserError
 from embedlab.config.run import RunConfig
+from embedlab.errors import UserError
 from tests.distributed.test_ddp import losses, settings
 
 MORE = (

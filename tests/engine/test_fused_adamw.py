@@ -16,8 +16,8 @@ from torch import nn
 from embedlab.engine.cuda_graph import _prepare
 from embedlab.engine.fused_adamw import total_norm, usable
 from embedlab.engine.optimizer import ReplayableAdamW
-from tests.interpreted import needs_triton
 from tests.engine.fused_update_check import SIZES, compare
+from tests.interpreted import needs_triton
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.engine.optimizer import ReplayableAdamW, build_optimizer, factor, parameter_groups
 from embedlab.errors import UserError
-from embedlab.engine.optimizer import (
-    OptimizerConfig,
-    ReplayableAdamW,
-    build_optimizer,
-    factor,
-    parameter_groups,
-)
 
 
 def test_linear_falls_to_zero_after_the_warm_up() -> None:

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from embedlab.errors import UserError
-from embedlab.engine.module import Method
 from embedlab.config.method import MethodConfig
+from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
-from embedlab.engine.optimizer import OptimizerConfig, build_optimizer
+from embedlab.engine.module import Method
+from embedlab.engine.optimizer import build_optimizer
+from embedlab.errors import UserError
 from embedlab.run.run import Run
 
 FULL = ("trainer.max_steps=4", "optimizer.warmup_steps=1")

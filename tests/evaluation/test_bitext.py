@@ -10,7 +10,7 @@ import torch
 
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
-from embedlab.evaluation.bitext.bitext import bitext
+from embedlab.evaluation.bitext import bitext
 from embedlab.evaluation.bitext.bitext import bitext_accuracy
 from embedlab.evaluation.bitext.parallel_texts import XTREME, parallel_table, tatoeba
 from tests.evaluation.helpers import Constant

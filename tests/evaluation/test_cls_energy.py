@@ -9,14 +9,15 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from embedlab.backbones import BackboneConfig, load_backbone
+from embedlab.backbones import load_backbone
+from embedlab.config.backbone import BackboneConfig
 from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.twin import TwinEncoder
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.evaluation.probes.cls_energy import METRICS, _marks, _punctuation, measure, profile
 from embedlab.pooling import build_pooling
-from embedlab.encoders.tokenization import Tokenization
-from embedlab.encoders.twin import TwinEncoder
 from tests.support import SENTENCES
 
 MASK = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])

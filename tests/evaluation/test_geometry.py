@@ -11,8 +11,8 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
-from embedlab.evaluation.probes import geometry
 from embedlab.evaluation.core.ratings import read, separation
+from embedlab.evaluation.probes import geometry
 from tests.evaluation.helpers import HashedWords, write_sts_folder
 
 

@@ -8,11 +8,10 @@ import datasets
 import pytest
 
 from embedlab.errors import UserError
-from embedlab.evaluation.bitext.bitext import parallel_texts
-from embedlab.evaluation.finetune import qa_data
-from embedlab.evaluation.sts.sts import sts_multilingual
-from embedlab.evaluation.finetune import glue, xnli
+from embedlab.evaluation.bitext import parallel_texts
 from embedlab.evaluation.core.hub import hub_rows
+from embedlab.evaluation.finetune import glue, qa_data, xnli
+from embedlab.evaluation.sts import sts_multilingual
 
 ANSWERS = [{"text": ["Rome", "in Rome"], "answer_start": [3, 0]}, {"text": ["Oslo"], "answer_start": [0]}]
 QUESTIONS = {"context": ["in Rome", "Oslo it is"], "question": ["where?", "and here?"], "answers": ANSWERS}

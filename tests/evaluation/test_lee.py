@@ -9,8 +9,8 @@ from scipy import stats
 
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
-from embedlab.evaluation.sts.sts import lee
 from embedlab.evaluation.core.vectors import encode
+from embedlab.evaluation.sts import lee
 from tests.evaluation.helpers import HashedWords
 
 needs_gensim = pytest.mark.skipif(

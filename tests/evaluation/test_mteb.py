@@ -12,8 +12,8 @@ import pytest
 from scipy import stats
 
 from embedlab.errors import UserError
-from embedlab.evaluation.mteb.mteb import LISTS, list_notes, resolve_tasks, run
 from embedlab.evaluation.core.protocol import check
+from embedlab.evaluation.mteb.mteb import LISTS, list_notes, resolve_tasks, run
 from tests.evaluation.helpers import WORDS, HashedWords
 
 pytest.importorskip("mteb", reason="mteb is not installed (pip install 'embedlab[eval]')")

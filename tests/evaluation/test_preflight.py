@@ -12,8 +12,8 @@ import pytest
 from embedlab.config.published import known
 from embedlab.errors import UserError
 from embedlab.evaluation import FINE_TUNED, SUITES
-from embedlab.evaluation.probes.cls_energy import looks_into
 from embedlab.evaluation.core.preflight import SUBFOLDERS, check_comparison, check_data, folder_for, unfit
+from embedlab.evaluation.probes.cls_energy import looks_into
 from tests.evaluation.everything import collection, every_kind
 from tests.evaluation.helpers import write_sts_folder, write_tsv
 from tests.evaluation.multilingual import write_parallel

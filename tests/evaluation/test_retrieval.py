@@ -17,9 +17,9 @@ import torch
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.evaluation.core import nearest
-from embedlab.evaluation.retrieval.beir import load_collection
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.protocol import check
+from embedlab.evaluation.retrieval.beir import load_collection
 from embedlab.evaluation.retrieval.retrieval import measure, run, search
 from tests.evaluation.helpers import HashedWords
 from tests.evaluation.real import needs_data

@@ -18,11 +18,11 @@ from scipy import stats
 
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
-from embedlab.evaluation.probes.noise import NOISES, perturb
 from embedlab.evaluation.core.protocol import check
+from embedlab.evaluation.core.vectors import Vectors
+from embedlab.evaluation.probes.noise import NOISES, perturb
 from embedlab.evaluation.probes.robustness import noisy_pairs, run, score_lengths
 from embedlab.evaluation.sts.sts import STSPairs, evaluate_sts, load_sts
-from embedlab.evaluation.core.vectors import Vectors
 from tests.evaluation.helpers import HashedWords, Lookup, write_sts_folder
 from tests.evaluation.real import needs_data
 
@@ -48,7 +48,9 @@ def test_seed_and_sentence_decide(noise: str) -> None:
 
 
 def test_noise_is_the_same_in_another_process() -> None:
-    code = f"from embedlab.evaluation.probes.noise import perturb; print(perturb({SENTENCE!r}, 'typos', 0.5, 0))"
+    code = (
+        f"from embedlab.evaluation.probes.noise import perturb; print(perturb({SENTENCE!r}, 'typos', 0.5, 0))"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.rstrip("\n") == perturb(SENTENCE, "typos", 0.5, 0)
 

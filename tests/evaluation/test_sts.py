@@ -10,9 +10,9 @@ from scipy import stats
 
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
-from embedlab.evaluation.sts.sts import sts
-from embedlab.evaluation.sts.sts import SEVEN, STSPairs, evaluate_sts, load_sts, score_pairs
 from embedlab.evaluation.core.vectors import Vectors
+from embedlab.evaluation.sts import sts
+from embedlab.evaluation.sts.sts import SEVEN, STSPairs, evaluate_sts, load_sts, score_pairs
 from tests.evaluation.helpers import Constant, HashedWords, Lookup, write_sts_folder, write_tsv
 
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_sts, score_pairs
 from embedlab.evaluation.core.vectors import Vectors
+from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_sts, score_pairs
 from tests.evaluation.helpers import HashedWords
 from tests.evaluation.real import needs_data
 

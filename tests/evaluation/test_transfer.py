@@ -16,10 +16,10 @@ import torch
 
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
-from embedlab.evaluation.transfer.transfer import transfer
-from embedlab.evaluation.transfer.classifier import ClassifierConfig, LabelledVectors
 from embedlab.evaluation.core.preflight import check_data
 from embedlab.evaluation.core.protocol import check
+from embedlab.evaluation.transfer import transfer
+from embedlab.evaluation.transfer.classifier import ClassifierConfig, LabelledVectors
 from embedlab.evaluation.transfer.transfer import Mode, evaluate_task, nested_kfold_outcome, run
 from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, Split, load_transfer, source
 from tests.evaluation.everything import write_transfer

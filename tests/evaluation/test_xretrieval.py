@@ -9,8 +9,8 @@ import torch
 
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
-from embedlab.evaluation.finetune.qa_data import load_grid, load_training
 from embedlab.evaluation.bitext.xretrieval import accuracy_and_mrr
+from embedlab.evaluation.finetune.qa_data import load_grid, load_training
 from tests.evaluation.helpers import write_tsv
 from tests.evaluation.multilingual import Interlingua, write_xquad
 from tests.evaluation.real import needs_data

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.export.sentence_transformers import CUSTOM
-from embedlab.encoders.tokenization import Template
-from tests.support import SENTENCES
 from tests.encoders.test_encoder import MASKED, STAGES, build
+from tests.support import SENTENCES
 
 sentence_transformers: Any = pytest.importorskip(
     "sentence_transformers", reason="sentence-transformers (extra st) is not installed"

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from embedlab.backbones import Backbone, BackboneConfig, load_backbone
+from embedlab.backbones import Backbone, load_backbone
+from embedlab.config.backbone import BackboneConfig
 from tests.support import DECODERS, ENCODERS, MODEL_TYPES
 
 Tiny = Callable[..., Path]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlab.kernels.available import block_ops
+from embedlab.kernels import block_ops
 from tests.interpreted import DEVICE, INTERPRETED, NEEDS
 
 pytestmark = NEEDS
@@ -35,7 +35,7 @@ def here(*tensors: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_add_norm_and_its_gradients(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    from embedlab.kernels.available import block_triton as kernels
+    from embedlab.kernels import block_triton as kernels
 
     count, width = shape
     x, r, up = (draw(count, width, dtype=dtype) for _ in range(3))
@@ -65,7 +65,7 @@ def test_add_norm_and_its_gradients(shape: tuple[int, int], dtype: torch.dtype) 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_dropped_forward_is_dropped_backward(shape: tuple[int, int]) -> None:
-    from embedlab.kernels.available import block_triton as kernels
+    from embedlab.kernels import block_triton as kernels
 
     count, width = shape
     p = 0.3
@@ -91,7 +91,7 @@ def test_what_is_dropped_forward_is_dropped_backward(shape: tuple[int, int]) -> 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_embeddings(dtype: torch.dtype) -> None:
-    from embedlab.kernels.available import block_triton as kernels
+    from embedlab.kernels import block_triton as kernels
 
     count, width = 50, 80
     words, places = draw(99, width, dtype=dtype), draw(12, width, dtype=dtype)
@@ -125,7 +125,7 @@ def test_embeddings(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(37, 48), (129, 512), (3, 3072)])
 def test_gelu(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    from embedlab.kernels.available import block_triton as kernels
+    from embedlab.kernels import block_triton as kernels
 
     u, up = draw(*shape, dtype=dtype, scale=3.0), draw(*shape, dtype=dtype)
     gu, gup = here(u, up)
@@ -143,7 +143,7 @@ def test_gelu(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 
 def test_column_sums() -> None:
-    from embedlab.kernels.available import block_triton as kernels
+    from embedlab.kernels import block_triton as kernels
 
     sections = [(3, 96), (200, 40), (1, 33), (130, 7)]
     parts = [draw(r, w) for r, w in sections]

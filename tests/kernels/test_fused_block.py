@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlab.backbones import Backbone, BackboneConfig, load_backbone
-from embedlab.kernels.available import fused_block
-from embedlab.pooling import build_pooling
+from embedlab.backbones import Backbone, load_backbone
+from embedlab.config.backbone import BackboneConfig
 from embedlab.engine.compute_copy import ComputeCopy
-from tests.kernels.test_attention import load
+from embedlab.kernels import fused_block
+from embedlab.pooling import build_pooling
 from tests.backbones.test_last_block import MODELS, batch
+from tests.kernels.test_attention import load
 
 Tiny = Callable[..., Path]
 

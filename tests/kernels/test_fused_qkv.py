@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones import Backbone
-from embedlab.kernels.available import varlen_attention
-from embedlab.kernels.fused_qkv import joinable
 from embedlab.engine.compute_copy import ComputeCopy
+from embedlab.kernels import varlen_attention
+from embedlab.kernels.fused_qkv import joinable
 from tests.kernels.test_attention import load
 from tests.kernels.test_packing import MODELS, batch
 

@@ -16,8 +16,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from embedlab.backbones import Backbone
 from embedlab.kernels.packing import Slots, row_capacity, token_capacity
 from embedlab.kernels.varlen_attention import padded_attention, varlen_attention
-from tests.kernels.test_attention import NoHostReads, load
 from tests.interpreted import needs_triton
+from tests.kernels.test_attention import NoHostReads, load
 
 Tiny = Callable[..., Path]
 MODELS = ("bert", "roberta", "xlm-roberta", "distilbert")

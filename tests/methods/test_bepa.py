@@ -11,9 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlab.backbones import BackboneConfig, BackboneInfo, load_backbone
-from embedlab.backbones.adapters import AdapterConfig, adapt
+from embedlab.backbones import load_backbone
+from embedlab.backbones.adapters import adapt
+from embedlab.config.adapter import AdapterConfig
+from embedlab.config.backbone import BackboneConfig, BackboneInfo
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.evaluation.probes.geometry import rankme
 from embedlab.methods import method_config
@@ -24,8 +29,6 @@ from embedlab.methods.moving_average import average
 from embedlab.objectives.bilingual_nce import bilingual_nce
 from embedlab.objectives.masked_lm import IGNORED
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.encoders.tokenization import Template, Tokenization
-from embedlab.engine.optimizer import OptimizerConfig
 from tests.kernels.test_attention import NoHostReads
 from tests.support import SENTENCES
 

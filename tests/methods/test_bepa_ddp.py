@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones import BackboneConfig, load_backbone
+from embedlab.backbones import load_backbone
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.optimizer import OptimizerConfig
 from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.methods.bepa import BEPA
 from embedlab.methods.bepa_config import BEPAConfig
 from embedlab.pooling import build_pooling
-from embedlab.encoders.tokenization import Tokenization
-from embedlab.engine.optimizer import OptimizerConfig
 from tests.ranks import gradients, two_ranks
 
 REPEATED = [("The girl reads.", "a lake"), ("Two dogs run", "the tide"), ("Rain.", "is it open")]

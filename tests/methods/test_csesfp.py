@@ -16,20 +16,23 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, log_softmax, normalize
 from torch.utils.flop_counter import FlopCounterMode
 
-from embedlab.backbones import BackboneConfig, load_backbone
-from embedlab.backbones.adapters import AdapterConfig, adapt
+from embedlab.backbones import load_backbone
+from embedlab.backbones.adapters import adapt
+from embedlab.config.adapter import AdapterConfig
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
-from embedlab.evaluation.sts.sts import STSPairs, score_pairs
 from embedlab.evaluation.core.vectors import Vectors
+from embedlab.evaluation.sts.sts import STSPairs, score_pairs
 from embedlab.methods.causal_lm import CausalLM, CausalLMConfig
 from embedlab.methods.contrast import contrast_views
 from embedlab.methods.csesfp import CSESFP, CSESFPConfig
 from embedlab.methods.prompteol import PromptEOL, PromptEOLConfig
 from embedlab.objectives.info_nce import info_nce
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.encoders.tokenization import Template, Tokenization
-from embedlab.engine.optimizer import OptimizerConfig
 from tests.evaluation.helpers import Lookup
 from tests.support import DECODERS, SENTENCES
 

@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from embedlab.backbones import BackboneConfig, load_backbone
-from embedlab.backbones.adapters import AdapterConfig, adapt
+from embedlab.backbones import load_backbone
+from embedlab.backbones.adapters import adapt
+from embedlab.config.adapter import AdapterConfig
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.methods.csesfp import CSESFP, CSESFPConfig
 from embedlab.methods.prompteol import PromptEOL, PromptEOLConfig
 from embedlab.pooling import build_pooling
-from embedlab.encoders.tokenization import Template, Tokenization
-from embedlab.engine.optimizer import OptimizerConfig
 from tests.ranks import gradients, two_ranks
 
 TWO_STAGES = Template('It : "{sentence}" means a word{rep1}, so it is{rep2}', "text")

@@ -10,8 +10,8 @@ import yaml
 
 from embedlab import files as _paths
 from embedlab.cli.compose import compose
-from embedlab.errors import UserError
 from embedlab.config.run import RunConfig
+from embedlab.errors import UserError
 from embedlab.run.stages import Stage, run_stages
 
 PUBLISHED = {

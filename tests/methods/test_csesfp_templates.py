@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from embedlab import files as _paths
-from embedlab.encoders.tokenization import Template, Tokenization
+from embedlab.config.template import Template
+from embedlab.encoders.tokenization import Tokenization
 from tests.support import DECODERS, SENTENCES, tiny_tokenizer
 
 ONE_STAGE = ("eol", "sth", "sum")

@@ -13,8 +13,13 @@ import torch
 from torch import Tensor, nn
 
 import embedlab.methods.across as across
-from embedlab.backbones import BackboneConfig, load_backbone
+from embedlab.backbones import load_backbone
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.distributed.gather import agreed_coin
 from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.twin import TwinEncoder
 from embedlab.errors import UserError
 from embedlab.methods.across import linear_cka
 from embedlab.methods.jtcse import JTCSE
@@ -22,10 +27,6 @@ from embedlab.methods.jtcse_config import JTCSEConfig, TNCSEConfig
 from embedlab.methods.towers import tower_pooler
 from embedlab.objectives.pair_nce import interleave, pair_nce
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.encoders.tokenization import Tokenization
-from embedlab.distributed.gather import agreed_coin
-from embedlab.engine.optimizer import OptimizerConfig
-from embedlab.encoders.twin import TwinEncoder
 
 Tiny = Callable[..., Path]
 LAYERS, WIDTH = 4, 32

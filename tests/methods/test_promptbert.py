@@ -11,16 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlab.backbones import BackboneConfig, BackboneInfo, load_backbone
+from embedlab.backbones import load_backbone
+from embedlab.config.backbone import BackboneConfig, BackboneInfo
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.normalization import PREPARATIONS
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.methods import method_class, method_config
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
 from embedlab.methods.simcse import widen
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.encoders.normalization import PREPARATIONS
-from embedlab.encoders.tokenization import Template, Tokenization
-from embedlab.engine.optimizer import OptimizerConfig
 from tests.support import SENTENCES
 
 Tiny = Callable[..., Path]

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from embedlab.backbones import BackboneConfig, load_backbone
+from embedlab.backbones import load_backbone
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.optimizer import OptimizerConfig
 from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.encoders.tokenization import Tokenization
-from embedlab.engine.optimizer import OptimizerConfig
 
 CONFIG = SimCSEConfig(mlp="none", layout="pairs")
 FIRST = ("The cat runs.", "Two dogs", "a lake", "rain")

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from embedlab.backbones import BackboneConfig, load_backbone
+from embedlab.backbones import load_backbone
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.module import Method
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.encoders.tokenization import Template, Tokenization
-from embedlab.engine.optimizer import OptimizerConfig
 from tests.support import SENTENCES
 
 Tiny = Callable[..., Path]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.template import Template
+from embedlab.engine.optimizer import parameter_groups
 from embedlab.errors import UserError
 from embedlab.pooling import build_pooling, pooling_config
-from embedlab.encoders.tokenization import Template
-from embedlab.engine.optimizer import parameter_groups
 
 BERT = BackboneInfo("encoder", 12, 768, 512, True, 0.1, "bert", True)
 SMALL = replace(BERT, layers=4, width=8, inner_width=8)

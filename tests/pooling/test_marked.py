@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from embedlab.config.template import Template
 from embedlab.errors import UserError
 from embedlab.pooling import build_pooling, pooling_config
 from embedlab.pooling.marked import up_to
-from embedlab.encoders.tokenization import Template
 
 MARKS = {"rep1": 3, "rep2": 0}
 LENGTHS = (9, 6, 4)

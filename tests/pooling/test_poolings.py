@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlab.backbones import BackboneInfo
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.template import Template
 from embedlab.errors import UserError
 from embedlab.pooling import POOLINGS, build_pooling, pooling_config
 from embedlab.pooling.base import Pooling
-from embedlab.encoders.tokenization import Template
 
 INFO = BackboneInfo("encoder", 3, 16, 64, True, 0.1, "bert", True)
 DECODER = dataclasses.replace(INFO, kind="decoder", has_mask_token=False, model_type="gpt2")

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, cosine_similarity
 
 from embedlab.config.backbone import BackboneInfo
+from embedlab.encoders.tokenization import Frame, RowMarks
 from embedlab.pooling import build_pooling
 from embedlab.pooling.frequencies import select
 from embedlab.pooling.s2sent import S2Sent
 from embedlab.pooling.selection import Gate, block_weights
 from embedlab.pooling.squeeze import FrequencySelection
-from embedlab.encoders.tokenization import Frame, RowMarks
 
 LAYERS, WIDTH = 12, 32
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from embedlab.report.cls_energy import by_layer, profile_figure, relation_to_sts, save_profile
 from embedlab.errors import UserError
 from embedlab.evaluation.probes.cls_energy import METRICS
+from embedlab.report.cls_energy import by_layer, profile_figure, relation_to_sts, save_profile
 
 
 def scores(shift: float = 0.0) -> dict[str, float]:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import embedlab
-from embedlab.report.vectors import layer_scores, project, rated_cosines
 from embedlab.errors import UserError
 from embedlab.evaluation.core.ratings import RatedCosines, read, written
 from embedlab.evaluation.sts.sts import load_sts
+from embedlab.report.vectors import layer_scores, project, rated_cosines
 
 pytest.importorskip("matplotlib")
 import matplotlib

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from embedlab.report.jtcse_controls import compare, controls_table, differences_table, main, read_sweep
 from embedlab.errors import UserError
 from embedlab.evaluation.core.table import Metric
+from embedlab.report.jtcse_controls import compare, controls_table, differences_table, main, read_sweep
 
 STS = Metric("sts7/spearman", "Avg", "higher")
 

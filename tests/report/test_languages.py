@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from embedlab.report.languages import read_spectra, save_spectrum
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.evaluation.core.protocol import write_scores
+from embedlab.report.languages import read_spectra, save_spectrum
 from tests.evaluation.multilingual import Interlingua, write_parallel
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from benchmarks.s2sent_cost import print_parameters
-from embedlab.report import pooling_cost
-from embedlab.report.pooling_cost import compare, parameters
 from embedlab.config.backbone import BackboneInfo
 from embedlab.pooling import build_pooling
+from embedlab.report import pooling_cost
+from embedlab.report.pooling_cost import compare, parameters
 
 BERT_BASE = BackboneInfo("encoder", 12, 768, 512, True, 0.1, "bert", True)
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from embedlab.report.paired import paired_difference
-from embedlab.report.report import Report, find_baseline, make_report, swept_numbers
-from embedlab.report.runs import find_runs, group_runs
 from embedlab.cli.report import main
+from embedlab.config.recipe import SAME_RECIPE
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import REQUIRED
 from embedlab.evaluation.core.ratings import separation, written
-from embedlab.run.record import SAME_RECIPE
+from embedlab.report.paired import paired_difference
+from embedlab.report.report import Report, find_baseline, make_report, swept_numbers
+from embedlab.report.runs import find_runs, group_runs
 
 
 def write_run(

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import embedlab
-from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.errors import UserError
-from embedlab.encoders.tokenization import Tokenization
-from embedlab.run.callbacks.checkpoints import LAST, PREVIOUS
 from embedlab.config.run import RunConfig
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.errors import UserError
+from embedlab.run.callbacks.checkpoints import LAST, PREVIOUS
 from embedlab.run.run import build, train
 from tests.support import tiny_backbone
 

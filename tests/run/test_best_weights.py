@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from embedlab.run.callbacks.scoring import BestEncoder
 from embedlab.engine.meter import Meter
+from embedlab.run.callbacks.scoring import BestEncoder
 from embedlab.run.run import build, train
 
 

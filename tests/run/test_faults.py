@@ -20,10 +20,10 @@ from embedlab.run.callbacks import checkpoints
 from embedlab.run.callbacks.checkpoints import LAST, PREVIOUS, find_checkpoint, step_of, unreadable
 from embedlab.run.callbacks.interrupt import SIGNALS
 from embedlab.run.finish import Finale
-from embedlab.run.slurm import requeue
 from embedlab.run.run import train
-from tests.test_disk_full import safetensors_meets_it, torch_meets_it
+from embedlab.run.slurm import requeue
 from tests.run.test_resume import StopAt, losses, weights
+from tests.test_disk_full import safetensors_meets_it, torch_meets_it
 
 STEPS = ("trainer.max_steps=6", "callbacks.checkpoint.every_steps=2")
 ROOT = Path(__file__).parents[2]

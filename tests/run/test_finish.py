@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from embedlab.config.trainer import ScoringConfig
 from embedlab.errors import UserError
 from embedlab.evaluation.core.hub import hub_rows
 from embedlab.evaluation.core.preflight import SUBFOLDERS
 from embedlab.run.finish import as_written, check_final, load_dev
 from embedlab.run.run import train
-from embedlab.config.trainer import ScoringConfig
 from tests.evaluation.everything import collection, every_kind
 
 

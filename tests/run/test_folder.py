@@ -11,12 +11,12 @@ import yaml
 from embedlab.cli import free_folder
 from embedlab.cli import main as command
 from embedlab.cli import train as train_command
+from embedlab.cli.lightning_values import as_file
 from embedlab.errors import UserError
 from embedlab.run import sweep as launcher
-from embedlab.cli.lightning_values import as_file
 from embedlab.run.folder import AFTER, LAST, PREVIOUS, check_free
-from embedlab.run.sweep import Trial, run_trials
 from embedlab.run.run import train
+from embedlab.run.sweep import Trial, run_trials
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -14,14 +14,14 @@ import torch
 import embedlab
 from embedlab.cli.compose import compose
 from embedlab.cli.train import train_one
+from embedlab.config.run import RunConfig
+from embedlab.encoders.twin import TwinEncoder
 from embedlab.errors import UserError
 from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import load_sts
 from embedlab.methods.distil import Distil
 from embedlab.run.callbacks.scoring import DevScoring
-from embedlab.config.run import RunConfig
 from embedlab.run.run import build
-from embedlab.encoders.twin import TwinEncoder
 
 TEXTS = ["the cat runs", "a small red bird", ""]
 
@@ -261,7 +261,9 @@ def test_a_tower_that_is_not_there_is_named(
 def test_the_student_comes_near_its_frozen_teacher(
     values: Callable[..., dict[str, Any]], tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    teacher = embedlab.encoders.twin.TwinEncoder([embedlab.load(tiny("bert", layers=3, seed=i)) for i in (1, 2)])
+    teacher = embedlab.encoders.twin.TwinEncoder(
+        [embedlab.load(tiny("bert", layers=3, seed=i)) for i in (1, 2)]
+    )
     teacher.save(tmp_path / "teacher")
     before = teacher.fingerprint()
     run = values(

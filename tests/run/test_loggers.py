@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from embedlab.run.callbacks.checkpoints import Interrupted
 from embedlab.engine.nonfinite import NonFiniteLoss
+from embedlab.run.callbacks.checkpoints import Interrupted
 from embedlab.run.run import train
 from tests.run.test_resume import StopAt
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from embedlab.run.record import SAME_RECIPE, Record
+from embedlab.config.recipe import SAME_RECIPE
+from embedlab.run.record import Record
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import embedlab
+from embedlab.engine.nonfinite import NonFiniteLoss
 from embedlab.errors import UserError
 from embedlab.evaluation.sts.sts import load_sts
 from embedlab.run.callbacks.checkpoints import LAST
-from embedlab.engine.nonfinite import NonFiniteLoss
 from embedlab.run.run import build, train
 
 GOLDEN = [2.6139, 2.1786, 2.1170, 2.1144, 2.1338]

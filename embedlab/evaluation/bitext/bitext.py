@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embedlab.evaluation.bitext.parallel_texts import NTREX, XTREME, Bitext, parallel_table, tatoeba
 from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.devices import scoring_device
 from embedlab.evaluation.core.files import is_there
 from embedlab.evaluation.core.means import group_means
 from embedlab.evaluation.core.nearest import unit
-from embedlab.evaluation.bitext.parallel_texts import NTREX, XTREME, Bitext, parallel_table, tatoeba
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 

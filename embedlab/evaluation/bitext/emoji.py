@@ -11,11 +11,11 @@ from statistics import fmean
 from typing import Any
 
 from embedlab.data.packages import EMOJI_LANGUAGES, emoji_names, is_held_out
-from embedlab.evaluation.probes import geometry
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.bitext.bitext import DIRECTIONS, bitext_accuracy
+from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.means import group_means
 from embedlab.evaluation.core.vectors import Encoder, Vectors
+from embedlab.evaluation.probes import geometry
 
 
 def held_out_names() -> dict[str, list[str]]:

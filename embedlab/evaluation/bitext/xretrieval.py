@@ -18,9 +18,9 @@ from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.devices import scoring_device
 from embedlab.evaluation.core.means import group_means, of_pairs
 from embedlab.evaluation.core.nearest import TopK, unit
-from embedlab.evaluation.finetune.qa_data import TASKS, Grid, load_grid, there
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.core.vectors import Encoder, embed
+from embedlab.evaluation.finetune.qa_data import TASKS, Grid, load_grid, there
 
 _DEPTH = 10
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from embedlab.errors import UserError
 from embedlab.console import quiet
+from embedlab.errors import UserError
 
 
 def hub_rows(

@@ -11,7 +11,7 @@ from embedlab.evaluation import FINE_TUNED, SUITES
 from embedlab.evaluation.core.packages import require
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
+    from embedlab.config.backbone import BackboneInfo
 
 SUBFOLDERS: dict[str, tuple[str, ...]] = {
     "sts": ("sts",),

@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from embedlab.files import ordinary_mode
 from embedlab.errors import UserError
+from embedlab.files import ordinary_mode
 
 REQUIRED: tuple[str, ...] = (
     "suite",

@@ -17,11 +17,12 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.console import LEAF_SPEC
+from embedlab.engine.optimizer import build_optimizer
 from embedlab.errors import UserError
 from embedlab.evaluation.finetune.buckets import Batch, Buckets, Epochs
 from embedlab.evaluation.finetune.config import FineTuneConfig
-from embedlab.console import LEAF_SPEC
-from embedlab.engine.optimizer import OptimizerConfig, build_optimizer
 
 _REPORTS = 10  # progress lines of one training, where there is no terminal
 

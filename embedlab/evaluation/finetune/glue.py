@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.finetune.classify import Labelled, classify
-from embedlab.evaluation.finetune.config import FineTuneConfig
 from embedlab.evaluation.core.hub import hub_rows
 from embedlab.evaluation.core.labels import numbered
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
+from embedlab.evaluation.finetune.classify import Labelled, classify
+from embedlab.evaluation.finetune.config import FineTuneConfig
 
 DEFAULTS = FineTuneConfig(epochs=3, lr=2e-5, batch_size=16, max_length=128)
 _HUB = "nyu-mll/glue"

@@ -12,11 +12,22 @@ from typing import Any
 import torch
 
 from embedlab.evaluation.core import protocol as protocols
+from embedlab.evaluation.core.means import group_means, of_pairs
+from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.finetune.answers import scores as answer_scores
 from embedlab.evaluation.finetune.buckets import Buckets
 from embedlab.evaluation.finetune.config import FineTuneConfig
 from embedlab.evaluation.finetune.fit import Fitted, predict, train, use_half
 from embedlab.evaluation.finetune.models import SpanReader, sentence_encoder, trainable_copy
+from embedlab.evaluation.finetune.qa_data import (
+    TASKS,
+    Grid,
+    Questions,
+    TrainingQuestions,
+    load_grid,
+    load_training,
+    there,
+)
 from embedlab.evaluation.finetune.rows import Rows
 from embedlab.evaluation.finetune.windows import (
     Passages,
@@ -27,17 +38,6 @@ from embedlab.evaluation.finetune.windows import (
     training_spans,
     windows,
 )
-from embedlab.evaluation.core.means import group_means, of_pairs
-from embedlab.evaluation.finetune.qa_data import (
-    TASKS,
-    Grid,
-    Questions,
-    TrainingQuestions,
-    load_grid,
-    load_training,
-    there,
-)
-from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 
 DEFAULTS = FineTuneConfig(epochs=2, lr=3e-5, batch_size=12, max_length=384, stride=128)
 _METRICS = ("f1", "em", "f1_squad", "em_squad")

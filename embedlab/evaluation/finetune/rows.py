@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from embedlab.errors import UserError
 from embedlab.encoders.tokenization import Tokenization
+from embedlab.errors import UserError
 
 if TYPE_CHECKING:
     from embedlab.encoders.encoder import SentenceEncoder

@@ -12,11 +12,11 @@ import numpy as np
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.files import find_file, is_there, read_tsv
-from embedlab.evaluation.finetune.classify import Labelled, classify
-from embedlab.evaluation.finetune.config import FineTuneConfig
 from embedlab.evaluation.core.hub import hub_rows
 from embedlab.evaluation.core.labels import numbered
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
+from embedlab.evaluation.finetune.classify import Labelled, classify
+from embedlab.evaluation.finetune.config import FineTuneConfig
 
 CLASSES = ("entailment", "neutral", "contradiction")
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")

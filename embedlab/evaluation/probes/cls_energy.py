@@ -26,11 +26,11 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.sts.sts import all_sentences, load_sts, row_count_warning
 from embedlab.evaluation.core.vectors import unique
+from embedlab.evaluation.sts.sts import all_sentences, load_sts, row_count_warning
 
 if TYPE_CHECKING:
-    from embedlab.backbones import BackboneInfo
+    from embedlab.config.backbone import BackboneInfo
     from embedlab.encoders.encoder import SentenceEncoder
 
 ENERGIES = ("E1", "E2", "nE2", "E3", "E1_context", "E1_sum")

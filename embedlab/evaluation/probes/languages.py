@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
-from embedlab.evaluation.probes import geometry
+from embedlab.evaluation.bitext.parallel_texts import NTREX, ParallelTable, parallel_table
 from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.devices import scoring_device
 from embedlab.evaluation.core.nearest import TopK, unit
-from embedlab.evaluation.bitext.parallel_texts import NTREX, ParallelTable, parallel_table
 from embedlab.evaluation.core.settings import folder_of, limit_note, names, row_limit, whole
 from embedlab.evaluation.core.vectors import Encoder, Vectors
+from embedlab.evaluation.probes import geometry
 
 SEED = 0
 LIMIT = 1000

@@ -13,10 +13,10 @@ import torch
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.correlation import pair_cosine, spearman
-from embedlab.evaluation.probes.noise import NOISES, perturb
 from embedlab.evaluation.core.settings import task_names, whole
-from embedlab.evaluation.sts.sts import SEVEN, STSPairs, Text, all_sentences, load_sts, score_tasks
 from embedlab.evaluation.core.vectors import Encoder, Vectors
+from embedlab.evaluation.probes.noise import NOISES, perturb
+from embedlab.evaluation.sts.sts import SEVEN, STSPairs, Text, all_sentences, load_sts, score_tasks
 
 DEFAULT_RATE = 0.2
 LENGTHS = ((1, 10), (11, 20), (21, 32), (33, None))

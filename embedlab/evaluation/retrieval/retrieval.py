@@ -15,12 +15,12 @@ import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
-from embedlab.evaluation.retrieval.beir import Collection, is_collection, load_collection
 from embedlab.evaluation.core.devices import scoring_device
 from embedlab.evaluation.core.nearest import BACKENDS, Backend, TopK, unit
 from embedlab.evaluation.core.packages import require
 from embedlab.evaluation.core.settings import whole
 from embedlab.evaluation.core.vectors import Encoder, embed
+from embedlab.evaluation.retrieval.beir import Collection, is_collection, load_collection
 
 SIMILARITIES = ("cosine", "dot")
 _BLOCK = 16384  # documents encoded and searched at once

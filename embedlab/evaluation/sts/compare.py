@@ -17,8 +17,8 @@ from scipy.stats import rankdata
 from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import pair_cosine
 from embedlab.evaluation.core.settings import whole
-from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_sts
 from embedlab.evaluation.core.vectors import Encoder, Vectors
+from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_sts
 
 log = logging.getLogger(__name__)
 RESAMPLES, SEED, LEVEL = 1000, 0, 0.95

@@ -7,9 +7,15 @@ import torch
 from torch import Tensor
 
 from embedlab.evaluation.core.correlation import pair_cosine, ranks, standardise
-from embedlab.evaluation.probes.geometry import POSITIVE_RATING, alignment, effective_rank, mean_cosine, uniformity
-from embedlab.evaluation.sts.sts import STSPairs, all_sentences
 from embedlab.evaluation.core.vectors import unique
+from embedlab.evaluation.probes.geometry import (
+    POSITIVE_RATING,
+    alignment,
+    effective_rank,
+    mean_cosine,
+    uniformity,
+)
+from embedlab.evaluation.sts.sts import STSPairs, all_sentences
 
 
 class DevSet:

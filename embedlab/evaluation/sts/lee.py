@@ -19,9 +19,9 @@ from scipy.stats import rankdata
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.probes.geometry import summary, unit
 from embedlab.evaluation.core.settings import whole
 from embedlab.evaluation.core.vectors import Encoder, embed
+from embedlab.evaluation.probes.geometry import summary, unit
 
 RESAMPLES = 1000
 SEED = 0

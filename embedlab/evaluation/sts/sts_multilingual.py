@@ -19,8 +19,8 @@ from embedlab.evaluation.core.files import find_file, read_tsv
 from embedlab.evaluation.core.hub import hub_rows
 from embedlab.evaluation.core.means import group_means
 from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
-from embedlab.evaluation.sts.sts import STSPairs, all_sentences
 from embedlab.evaluation.core.vectors import Encoder, Vectors
+from embedlab.evaluation.sts.sts import STSPairs, all_sentences
 
 LANGUAGES = ("de", "es", "fr", "it", "nl", "pl", "pt", "ru", "zh")
 SPLITS = ("test", "dev")

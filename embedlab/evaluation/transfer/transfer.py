@@ -21,13 +21,13 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
-from embedlab.evaluation.transfer.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
 from embedlab.evaluation.core.devices import scoring_device
 from embedlab.evaluation.core.kept import Kept
 from embedlab.evaluation.core.packages import require
 from embedlab.evaluation.core.settings import task_names
-from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, Split, load_transfer, source
 from embedlab.evaluation.core.vectors import Encoder, SharedVectors, embed
+from embedlab.evaluation.transfer.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
+from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, Split, load_transfer, source
 
 L2_GRID = (1e-5, 1e-4, 1e-3, 1e-2)
 _TO_STOP_ON = 20  # rows, of which 5 % are one

@@ -13,9 +13,8 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from embedlab.files import corruption
-from embedlab.files import full
 from embedlab.errors import UserError
+from embedlab.files import corruption, full
 from embedlab.run.folder import LAST as LAST
 from embedlab.run.folder import PREVIOUS as PREVIOUS
 

@@ -12,15 +12,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 
-from embedlab.files import writing
-from embedlab.evaluation.probes.geometry import singular_values
 from embedlab.distributed.gather import rank, world_size
 from embedlab.engine.fsdp import sharded
+from embedlab.evaluation.probes.geometry import singular_values
+from embedlab.files import writing
 
 if TYPE_CHECKING:
     from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.evaluation.sts.dev import DevSet
     from embedlab.engine.module import Method
+    from embedlab.evaluation.sts.dev import DevSet
 
 log = logging.getLogger(__name__)
 

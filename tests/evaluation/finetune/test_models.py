@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import embedlab
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.evaluation.finetune.buckets import Buckets
 from embedlab.evaluation.finetune.config import FineTuneConfig
 from embedlab.evaluation.finetune.fit import FineTuning, predict, train
 from embedlab.evaluation.finetune.models import Classifier, SpanReader, trainable_copy
 from embedlab.evaluation.finetune.rows import Rows
-from embedlab.encoders.tokenization import Tokenization
 from tests.support import SENTENCES
 
 FIRST, SECOND = list(SENTENCES[:6]), list(SENTENCES[6:12])

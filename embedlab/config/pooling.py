@@ -1,0 +1,37 @@
+"""What the settings of every pooling share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.template import Template
+from embedlab.errors import UserError
+
+
+@dataclass(frozen=True)
+class PoolingConfig:
+    """Settings of a pooling. They are saved with an encoder, so that scoring never guesses them."""
+
+    name: str
+
+    def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
+        """Whether the pooling means something here; reads no weights.
+
+        Returns:
+            Warnings: what is known to be poor.
+
+        Raises:
+            UserError: what has no meaning, by key, value and fix.
+        """
+        return []
+
+    def check_widths(self, info: BackboneInfo) -> None:
+        """UserError where the hidden states of the layers are not of one width, for what mixes them."""
+        if info.inner_width != info.width:
+            raise UserError(
+                f"the blocks have {info.inner_width} features and the last layer {info.width}",
+                key="pooling",
+                value=self.name,
+                fix="pooling=mean",
+            )

@@ -1,0 +1,112 @@
+"""Parts (methods, poolings, kinds of data, suites) are found by their names in files; no list names them.
+
+A part stands in a file of its room's folder and says its own name in a class: ``name = "mean"``, or
+``name: str = "mean"`` in its configuration record. Files are read as text until a part is asked for, so that an
+unknown name is refused without importing anything.
+
+Another distribution adds parts through the entry point group ``embedlab.parts``, whose value is a package laid out
+like this one::
+
+    [project.entry-points."embedlab.parts"]
+    mine = "my_package"        # my_package/methods/NAME.py, my_package/pooling/NAME.py, my_package/conf/method/NAME.yaml
+
+What a configuration file or a downloaded folder names is never imported: only what is installed is.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from embedlab.errors import UserError
+
+GROUP = "embedlab.parts"
+
+
+@cache
+def packages() -> tuple[tuple[str, Path], ...]:
+    """Name and folder of this package and of those that other distributions add.
+
+    Raises:
+        UserError: an entry point whose package is not installed.
+    """
+    found = [("embedlab", Path(__file__).resolve().parent)]
+    for entry in entry_points(group=GROUP):
+        spec = importlib.util.find_spec(entry.value)
+        if spec is None or not spec.submodule_search_locations:
+            raise UserError(f"the entry point {entry.name} of {GROUP} names no package", value=entry.value)
+        found.append((entry.value, Path(next(iter(spec.submodule_search_locations)))))
+    return tuple(found)
+
+
+def conf_dirs() -> list[Path]:
+    """Folders of configuration files that other distributions bring."""
+    return [folder / "conf" for _, folder in packages()[1:] if (folder / "conf").is_dir()]
+
+
+@cache
+def part_names(room: str) -> dict[str, str]:
+    """The parts of a room, such as ``methods``: name to module, in the order of their files.
+
+    A name of this package is never taken over by another distribution.
+    """
+    names: dict[str, str] = {}
+    for package, folder in packages():
+        for file in sorted((folder / room).rglob("*.py")):
+            module = ".".join((package, *file.relative_to(folder).with_suffix("").parts))
+            for name in _names_in(file):
+                names.setdefault(name, module)
+    return names
+
+
+def part_module(room: str, name: Any, key: str) -> ModuleType:
+    """The module of a part.
+
+    Args:
+        room: folder of the parts.
+        name: of the part.
+        key: the configuration key that names it, for the message.
+
+    Raises:
+        UserError: there is no such part; with the nearest name.
+    """
+    names = part_names(room)
+    if name not in names:
+        near = get_close_matches(str(name), names, n=1)
+        fix = f"{key.split('.')[0]}={near[0]}" if near else f"one of {', '.join(sorted(names))}"
+        raise UserError(f"unknown {key.split('.')[0]}", key=key, value=name, fix=fix)
+    return importlib.import_module(names[name])
+
+
+def part_class(room: str, name: Any, base: type, key: str) -> Any:
+    """The subclass of ``base`` that is called ``name`` (its attribute of that name), as in `part_module`."""
+    module = part_module(room, name, key)
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, base) and getattr(value, "name", None) == name:
+            return value
+    raise TypeError(f"{module.__name__} says the name {name}, but in no {base.__name__}")
+
+
+def _names_in(file: Path) -> Iterator[str]:
+    """Values of the attribute ``name`` of a file's classes."""
+    if file.name.startswith("_"):
+        return
+    text = file.read_text(encoding="utf-8")
+    if "name" not in text:
+        return
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for line in node.body:
+            target = line.targets[0] if isinstance(line, ast.Assign) else getattr(line, "target", None)
+            value = getattr(line, "value", None)
+            if isinstance(target, ast.Name) and target.id == "name" and isinstance(value, ast.Constant):
+                yield str(value.value)

@@ -1,1 +1,0 @@
-"""The plumbing of a run: steps, schedules, resume, scoring while training."""

@@ -55,7 +55,13 @@ DIRECT = (
 )  # fmt: skip
 FINE_TUNED = ("xnli", "qa", "glue")
 
+_ROOMS = {
+    "sts": "sts", "sts_multilingual": "sts", "lee": "sts", "transfer": "transfer", "retrieval": "retrieval",
+    "bitext": "bitext", "xretrieval": "bitext", "emoji": "bitext", "languages": "probes", "geometry": "probes",
+    "robustness": "probes", "cls_energy": "probes", "pawsx": "probes", "mteb": "mteb",
+}  # fmt: skip
+
 SUITES = Suites(
-    {name: f"embedlab.evaluation.{name}:run" for name in DIRECT}
+    {name: f"embedlab.evaluation.{_ROOMS[name]}.{name}:run" for name in DIRECT}
     | {name: f"embedlab.evaluation.finetune.{name}:run" for name in FINE_TUNED}
 )

@@ -16,6 +16,8 @@ import torch
 
 from tests.support import tiny_backbone
 
+pytest_plugins = ["tests.tiny_run"]
+
 torch.set_num_threads(1)
 
 

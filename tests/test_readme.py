@@ -10,7 +10,7 @@ import pytest
 
 from embedlab import files as _paths
 from embedlab.cli import main as command
-from tests.run.conftest import text_file as text_file
+from tests.tiny_run import text_file as text_file
 
 README = Path(__file__).parents[1] / "README.md"
 CELL = r"[^|]*"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.conftest import sentences
+from tests.tiny_run import sentences
 
 
 @pytest.fixture

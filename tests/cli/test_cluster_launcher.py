@@ -18,7 +18,7 @@ from hydra.utils import instantiate
 
 from embedlab import files as _paths
 from embedlab.cli.main import main
-from tests.run.conftest import sentences
+from tests.tiny_run import sentences
 
 
 @pytest.mark.parametrize("name", ["slurm", "submitit_slurm", "submitit_local"])

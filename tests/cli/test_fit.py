@@ -19,7 +19,7 @@ from embedlab.cli import main as command
 from embedlab.cli.lightning_values import as_file, from_file
 from embedlab.errors import UserError
 from embedlab.run.run import train
-from tests.run.conftest import compose_run, sts_dir, text_file  # noqa: F401
+from tests.tiny_run import compose_run, sts_dir, text_file  # noqa: F401
 
 MORE = (
     "trainer.max_steps=5",

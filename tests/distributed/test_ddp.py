@@ -34,8 +34,8 @@ from embedlab.pooling import build_pooling
 from embedlab.run.callbacks.randomness import Randomness
 from embedlab.run.callbacks.scoring import gather_rows
 from tests.ranks import Step, free_port, gradients
-from tests.run.conftest import sentences
 from tests.support import SENTENCES
+from tests.tiny_run import sentences
 
 WORLD = 2
 EVEN, UNEVEN = (3, 3), (4, 3)

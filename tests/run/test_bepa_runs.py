@@ -17,8 +17,8 @@ from embedlab.errors import UserError
 from embedlab.evaluation.bitext.bitext import bitext_accuracy
 from embedlab.run.callbacks.checkpoints import Interrupted
 from embedlab.run.run import train
-from tests.run.conftest import WORDS, sentences
 from tests.run.test_resume import StopAt, losses, weights
+from tests.tiny_run import WORDS, sentences
 
 GOLDEN = {"mono": [8.7430, 8.7577, 8.8525, 8.5232, 8.6929], "bi": [8.6832, 8.8691, 8.6820, 8.6345, 8.4964]}
 BEPA = ("method=bepa", "data=parallel", "pooling=cls", "data.max_length=16", "data.pair_limit=30")

@@ -165,7 +165,9 @@ class Bench:
                 stack.enter_context(self.copy.swapped())
             if self.captures:
                 longest = batch["sentence"]["input_ids"].shape[1]
-                stack.enter_context(self.backbone.computing(native=self.copy is not None, longest=longest))
+                stack.enter_context(
+                    self.backbone.computing(low_precision_weights=self.copy is not None, longest=longest)
+                )
             if arm.passes is None:
                 with torch.no_grad(), autocast:
                     method.encoder(**batch["sentence"])

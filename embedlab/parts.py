@@ -8,7 +8,7 @@ Another distribution adds parts through the entry point group ``embedlab.parts``
 like this one::
 
     [project.entry-points."embedlab.parts"]
-    mine = "my_package"        # my_package/methods/NAME.py, my_package/pooling/NAME.py, my_package/conf/method/NAME.yaml
+    mine = "my_package"  # with my_package/methods/NAME.py and my_package/conf/method/NAME.yaml, for example
 
 What a configuration file or a downloaded folder names is never imported: only what is installed is.
 """

@@ -22,7 +22,12 @@ __all__ = [
     "train_tokenizer",
 ]
 
-_LATER = {"Backbone": "backbone", "load_backbone": "load", "load_pooler": "load", "train_tokenizer": "scratch"}
+_LATER = {
+    "Backbone": "backbone",
+    "load_backbone": "load",
+    "load_pooler": "load",
+    "train_tokenizer": "scratch",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,12 +22,11 @@ from torch import Tensor, nn
 from embedlab.config.adapter import Adapter, AdapterConfig
 from embedlab.distributed.ranks import local_rank
 from embedlab.errors import UserError
-from embedlab.files import corruption, ordinary_mode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from embedlab.backbones import Backbone
+    from embedlab.backbones.backbone import Backbone
     from embedlab.config.backbone import BackboneConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -347,24 +345,6 @@ def merged(backbone: Backbone) -> Backbone:
 # folders
 
 
-def write_adapter(backbone: Backbone, folder: Path) -> None:
-    """The adapter as PEFT stores it, without the base; read back and compared before this returns.
-
-    Raises:
-        RuntimeError: what was written is not what the model has.
-    """
-    from safetensors.torch import load_file, save_file
-
-    assert backbone.adapter is not None
-    peft = copy.copy(backbone.model.peft_config["default"])
-    peft.base_model_name_or_path, peft.inference_mode = backbone.adapter.base.label, True
-    peft.save_pretrained(folder)
-    state = adapter_state(backbone.model)
-    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
-    ordinary_mode(folder / WEIGHTS)
-    check_saved(state, load_file(folder / WEIGHTS), str(folder / WEIGHTS))
-
-
 def check_saved(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str) -> None:
     """Raise ``RuntimeError`` unless ``found`` holds all of ``wanted``, and that is something."""
     bad = [k for k, v in wanted.items() if k not in found or not torch.equal(found[k].to(v.device), v)]
@@ -372,50 +352,3 @@ def check_saved(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], where
         raise RuntimeError(
             f"{where} does not hold the trained weights ({bad[0] if bad else 'there are none'})"
         )
-
-
-def read_adapter(card: Mapping[str, Any], folder: Path, attention: str | None) -> tuple[Backbone, Any]:
-    """The backbone of ``write_adapter`` (base, quantisation and adapter), and its tokenizer.
-
-    Args:
-        card: of ``Adapter.card``.
-        folder: with the adapter's weights.
-        attention: another kernel than the base's.
-
-    Raises:
-        UserError: the base is not there any more, or is not the one that the adapter was trained on.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    from embedlab.backbones import load_backbone
-    from embedlab.config.backbone import BackboneConfig
-
-    base = BackboneConfig(**card["base"])
-    base = replace(base, attention=attention or base.attention)
-    try:
-        backbone, tokenizer = load_backbone(base)
-    except UserError as error:
-        raise UserError(
-            f"this adapter needs its base model, which cannot be loaded: {error}", file=folder
-        ) from error
-    if (found := weights_digest(backbone.model)) != card["digest"]:
-        raise UserError(
-            f"the base model is not the one that the adapter was trained on (weights {found}, not {card['digest']})",
-            file=folder,
-            key="backbone",
-            value=base.label,
-            fix="the original base model, or an export (embedlab export), which is whole by itself",
-        )
-    values = dict(card["config"])
-    config = AdapterConfig(**values | {"targets": tuple(values["targets"]), "gradient_checkpointing": False})
-    adapt(backbone, config, base, rank_device(cuda=False))
-    try:
-        load_adapter_state(backbone.model, load_file(folder / WEIGHTS))
-    except (SafetensorError, ValueError, OSError) as error:
-        raise UserError(
-            f"the adapter cannot be read: {corruption(error) or error}",
-            file=folder / WEIGHTS,
-            fix="another copy of the encoder",
-        ) from error
-    return backbone.eval(), tokenizer

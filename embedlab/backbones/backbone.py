@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from embedlab.backbones import last_block
+from embedlab.backbones.body import Body
 from embedlab.kernels import fused_block
+from embedlab.kernels.available import SHORT, short_kernel
 from embedlab.kernels.packing import MODEL_TYPES, Slots, row_capacity
-from embedlab.kernels.short_choice import SHORT, short_kernel
 
 if TYPE_CHECKING:
     from embedlab.config.adapter import Adapter
     from embedlab.config.backbone import BackboneInfo
-
-_OFFSET_TYPES = frozenset(
-    ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "xmod",
-     "roberta-prelayernorm", "ibert", "esm", "lilt", "luke")
-)  # fmt: skip
-"""Position ids of these start at padding_idx + 1, which their table of positions has room for."""
 
 
 _STATIC_SHAPES = 64
@@ -39,14 +34,7 @@ def _allow_shapes(n: int) -> None:
     setattr(config, name, max(getattr(config, name), n))
 
 
-def position_offset(config: Any) -> int:
-    """The position id of the first token."""
-    if config.model_type not in _OFFSET_TYPES:
-        return 0
-    return int(config.pad_token_id if config.pad_token_id is not None else 1) + 1
-
-
-class Backbone(nn.Module):
+class Backbone(Body):
     """A headless Hugging Face model, and its language-modelling head where one was asked for.
 
     Forward is free of host syncs with ``attention="sdpa"``: it can be captured in a CUDA graph, and
@@ -63,27 +51,14 @@ class Backbone(nn.Module):
     def __init__(
         self, model: Any, info: BackboneInfo, head: nn.Module | None = None, attention: str = "sdpa"
     ) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model, info, attention)
         self.head = head
-        self.info = info
-        self.attention = attention
-        self.compiled = False
-        self.one_token: Callable[..., Tensor] = last_block.among_all
-        """The last block for one token of packed rows, compiled where the blocks are."""
+        self.one_token = last_block.one_token_attending_all
         self.adapter: Adapter | None = None
-        self.native = False
-        """Whether the weights have the compute type, as in a captured step."""
-        self._offset = position_offset(model.config)
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._takes_token_types = "token_type_ids" in accepted
         self._extra: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
-
-    @property
-    def blocks(self) -> nn.ModuleList:
-        """The transformer blocks, first to last."""
-        return find_blocks(self.model, self.info.layers)
 
     def prepare_all_layers(self) -> None:
         """Install the hooks that collect all layers now: a compiler cannot trace how transformers does it later."""
@@ -101,27 +76,27 @@ class Backbone(nn.Module):
             _allow_shapes(_STATIC_SHAPES)
         for block in self.blocks:
             block.compile(**options)
-        self.one_token = torch.compile(last_block.among_all, **options)
+        self.one_token = torch.compile(last_block.one_token_attending_all, **options)
         self.compiled = True
 
     @contextmanager
-    def computing(self, native: bool, longest: int) -> Iterator[None]:
+    def computing(self, low_precision_weights: bool, longest: int) -> Iterator[None]:
         """How a captured training step runs the forward pass.
 
         Args:
-            native: the weights have the compute type already, so autocast would only slow the residual
+            low_precision_weights: the weights have the compute type already, so autocast would only slow the residual
                 stream.
             longest: tokens of a row; short rows get the kernel that is made for them, where there is Triton.
         """
-        before, kernel = self.native, self.model.config._attn_implementation
-        self.native = native
+        before, kernel = self.low_precision_weights, self.model.config._attn_implementation
+        self.low_precision_weights = low_precision_weights
         if self.attention == "sdpa" and short_kernel(self.model.config, longest):
             kernel = SHORT
         try:
             with self._attending(kernel):
                 yield
         finally:
-            self.native = before
+            self.low_precision_weights = before
 
     def unpads(self, longest: int) -> bool:
         """Whether `forward` can leave out padding on the card, in rows of at most `longest` tokens."""
@@ -137,10 +112,6 @@ class Backbone(nn.Module):
             packed: whether it will leave out padding (its `capacity`).
         """
         return last_block.applies(self, device, packed)
-
-    def arithmetic(self, device: torch.device) -> AbstractContextManager[Any]:
-        """What a forward pass computes in, for code that runs blocks by itself: without autocast in a native one."""
-        return torch.autocast(device.type, enabled=False) if self.native else nullcontext()
 
     def forward(
         self,
@@ -179,7 +150,7 @@ class Backbone(nn.Module):
             if position_ids is None and attention_mask is not None:
                 position_ids = self._positions(attention_mask)
             arguments["position_ids"] = position_ids
-        with self.arithmetic(input_ids.device):
+        with self.autocast_context(input_ids.device):
             if position is not None and attention_mask is not None:
                 return (last_block.padded(self, input_ids, attention_mask, position),)
             out = self.model(
@@ -191,7 +162,7 @@ class Backbone(nn.Module):
         return tuple(out.hidden_states) if all_layers else (out.last_hidden_state,)
 
     def _positions(self, attention_mask: Tensor) -> Tensor:
-        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0) + self._offset
+        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0) + self.position_offset
 
     def _unpadded(
         self,
@@ -207,9 +178,9 @@ class Backbone(nn.Module):
         pad = self.model.config.pad_token_id or 0
         ids = slots.pack(input_ids, pad)
         if position_ids is None:
-            positions = slots.place[None] + self._offset
+            positions = slots.place[None] + self.position_offset
         else:
-            positions = slots.pack(position_ids, self._offset)
+            positions = slots.pack(position_ids, self.position_offset)
         arguments: dict[str, Any] = {}
         if self._takes_token_types:  # the models' own are for no more tokens than there are positions
             arguments["token_type_ids"] = torch.zeros_like(ids)
@@ -221,7 +192,7 @@ class Backbone(nn.Module):
         if fused_block.applies(self, ids.device):
             return self._fused(ids, positions, slots, longest, all_layers, position)
         bounds = {"cu_seq_lens_q": slots.bounds, "max_length_q": longest}
-        with self.arithmetic(ids.device), self._attending(register()), self._placed(positions):
+        with self.autocast_context(ids.device), self._attending(register()), self._placed(positions):
             if position is not None:
                 embedded = self.model.embeddings(input_ids=ids, **arguments)
                 return (last_block.packed(self, embedded, slots, position, **bounds),)
@@ -246,12 +217,12 @@ class Backbone(nn.Module):
     ) -> tuple[Tensor, ...]:
         """`_unpadded` by `embedlab.kernels.fused_block`."""
         arguments = (self, ids, positions, slots.bounds, longest)
-        with self.arithmetic(ids.device):
+        with self.autocast_context(ids.device):
             if position is not None:
                 slot, real = slots.of(position)
-                return (last_block.alone(fused_block.one_token(*arguments, slot), real),)
-            found = fused_block.states(*arguments, every=all_layers)
-        return slots.unpack_all(found)
+                return (last_block.zero_where_absent(fused_block.one_token(*arguments, slot), real),)
+            states = fused_block.states(*arguments, every=all_layers)
+        return slots.unpack_all(states)
 
     @contextmanager
     def _attending(self, kernel: str) -> Iterator[None]:
@@ -275,11 +246,3 @@ class Backbone(nn.Module):
             yield
         finally:
             hook.remove()
-
-
-def find_blocks(model: nn.Module, layers: int) -> nn.ModuleList:
-    """The list of `layers` transformer blocks in a model: the outermost module list of that length."""
-    found = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == layers]
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no list of {layers} blocks")
-    return found[0]

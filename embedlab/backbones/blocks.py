@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from embedlab.backbones.backbone import position_offset
+from embedlab.backbones.architecture import position_offset
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
-    from embedlab.backbones.backbone import Backbone
+    from embedlab.backbones.body import Body
 
 
 class Heads(NamedTuple):
@@ -29,21 +29,21 @@ class Heads(NamedTuple):
     value: Tensor
 
 
-class Frame(NamedTuple):
+class BlockContext(NamedTuple):
     """What the blocks of one forward share: the mask of each kind of attention, and rotary positions."""
 
     masks: dict[str, Any]
     rotary: dict[str, tuple[Tensor, Tensor]]
 
 
-class Parts(ABC):
+class BlockAdapter(ABC):
     """The blocks of one backbone; ``m`` counts them from 0.
 
     Args:
         backbone: an encoder.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: Body) -> None:
         self.backbone = backbone
         self.model: Any = backbone.model
         self.blocks: Any = backbone.blocks
@@ -60,7 +60,9 @@ class Parts(ABC):
         project = getattr(self.model, "embeddings_project", None)  # ELECTRA's narrow embeddings
         return states if project is None else project(states)
 
-    def run(self, states: Tensor, frame: Frame, first: int = 0, last: int | None = None) -> list[Tensor]:
+    def run(
+        self, states: Tensor, frame: BlockContext, first: int = 0, last: int | None = None
+    ) -> list[Tensor]:
         """Blocks ``first`` up to ``last`` (all): the states after each, without the final norm."""
         found = []
         for m in range(first, len(self.blocks) if last is None else last):
@@ -68,11 +70,11 @@ class Parts(ABC):
             found.append(states)
         return found
 
-    def frame(self, states: Tensor, attention_mask: Tensor) -> Frame:
+    def frame(self, states: Tensor, attention_mask: Tensor) -> BlockContext:
         """Masks for a forward over ``states`` [B, L, D] with ``attention_mask`` [B, L]."""
-        return Frame({"": create_bidirectional_mask(self.model.config, states, attention_mask)}, {})
+        return BlockContext({"": create_bidirectional_mask(self.model.config, states, attention_mask)}, {})
 
-    def mask(self, m: int, frame: Frame) -> Any:
+    def mask(self, m: int, frame: BlockContext) -> Any:
         """The mask of block m, as the kernel in use wants it."""
         return frame.masks[""]
 
@@ -88,7 +90,7 @@ class Parts(ABC):
         """Keys and values, ``[B, H, L, D / H]`` each, of block m, where positions are no part of them."""
         raise NotImplementedError
 
-    def project(self, m: int, states: Tensor, frame: Frame) -> Heads:
+    def project(self, m: int, states: Tensor, frame: BlockContext) -> Heads:
         """Queries, keys and values of block m from its input ``[B, L, D]``."""
         return Heads(self.query(m, states), *self.key_value(m, states))
 
@@ -100,7 +102,7 @@ class Parts(ABC):
     def finish(self, m: int, context: Tensor, states: Tensor) -> Tensor:
         """The block's output from its attention's context ``[B, L, D]`` and its input (the residual)."""
 
-    def layer(self, m: int, states: Tensor, frame: Frame) -> Tensor:
+    def layer(self, m: int, states: Tensor, frame: BlockContext) -> Tensor:
         """Block m as a whole."""
         return self.blocks[m](states, self.mask(m, frame))
 
@@ -108,10 +110,10 @@ class Parts(ABC):
         """What stands after the last block (a final norm, where there is one)."""
         return states
 
-    def attend(self, m: int, heads: Heads, frame: Frame, **told: Any) -> Tensor:
+    def attend(self, m: int, heads: Heads, frame: BlockContext, **kernel_kwargs: Any) -> Tensor:
         """Context ``[B, L, D]`` of block m by the backbone's own kernel, with dropout in training.
 
-        ``told`` is what else the kernel wants to know (the bounds of packed rows).
+        ``kernel_kwargs`` is what else the kernel wants to know (the bounds of packed rows).
         """
         module = self.attention(m)
         name = self.model.config._attn_implementation
@@ -122,7 +124,7 @@ class Parts(ABC):
             self.mask(m, frame),
             dropout=self.dropout(m) if module.training else 0.0,
             scaling=heads.query.shape[-1] ** -0.5,
-            **(self.kernel_options(m) | told),
+            **(self.kernel_options(m) | kernel_kwargs),
         )
         return context.flatten(2)
 
@@ -133,12 +135,12 @@ class Parts(ABC):
         """Attention dropout of block m."""
         return float(self.attention(m).dropout.p)
 
-    def weights(self, m: int, heads: Heads, frame: Frame) -> Tensor:
+    def weights(self, m: int, heads: Heads, frame: BlockContext) -> Tensor:
         """The attention weights ``[B, H, L, L]`` of block m in fp32, without dropout; rows are queries."""
         return attention_weights(heads, self.mask(m, frame), heads.query.shape[-1] ** -0.5)
 
 
-class BertParts(Parts):
+class BertBlocks(BlockAdapter):
     """BERT, RoBERTa, XLM-RoBERTa, ELECTRA and others of the same build."""
 
     @staticmethod
@@ -169,7 +171,7 @@ class BertParts(Parts):
         return block.output(block.intermediate(attended), attended)
 
 
-class DistilBertParts(Parts):
+class DistilBertBlocks(BlockAdapter):
     @staticmethod
     def fits(block: nn.Module) -> bool:
         return hasattr(getattr(block, "attention", None), "q_lin") and hasattr(block, "sa_layer_norm")
@@ -195,7 +197,7 @@ class DistilBertParts(Parts):
         return block.output_layer_norm(block.ffn(attended) + attended)
 
 
-class ModernBertParts(Parts):
+class ModernBertBlocks(BlockAdapter):
     """Rotary positions, sliding windows in most blocks, norms before the parts."""
 
     @staticmethod
@@ -205,7 +207,7 @@ class ModernBertParts(Parts):
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return self.model.embeddings(input_ids=input_ids)
 
-    def frame(self, states: Tensor, attention_mask: Tensor) -> Frame:
+    def frame(self, states: Tensor, attention_mask: Tensor) -> BlockContext:
         from transformers.masking_utils import create_bidirectional_sliding_window_mask
 
         config = self.model.config
@@ -215,18 +217,18 @@ class ModernBertParts(Parts):
             "sliding_attention": create_bidirectional_sliding_window_mask,
         }
         kinds = sorted(set(config.layer_types))
-        return Frame(
+        return BlockContext(
             {kind: make[kind](config, states, attention_mask) for kind in kinds},
             {kind: self.model.rotary_emb(states, positions, kind) for kind in kinds},
         )
 
-    def mask(self, m: int, frame: Frame) -> Any:
+    def mask(self, m: int, frame: BlockContext) -> Any:
         return frame.masks[self.blocks[m].attention_type]
 
     def attention(self, m: int) -> Any:
         return self.blocks[m].attn
 
-    def project(self, m: int, states: Tensor, frame: Frame) -> Heads:
+    def project(self, m: int, states: Tensor, frame: BlockContext) -> Heads:
         from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
         block, own = self.blocks[m], self.attention(m)
@@ -243,7 +245,7 @@ class ModernBertParts(Parts):
         attended = states + own.out_drop(own.Wo(context))
         return attended + block.mlp(block.mlp_norm(attended))
 
-    def layer(self, m: int, states: Tensor, frame: Frame) -> Tensor:
+    def layer(self, m: int, states: Tensor, frame: BlockContext) -> Tensor:
         block = self.blocks[m]
         rotary = frame.rotary[block.attention_type]
         return block(states, attention_mask=self.mask(m, frame), position_embeddings=rotary)
@@ -258,10 +260,10 @@ class ModernBertParts(Parts):
         return float(self.attention(m).attention_dropout)
 
 
-BUILDS: tuple[type[Parts], ...] = (BertParts, DistilBertParts, ModernBertParts)
+BUILDS: tuple[type[BlockAdapter], ...] = (BertBlocks, DistilBertBlocks, ModernBertBlocks)
 
 
-def parts_of(backbone: Backbone, user: str) -> Parts:
+def block_adapter(backbone: Body, user: str) -> BlockAdapter:
     """The parts of a backbone's blocks.
 
     Args:

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.kernels.hooks import watched
+from embedlab.kernels.hooks import has_foreign_hooks
 from embedlab.kernels.packing import MODEL_TYPES, Slots
 
 if TYPE_CHECKING:
-    from embedlab.backbones.backbone import Backbone
-    from embedlab.backbones.blocks import Parts
+    from embedlab.backbones.blocks import BlockAdapter
+    from embedlab.backbones.body import Body
 
 _KERNELS = ("sdpa", "eager")
 
 
-def applies(backbone: Backbone, device: torch.device, packed: bool) -> bool:
+def applies(backbone: Body, device: torch.device, packed: bool) -> bool:
     """Whether the last block of a backbone can run so here, over packed rows or padded ones.
 
     On a card in captured steps over packed rows alone: nobody has timed the others. Not where somebody looks at the
@@ -31,22 +31,23 @@ def applies(backbone: Backbone, device: torch.device, packed: bool) -> bool:
     """
     if os.environ.get("EMBEDLAB_LAST_BLOCK", "1") == "0" or torch.compiler.is_compiling():
         return False
-    if not (packed and backbone.native and backbone.compiled) if device.type == "cuda" else backbone.compiled:
+    on_card = device.type == "cuda"
+    if backbone.compiled != on_card or (on_card and not (packed and backbone.low_precision_weights)):
         return False
     if backbone.attention not in _KERNELS or backbone.model.config.model_type not in MODEL_TYPES:
         return False
     block: Any = backbone.blocks[-1]
     for module in (backbone.model, block):
-        if not type(module).__module__.startswith("transformers.models.") or watched(module):
+        if not type(module).__module__.startswith("transformers.models.") or has_foreign_hooks(module):
             return False
     return not (block.training and getattr(block, "gradient_checkpointing", False))
 
 
-def padded(backbone: Backbone, input_ids: Tensor, attention_mask: Tensor, position: Tensor) -> Tensor:
+def padded(backbone: Body, input_ids: Tensor, attention_mask: Tensor, position: Tensor) -> Tensor:
     """The last hidden state at ``position`` [B] of each row, ``[B, 1, D]``."""
-    from embedlab.backbones.blocks import Frame, Heads, parts_of
+    from embedlab.backbones.blocks import BlockContext, Heads, block_adapter
 
-    parts = parts_of(backbone, "reading one token")
+    parts = block_adapter(backbone, "reading one token")
     last = len(parts.blocks) - 1
     states = parts.embed(input_ids, attention_mask)
     frame = parts.frame(states, attention_mask)
@@ -59,10 +60,10 @@ def padded(backbone: Backbone, input_ids: Tensor, attention_mask: Tensor, positi
         rows = position[:, None, None, None].expand(-1, mask.shape[1], 1, mask.shape[3])
         mask = mask.expand(len(position), -1, -1, -1).gather(2, rows)
     heads = Heads(parts.query(last, read), *parts.key_value(last, states))
-    return parts.finish(last, parts.attend(last, heads, Frame({"": mask}, {})), read)
+    return parts.finish(last, parts.attend(last, heads, BlockContext({"": mask}, {})), read)
 
 
-def packed(backbone: Backbone, states: Tensor, slots: Slots, position: Tensor, **bounds: Any) -> Tensor:
+def packed(backbone: Body, states: Tensor, slots: Slots, position: Tensor, **bounds: Any) -> Tensor:
     """The last hidden state at ``position`` of each of the packed rows, ``[B, 1, D]``; 0 where there is no token.
 
     Args:
@@ -72,39 +73,41 @@ def packed(backbone: Backbone, states: Tensor, slots: Slots, position: Tensor, *
         position: [B], in the rows of the padded batch.
         bounds: what the blocks are told of the rows.
     """
-    from embedlab.backbones.blocks import parts_of
+    from embedlab.backbones.blocks import block_adapter
 
-    parts = parts_of(backbone, "reading one token")
+    parts = block_adapter(backbone, "reading one token")
     for block in parts.blocks[:-1]:
         states = block(states, None, **bounds)
     slot, real = slots.of(position)
     if backbone.compiled:
         out = backbone.one_token(parts, states, slot, bounds)
     else:
-        out = _among_padded(parts, states, slot, slots.bounds)
-    return alone(out, real)
+        out = _one_token_attending_padded(parts, states, slot, slots.bounds)
+    return zero_where_absent(out, real)
 
 
-def alone(out: Tensor, real: Tensor) -> Tensor:
+def zero_where_absent(out: Tensor, real: Tensor) -> Tensor:
     """``[B, 1, D]``: `out` [B, D], 0 in rows that have no token there (`real` [B])."""
     return torch.where(real[:, None], out, 0.0)[:, None]
 
 
-def among_all(parts: Parts, states: Tensor, slot: Tensor, bounds: dict[str, Any]) -> Tensor:
+def one_token_attending_all(
+    parts: BlockAdapter, states: Tensor, slot: Tensor, bounds: dict[str, Any]
+) -> Tensor:
     """The last block's output ``[B, D]`` in the slots of ``slot`` [B], with attention computed for all slots.
 
     Few kernels and shapes that do not change, for compiled steps: on a card attention is the block's cheapest part.
     """
-    from embedlab.backbones.blocks import Frame, Heads
+    from embedlab.backbones.blocks import BlockContext, Heads
 
     last = len(parts.blocks) - 1
     heads = Heads(parts.query(last, states), *parts.key_value(last, states))
-    context = parts.attend(last, heads, Frame({"": None}, {}), **bounds)
+    context = parts.attend(last, heads, BlockContext({"": None}, {}), **bounds)
     read, residual = (x[0].index_select(0, slot)[:, None] for x in (context, states))
     return parts.finish(last, read, residual)[:, 0]
 
 
-def _among_padded(parts: Parts, states: Tensor, slot: Tensor, bounds: Tensor) -> Tensor:
+def _one_token_attending_padded(parts: BlockAdapter, states: Tensor, slot: Tensor, bounds: Tensor) -> Tensor:
     """The same with attention for these slots alone, over keys and values in padded form."""
     from embedlab.kernels.varlen_attention import Padded
 

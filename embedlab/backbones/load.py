@@ -13,19 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.adapters import merged
+from embedlab.backbones.architecture import describe, kind_of, set_dropout
 from embedlab.backbones.backbone import Backbone
 from embedlab.backbones.resolve import (
     Source,
-    describe,
     donor_config,
     hub_options,
-    kind_of,
     quiet,
     read_config,
     read_tokenizer,
     reading,
     resolve,
-    set_dropout,
 )
 from embedlab.backbones.scratch import FreshConfig, fresh_config
 from embedlab.config.backbone import BackboneConfig, BackboneInfo

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from embedlab.backbones.architecture import describe, effective_dropout, kind_of, set_dropout
 from embedlab.config.backbone import BackboneConfig, BackboneInfo
 from embedlab.config.published import known
 from embedlab.errors import UserError, one_line
@@ -21,13 +22,6 @@ from embedlab.files import assets_dir, corruption
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-_HIDDEN_DROPOUTS = (
-    "hidden_dropout_prob", "hidden_dropout", "dropout", "resid_pdrop", "embd_pdrop", "embd_dropout",
-    "mlp_dropout", "embedding_dropout", "embed_dropout", "resid_dropout", "residual_dropout",
-)  # fmt: skip
-_ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop", "attn_dropout")
-_DROPOUTS = _HIDDEN_DROPOUTS + _ATTENTION_DROPOUTS
 
 
 class Source(NamedTuple):
@@ -210,55 +204,6 @@ def read_config(config: BackboneConfig, source: Source) -> PretrainedConfig:
             fix="an encoder (bert, roberta, ...) or a decoder (llama, opt, ...)",
         )
     return set_dropout(found, config.dropout)
-
-
-def set_dropout(found: PretrainedConfig, dropout: float | None) -> PretrainedConfig:
-    """Set every hidden and attention dropout probability that the architecture has; None changes nothing."""
-    if dropout is not None:
-        for key in _DROPOUTS:
-            if isinstance(getattr(found, key, None), int | float):
-                setattr(found, key, float(dropout))
-    return found
-
-
-def effective_dropout(found: PretrainedConfig) -> float:
-    """The highest of the hidden and attention dropout probabilities."""
-    values = [getattr(found, key, None) for key in _DROPOUTS]
-    return max(
-        (float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)), default=0.0
-    )
-
-
-def describe(found: PretrainedConfig, has_mask_token: bool) -> BackboneInfo:
-    """What a Hugging Face configuration says of the model."""
-    from embedlab.backbones.backbone import position_offset
-
-    kind = kind_of(found)
-    architectures = getattr(found, "architectures", None) or []
-    positions = getattr(found, "max_position_embeddings", None)
-    width = int(found.hidden_size)
-    return BackboneInfo(
-        kind=kind,
-        layers=int(found.num_hidden_layers),
-        width=int(getattr(found, "word_embed_proj_dim", None) or width),
-        max_positions=int(positions) - position_offset(found) if positions and positions > 0 else None,
-        has_mask_token=has_mask_token,
-        dropout=effective_dropout(found),
-        model_type=found.model_type,
-        has_mlm_head=kind == "encoder"
-        and any(a.endswith(("ForMaskedLM", "ForPreTraining", "LMHeadModel")) for a in architectures),
-        inner_width=width,
-    )
-
-
-def kind_of(found: PretrainedConfig) -> Literal["encoder", "decoder"]:
-    """Whether the model looks both ways. A causal architecture set to look both ways is an encoder."""
-    from embedlab.backbones.scratch import is_decoder
-
-    if getattr(found, "is_decoder", False):
-        return "decoder"
-    causal = is_decoder(found.model_type) and getattr(found, "is_causal", True) is not False
-    return "decoder" if causal and not getattr(found, "use_bidirectional_attention", False) else "encoder"
 
 
 def probe(config: BackboneConfig) -> BackboneInfo:

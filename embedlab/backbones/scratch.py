@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from embedlab.backbones.architecture import is_decoder
 from embedlab.config.backbone import TOKENIZERS
 from embedlab.errors import UserError
 
@@ -112,7 +113,7 @@ def fresh_config(fresh: FreshConfig, tokenizer: PreTrainedTokenizerFast | None =
             value=fresh.model_type,
             fix="bert, distilbert, roberta, modernbert, gpt2, llama, qwen2, ...",
         ) from error
-    from embedlab.backbones.backbone import position_offset
+    from embedlab.backbones.architecture import position_offset
 
     shape: dict[str, Any] = {
         "num_hidden_layers": fresh.layers,
@@ -182,19 +183,6 @@ def train_tokenizer(fresh: Mapping[str, Any] | FreshConfig, texts: Iterable[str]
         padding_side="right",
         clean_up_tokenization_spaces=False,
         **special,
-    )
-
-
-def is_decoder(model_type: str) -> bool:
-    """Whether an architecture is causal."""
-    from transformers.models.auto.modeling_auto import (
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    )
-
-    return (
-        model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        and model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     )
 
 

@@ -153,7 +153,7 @@ def check_donor(ours: Any, theirs: Any, name: str) -> None:
         ours, theirs: Hugging Face configurations of the fresh backbone and of the checkpoint.
         name: of the checkpoint, for messages.
     """
-    from embedlab.backbones.resolve import kind_of
+    from embedlab.backbones.architecture import kind_of
 
     if kind_of(ours) != kind_of(theirs):
         raise UserError(
@@ -199,7 +199,7 @@ def _copy_body(ours: Any, theirs: nn.Module, name: str) -> int:
 
 
 def _offset(body: Any) -> int:
-    from embedlab.backbones.backbone import position_offset
+    from embedlab.backbones.architecture import position_offset
 
     return int(position_offset(body.config))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import Tensor
 
-from embedlab.backbones.blocks import Frame, Heads, Parts, parts_of
+from embedlab.backbones.blocks import BlockAdapter, BlockContext, Heads, block_adapter
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -69,14 +69,14 @@ class CrossAttention:
         self.layers = frozenset(layers)
         self.depth = first.info.layers
         self.route = route
-        self.first = parts_of(first, "cross-attention")
-        self.second = parts_of(second, "cross-attention")
+        self.first = block_adapter(first, "cross-attention")
+        self.second = block_adapter(second, "cross-attention")
         self.fork = min(layers, default=self.depth + 1) - 1
         """Blocks before the first exchange: up to there the side streams are the main ones."""
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor, main: bool = True) -> Streams:
         """Both towers' streams over tokens ``[B, L]``; ``main=False`` leaves the main ones at the fork."""
-        with self.first.backbone.arithmetic(input_ids.device):
+        with self.first.backbone.autocast_context(input_ids.device):
             towers = (self.first, self.second)
             starts = [parts.embed(input_ids, attention_mask) for parts in towers]
             frames = [parts.frame(x, attention_mask) for parts, x in zip(towers, starts, strict=True)]
@@ -97,7 +97,7 @@ class CrossAttention:
         return (*one[:-1], self.first.last(one[-1])), (*two[:-1], self.second.last(two[-1]))
 
     def _side(
-        self, one: list[Tensor], two: list[Tensor], frames: tuple[Frame, Frame]
+        self, one: list[Tensor], two: list[Tensor], frames: tuple[BlockContext, BlockContext]
     ) -> tuple[list[Tensor], list[Tensor]]:
         for m in range(len(one) - 1, self.depth):
             if m + 1 in self.layers:
@@ -108,7 +108,9 @@ class CrossAttention:
             two.append(after[1])
         return one, two
 
-    def _exchange(self, m: int, x1: Tensor, x2: Tensor, frames: tuple[Frame, Frame]) -> tuple[Tensor, Tensor]:
+    def _exchange(
+        self, m: int, x1: Tensor, x2: Tensor, frames: tuple[BlockContext, BlockContext]
+    ) -> tuple[Tensor, Tensor]:
         heads1, heads2 = self.first.project(m, x1, frames[0]), self.second.project(m, x2, frames[1])
         p1_v2 = _weigh(self.first, m, heads1, heads2.value, frames[0])
         p2_v1 = _weigh(self.second, m, heads2, heads1.value, frames[1])
@@ -116,7 +118,7 @@ class CrossAttention:
         return self.first.finish(m, into1, x1), self.second.finish(m, into2, x2)
 
 
-def _weigh(parts: Parts, m: int, heads: Heads, value: Tensor, frame: Frame) -> Tensor:
+def _weigh(parts: BlockAdapter, m: int, heads: Heads, value: Tensor, frame: BlockContext) -> Tensor:
     """The other tower's values by this tower's attention weights.
 
     The backbone's own kernel takes any values, so the weights need not be written out.

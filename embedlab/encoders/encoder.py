@@ -319,7 +319,7 @@ class SentenceEncoder(nn.Module):
         """The files of `save`, into an existing folder."""
         from safetensors.torch import save_file
 
-        from embedlab.backbones.adapters import write_adapter
+        from embedlab.backbones.adapter_files import write_adapter
         from embedlab.backbones.load import write_model
 
         if merge or self.backbone.adapter is None:
@@ -387,7 +387,7 @@ class SentenceEncoder(nn.Module):
         from safetensors.torch import load_file
 
         from embedlab.backbones import load_backbone
-        from embedlab.backbones.adapters import read_adapter
+        from embedlab.backbones.adapter_files import read_adapter
         from embedlab.config.backbone import BackboneConfig
         from embedlab.encoders.twin import TwinEncoder, twin_card
 

@@ -175,7 +175,7 @@ class CapturedStep:
                 stack.enter_context(copy.swapped())
             for backbone in self._backbones:
                 native = any(copy.module is backbone for copy in self._copies)
-                stack.enter_context(backbone.computing(native=native, longest=longest))
+                stack.enter_context(backbone.computing(low_precision_weights=native, longest=longest))
             yield
 
     def _gradients(self, lengths: dict[str, int]) -> tuple[Tensor, Tensor]:

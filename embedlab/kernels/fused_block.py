@@ -9,7 +9,7 @@ without; so does every backbone that is built in another way.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,23 @@ from torch.nn.functional import linear
 
 from embedlab.kernels import block_ops
 from embedlab.kernels.available import has_triton
-from embedlab.kernels.hooks import watched
+from embedlab.kernels.hooks import has_foreign_hooks
 from embedlab.kernels.varlen_attention import joined_backward, joined_forward
-
-if TYPE_CHECKING:
-    from embedlab.backbones.backbone import Backbone
 
 _BERTS = ("Bert", "Roberta", "XLMRoberta", "Camembert")
 _BLOCKS = {f"{name}Layer": "bert" for name in _BERTS} | {"TransformerBlock": "distilbert"}
 _EMBEDDINGS = (*(f"{name}Embeddings" for name in _BERTS), "Embeddings")
 """By classes of transformers 5.17 to 5.24 that this is written for; all others are left alone."""
+
+
+class Transformer(Protocol):
+    """What is asked of a backbone."""
+
+    model: Any
+    low_precision_weights: bool
+
+    @property
+    def blocks(self) -> nn.ModuleList: ...
 
 
 class Settings(NamedTuple):
@@ -54,16 +61,16 @@ class _Layers(NamedTuple):
     second_norm: nn.LayerNorm
 
 
-def applies(backbone: Backbone, device: torch.device) -> bool:
+def applies(backbone: Transformer, device: torch.device) -> bool:
     """Whether a forward over packed rows can run so here: in captured steps on a card, blocks of a known build."""
     if os.environ.get("EMBEDLAB_FUSED_BLOCK", "1") == "0" or torch.compiler.is_compiling():
         return False
-    if device.type != "cuda" or not backbone.native or not has_triton():
+    if device.type != "cuda" or not backbone.low_precision_weights or not has_triton():
         return False
     return fusable(backbone)
 
 
-def fusable(backbone: Backbone) -> bool:
+def fusable(backbone: Transformer) -> bool:
     """Whether embeddings and blocks are of a build that is known here, and nobody else looks at them or runs them.
 
     Query, key and value must be joined (`embedlab.kernels.fused_qkv`).
@@ -72,7 +79,7 @@ def fusable(backbone: Backbone) -> bool:
     config, embeddings = model.config, model.embeddings
     if (getattr(config, "hidden_act", None) or getattr(config, "activation", None)) != "gelu":
         return False
-    if any(watched(m) for m in model.modules()) or not _plain(embeddings, _EMBEDDINGS):
+    if any(has_foreign_hooks(m) for m in model.modules()) or not _plain(embeddings, _EMBEDDINGS):
         return False
     tables = [m for m in embeddings.modules() if isinstance(m, nn.Embedding)]
     if any(t.max_norm is not None or t.scale_grad_by_freq or t.sparse for t in tables):
@@ -151,7 +158,7 @@ def _layers(block: Any) -> _Layers:
 
 
 def states(
-    backbone: Backbone,
+    backbone: Transformer,
     ids: Tensor,
     positions: Tensor,
     bounds: Tensor,
@@ -180,7 +187,7 @@ def states(
 
 
 def one_token(
-    backbone: Backbone, ids: Tensor, positions: Tensor, bounds: Tensor, longest: int, slot: Tensor
+    backbone: Transformer, ids: Tensor, positions: Tensor, bounds: Tensor, longest: int, slot: Tensor
 ) -> Tensor:
     """The last block's output ``[B, D]`` in the slots of ``slot`` [B] alone; other arguments as `states`."""
     before = states(backbone, ids, positions, bounds, longest, last=len(backbone.blocks) - 1)[-1][0]

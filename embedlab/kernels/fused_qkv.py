@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from embedlab.kernels.hooks import watched
+from embedlab.kernels.hooks import has_foreign_hooks
 from embedlab.kernels.varlen_attention import VARLEN, varlen_attention_joined
 
 _LAYERS = {
@@ -75,7 +75,7 @@ def joinable(module: nn.Module, dtype: torch.dtype) -> tuple[nn.Linear, nn.Linea
     found = tuple(getattr(module, name) for name in names)
     for layer in found:
         # Adapters, quantisation, parametrisations and hooks do more than a product.
-        if type(layer) is not nn.Linear or watched(layer):
+        if type(layer) is not nn.Linear or has_foreign_hooks(layer):
             return None
         if layer.bias is None or layer.weight.shape != found[0].weight.shape:
             return None

@@ -8,7 +8,7 @@ _COLLECTS = "transformers.utils.output_capturing"
 """Its hooks collect hidden states for the forward of transformers' models, and do nothing else."""
 
 
-def watched(module: nn.Module) -> bool:
+def has_foreign_hooks(module: nn.Module) -> bool:
     """Whether a module has hooks of any kind, or a forward of its own that is not its class's."""
     hooks = [
         hook

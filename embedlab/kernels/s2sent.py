@@ -9,14 +9,12 @@ everything that these two kernels do not cover.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from embedlab.pooling.selection import Gate
 
 _NORMS = {"mean": 0, "ortho": 1, "sum": 2}
 _TOKENS, _FEATURES, _MIXED = 32, 64, 256
@@ -94,7 +92,13 @@ def _mix(E, MEAN, OUT, rows, width, N: tl.constexpr, SIGMOID: tl.constexpr, FEAT
 
 
 def pool(
-    blocks: Sequence[Tensor], mask: Tensor, frequency: Tensor, gamma: Tensor, norm: str, gate: Gate
+    blocks: Sequence[Tensor],
+    mask: Tensor,
+    frequency: Tensor,
+    gamma: Tensor,
+    norm: str,
+    logits_of: Callable[[Tensor], Tensor],
+    sigmoid: bool,
 ) -> Tensor:
     """The mixed mean, [B, D] in fp32, without gradient.
 
@@ -104,7 +108,8 @@ def pool(
         frequency: [D], on the token axis, of each feature's group.
         gamma: [N, D], the weight of each block for it, gain included.
         norm: of the token basis.
-        gate: its weights; without batch norm.
+        logits_of: the gate from f [B, D] to [B, N, D], before its sigmoid; without batch norm.
+        sigmoid: whether the gate has one.
     """
     rows, length, width = blocks[0].shape
     f = torch.empty(rows, width, device=mask.device)
@@ -117,8 +122,8 @@ def pool(
             h, mask, frequency, gamma[n], f, means[n], length, width, h.stride(0), h.stride(1), mask.stride(0),
             FIRST=n == 0, NORM=_NORMS[norm], TOKENS=_TOKENS, FEATURES=_FEATURES,
         )  # fmt: skip
-    logits = gate.logits(f).contiguous()
+    logits = logits_of(f).contiguous()
     out = torch.empty_like(f)
     grid = rows, triton.cdiv(width, _MIXED)
-    _mix[grid](logits, means, out, rows, width, N=len(blocks), SIGMOID=gate.sigmoid, FEATURES=_MIXED)
+    _mix[grid](logits, means, out, rows, width, N=len(blocks), SIGMOID=sigmoid, FEATURES=_MIXED)
     return out

@@ -21,7 +21,6 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from embedlab.kernels.attention import additive_mask
-from embedlab.kernels.short_choice import SHORT
 
 _ROUNDS = tl.constexpr(
     6
@@ -232,9 +231,9 @@ def attention_function(
     return out.transpose(1, 2), None
 
 
-def register() -> None:
-    """Make the kernel known to transformers under its name."""
+def register(name: str) -> None:
+    """Make the kernel known to transformers as `name`."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(SHORT, attention_function)
-    AttentionMaskInterface.register(SHORT, additive_mask)
+    AttentionInterface.register(name, attention_function)
+    AttentionMaskInterface.register(name, additive_mask)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones.backbone import position_offset
+from embedlab.backbones.architecture import position_offset
 from embedlab.config.method import MethodConfig
 from embedlab.engine.module import Batch, Fields, Method, Outcome
 from embedlab.methods.alignment import Vectors, align

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones.backbone import position_offset
+from embedlab.backbones.architecture import position_offset
 from embedlab.config.build import from_dict
 from embedlab.config.method import MethodConfig, check_eval_text, check_tau
 from embedlab.config.template import Template

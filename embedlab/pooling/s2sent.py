@@ -300,7 +300,8 @@ class S2Sent(Blocks):
         end = len(hidden) - self.config.block_offset
         gamma = self.select.gamma.view(torch.float32)
         blocks = hidden[end - self.config.n : end]
-        return pool(blocks, mask, self.select.frequency, gamma, self.select.norm, self.gate)
+        select, gate = self.select, self.gate
+        return pool(blocks, mask, select.frequency, gamma, select.norm, gate.logits, gate.sigmoid)
 
     def _source(self, blocks: list[Tensor]) -> list[Tensor]:
         return [u.detach() for u in blocks] if self.config.detach_gate else blocks

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embedlab.backbones import load_backbone
 from embedlab.backbones.backbone import Backbone
-from embedlab.backbones.blocks import parts_of
+from embedlab.backbones.blocks import block_adapter
 from embedlab.config.backbone import BackboneConfig
 from embedlab.encoders.cross_attention import CrossAttention, check_alike, cross_layers, last_exchange
 from embedlab.errors import UserError
@@ -101,7 +101,7 @@ def test_a_layer_equals_the_formula_written_out(tiny: Tiny, kind: str, route: st
     first, second = tower(tiny, kind, 0), tower(tiny, kind, 1)
     mask = batch()[1]
     h1, h2, t1, t2 = streams(first, second, (LAYERS,), route)
-    parts = parts_of(first, "test"), parts_of(second, "test")
+    parts = block_adapter(first, "test"), block_adapter(second, "test")
     m = LAYERS - 1
     frames = [p.frame(h[0], mask) for p, h in zip(parts, (h1, h2), strict=True)]
     heads = [p.project(m, h[m], f) for p, h, f in zip(parts, (h1, h2), frames, strict=True)]
@@ -195,7 +195,7 @@ def test_a_compiled_tower_stays_in_one_piece(tiny: Tiny) -> None:
 
 def test_attention_dropout_is_on_in_training_and_differs_between_views(tiny: Tiny) -> None:
     first, second = tower(tiny, seed=0).train(), tower(tiny, seed=1).train()
-    parts = parts_of(first, "test")
+    parts = block_adapter(first, "test")
     ids, mask = batch()
     states = first.eval()(ids, mask, all_layers=True)
     first.train()

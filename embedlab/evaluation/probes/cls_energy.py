@@ -59,9 +59,9 @@ def profile(tower: SentenceEncoder, sentences: Sequence[str], batch_tokens: int 
     Raises:
         UserError: a decoder, or an encoder whose blocks are not known.
     """
-    from embedlab.backbones.blocks import parts_of
+    from embedlab.backbones.blocks import block_adapter
 
-    parts = parts_of(tower.backbone, "suite=cls_energy")
+    parts = block_adapter(tower.backbone, "suite=cls_energy")
     rows = tower.tokenization.ids(list(sentences))
     punctuation = _punctuation(tower.tokenizer).to(tower.device)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
@@ -98,7 +98,7 @@ def looks_into(info: BackboneInfo) -> bool:
     """Whether `profile` can look into such a backbone: it is an encoder of a known build."""
     from transformers import AutoConfig, AutoModel
 
-    from embedlab.backbones.backbone import find_blocks
+    from embedlab.backbones.architecture import find_blocks
     from embedlab.backbones.blocks import BUILDS
 
     if info.kind != "encoder":

@@ -1,0 +1,47 @@
+"""A headless Hugging Face model with what the rest of this room asks of it: its facts, kernel and blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from embedlab.backbones.architecture import find_blocks, position_offset
+
+if TYPE_CHECKING:
+    from embedlab.config.backbone import BackboneInfo
+
+
+class Body(nn.Module):
+    """The model of a `Backbone`, without its forward pass.
+
+    Args:
+        model: headless.
+        info: of it.
+        attention: the kernel in use.
+    """
+
+    one_token: Callable[..., Tensor]
+    """The last block for one token of packed rows, compiled where the blocks are."""
+
+    def __init__(self, model: Any, info: BackboneInfo, attention: str) -> None:
+        super().__init__()
+        self.model = model
+        self.info = info
+        self.attention = attention
+        self.compiled = False
+        self.low_precision_weights = False
+        """Whether the weights have the compute type, as in a captured step."""
+        self.position_offset = position_offset(model.config)
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The transformer blocks, first to last."""
+        return find_blocks(self.model, self.info.layers)
+
+    def autocast_context(self, device: torch.device) -> AbstractContextManager[Any]:
+        """For code that runs blocks by itself: low-precision weights are computed with as they are."""
+        return torch.autocast(device.type, enabled=False) if self.low_precision_weights else nullcontext()

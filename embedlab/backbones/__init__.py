@@ -22,7 +22,7 @@ __all__ = [
     "train_tokenizer",
 ]
 
-_LATER = {"Backbone": "backbone", "load_backbone": "load", "load_pooler": "load", "train_tokenizer": "fresh"}
+_LATER = {"Backbone": "backbone", "load_backbone": "load", "load_pooler": "load", "train_tokenizer": "scratch"}
 
 
 def __getattr__(name: str) -> Any:

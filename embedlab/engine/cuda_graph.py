@@ -83,10 +83,11 @@ class CapturedStep(StepRunner):
 
     def updates(self, method: Method) -> int:
         """A captured step adds batches up by itself, so the trainer takes each for an update."""
+        steps = super().updates(method)  # first: it sets the trainer's number of batches
         trainer, accumulate = method.trainer, method.optimizer_config.accumulate
         batches, epochs, most = trainer.num_training_batches, trainer.max_epochs, trainer.max_steps
         if accumulate == 1 or epochs is None or epochs < 0 or math.isinf(batches):
-            return super().updates(method)
+            return steps
         updates = math.ceil(batches / accumulate) * epochs
         return max(1, updates if most < 0 else min(updates, most))
 

@@ -115,6 +115,7 @@ class JTCSEConfig(ContrastConfig):
         return "ictm" in self.terms and self.tmc_use == "pooler"
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        warnings = super().check(info, run)
         if not 0 < self.floor < 1:
             raise UserError("the least cosine lies between 0 and 1", key="method.floor", value=self.floor)
         if odd := [term for term in self.terms if term not in TERMS]:
@@ -134,7 +135,6 @@ class JTCSEConfig(ContrastConfig):
             )
         if self.exchanges:
             cross_layers(self.n_ca, info.layers)
-        warnings = super().check(info, run)
         if self.terms and info.dropout == 0.0:
             warnings.append(
                 "backbone.dropout=0: the two views of a sentence are equal, so method=jtcse trains on the difference "

@@ -26,7 +26,7 @@ def run_of(
 ) -> Any:
     return SimpleNamespace(
         data=SimpleNamespace(name=data, roles=ROLES[data], pack=pack, max_length=max_length),
-        pooling=pooling_config(pooling),
+        pooling=pooling_config(pooling) if isinstance(pooling, str) else pooling,
         template=template,
         backbone=SimpleNamespace(attention=attention),
         trainer=SimpleNamespace(strategy=strategy),

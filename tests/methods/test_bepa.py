@@ -27,7 +27,7 @@ from embedlab.methods.bepa import BEPA, BEPAConfig, average
 from embedlab.methods.bepa_views import FIRST, PADDING, SECOND, mask_side, pack
 from embedlab.methods.simcse import stacked
 from embedlab.objectives.bilingual_nce import bilingual_nce
-from embedlab.objectives.masked_lm import IGNORED
+from embedlab.objectives.language_model import IGNORED
 from embedlab.pooling import build_pooling
 from tests.kernels.test_attention import NoHostReads
 from tests.methods.runs import run_of

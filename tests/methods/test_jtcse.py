@@ -307,7 +307,9 @@ def test_equal_towers_are_refused_at_the_start(tiny: Tiny) -> None:
 def test_settings_without_meaning_are_named(tiny: Tiny, change: dict[str, Any], key: str) -> None:
     info = tower(tiny, 0).backbone.info
     with pytest.raises(UserError) as caught:
-        method_config({"name": "jtcse", "tower1": "a", "tower2": "b", **change}).check(info, run_of())
+        method_config({"name": "jtcse", "tower1": "a", "tower2": "b", "n_ca": 2, **change}).check(
+            info, run_of()
+        )
     assert key in str(caught.value)
 
 

@@ -247,7 +247,9 @@ def check_parameters(method: Method, saved: list[str] | None) -> None:
     """
     here = [n for n, _ in named_parameters(method)]
     if saved is not None and saved != here:
-        odd = next((f"{a} / {b}" for a, b in zip(saved, here, strict=False) if a != b), "their number differs")
+        odd = next(
+            (f"{a} / {b}" for a, b in zip(saved, here, strict=False) if a != b), "their number differs"
+        )
         raise UserError(
             f"the checkpoint's parameters are not this model's ({odd})",
             key="ckpt_path",

@@ -45,9 +45,9 @@ from embedlab.config.template import Template
 from embedlab.data import iter_texts
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
-from embedlab.engine.compute_copy import ComputeCopy, copyable
 from embedlab.engine.module import Method
 from embedlab.engine.optimizer import build_optimizer
+from embedlab.engine.precision import ComputeCopy, copyable
 from embedlab.methods import method_class, method_config
 from embedlab.pooling import build_pooling
 

@@ -275,12 +275,10 @@ def made(name: str, work: Path) -> tuple[Any, tuple[str, ...]]:
     from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.encoders.tokenization import Tokenization
     from embedlab.encoders.twin import TwinEncoder
-    from embedlab.methods.bepa import BEPA
-    from embedlab.methods.bepa_config import BEPAConfig
-    from embedlab.methods.csesfp import CSESFP, CSESFPConfig
-    from embedlab.methods.jtcse import JTCSE
-    from embedlab.methods.jtcse_config import JTCSEConfig
-    from embedlab.methods.simcse import SimCSE, SimCSEConfig
+    from embedlab.methods.bepa import BEPA, BEPAConfig
+        from embedlab.methods.csesfp import CSESFP, CSESFPConfig
+    from embedlab.methods.jtcse import JTCSE, JTCSEConfig
+        from embedlab.methods.simcse import SimCSE, SimCSEConfig
     from embedlab.methods.towers import tower_pooler
     from embedlab.pooling import build_pooling
 
@@ -315,7 +313,7 @@ def made(name: str, work: Path) -> tuple[Any, tuple[str, ...]]:
     twin = TwinEncoder([first, second])
     poolers = tower_pooler([], twin.dim, 10), tower_pooler([], twin.dim, 11)
     config = JTCSEConfig(n_ca=2, icnce="symmetric", tower1="a", tower2="b")
-    return JTCSE(twin, config, plain, "eager", poolers), ("sentence",)
+    return JTCSE(twin, config, plain, poolers), ("sentence",)
 
 
 # ---- the whole -------------------------------------------------------------------------------------------------------

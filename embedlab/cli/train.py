@@ -80,7 +80,7 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
 
     ``whole``: as for `train_one`; ``extra``: arguments of Lightning's trainer beyond the configuration's.
     """
-    from embedlab.engine.nonfinite import NonFiniteLoss
+    from embedlab.engine.step import NonFiniteLoss
     from embedlab.run.callbacks.checkpoints import Interrupted
     from embedlab.run.run import Run
     from embedlab.run.slurm import requeue

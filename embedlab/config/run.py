@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from embedlab.backbones import probe
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig, BackboneInfo
 from embedlab.config.build import from_dict, section
 from embedlab.config.data import DataConfig
-from embedlab.config.method import MethodConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
@@ -22,11 +21,61 @@ from embedlab.engine.fsdp import check_sharded
 from embedlab.errors import UserError
 from embedlab.evaluation.core.preflight import unfit
 from embedlab.kernels.packing import MODEL_TYPES
-from embedlab.methods import method_class, method_config
+from embedlab.methods import method_config
 from embedlab.pooling import pooling_config
 from embedlab.run.parse import light_sections
 
 STEPS = ("auto", "eager", "compile", "graph")
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """What every method's record shares: what it takes, and a check of its neighbours before any weight is loaded."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("wikipedia", "nli", "parallel")
+    """Kinds of data that the method takes."""
+    backbone_kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    can_unpad: ClassVar[bool] = False
+    """Whether the method hands on the token budget of its views, so that a step can leave out padding."""
+    shardable: ClassVar[bool] = True
+    """Whether it calls the backbone as a whole, and not its blocks or its tied head by themselves."""
+
+    name: str
+
+    @property
+    def preparation(self) -> str:
+        """How a text is prepared when it is encoded after training (`embedlab.encoders.normalization`)."""
+        return "raw"
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to train: the encoder is exported and scored as it is."""
+        return False
+
+    @property
+    def towers(self) -> int:
+        """Encoders that the result is made of."""
+        return 1
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether the loss compares a sentence with others of its batch, so that one alone teaches nothing."""
+        return False
+
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        """Reject a combination that has no meaning.
+
+        Args:
+            info: of the backbone.
+            run: the whole configuration.
+
+        Returns:
+            Warnings: combinations that are known to be poor.
+
+        Raises:
+            UserError: naming the key, the value and the fix.
+        """
+        return []
 
 
 @dataclass(frozen=True)
@@ -109,9 +158,14 @@ class RunConfig:
         self._check_backbone()
         info = self.info()
         warnings = self.pooling.check(info, self.template, self.method.name)
-        packed = self.data.pack is not None
-        warnings += self.method.check(info, self.pooling, self.template, self.data.name, packed)
-        warnings += self.method.check_run(info, self)
+        if self.data.name not in self.method.kinds:
+            raise UserError(
+                f"method={self.method.name} does not train on this kind of data",
+                key="data",
+                value=self.data.name,
+                fix=f"data={' or '.join(self.method.kinds)}",
+            )
+        warnings += self.method.check(info, self)
         self._check_batch()
         self._check_final(info)
         self.resolved_step()
@@ -229,7 +283,7 @@ class RunConfig:
             return "that is for captured steps (step=graph), and for eager ones on the CPU"
         if self.optimizer.chunk is not None or self.adapter.gradient_checkpointing:
             return "optimizer.chunk and adapter.gradient_checkpointing compute padded rows again"
-        if not method_class(self.method.name).can_unpad:
+        if not self.method.can_unpad:
             return f"method={self.method.name} computes padded rows"
         if self.data.pack is not None:
             return "packed rows (data.pack) have none"

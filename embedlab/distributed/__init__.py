@@ -1,1 +1,1 @@
-"""x"""
+"""Ranks, and what they exchange: gathering with gradient, in-batch candidates."""

@@ -10,22 +10,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_shares: tuple[int, ...] | None = None
+_rows_per_rank: tuple[int, ...] | None = None
 
 
 @contextmanager
-def shares(rows: Sequence[int] | None) -> Iterator[None]:
+def rows_per_rank(rows: Sequence[int] | None) -> Iterator[None]:
     """While in it, the ranks have these many rows of the batch each; None: all have equally many.
 
-    The last batch of an epoch may be uneven. Every rank knows the shares beforehand (they follow from the number of
+    The last batch of an epoch may be uneven. Every rank knows them beforehand (they follow from the number of
     rows), so that nothing has to be asked of the devices.
     """
-    global _shares
-    before, _shares = _shares, None if rows is None else tuple(rows)
+    global _rows_per_rank
+    before, _rows_per_rank = _rows_per_rank, None if rows is None else tuple(rows)
     try:
         yield
     finally:
-        _shares = before
+        _rows_per_rank = before
 
 
 def weight(rows: Sequence[int]) -> float:
@@ -59,9 +59,9 @@ def _all(x: Tensor, sizes: list[int]) -> Tensor:
 
 def _sizes(n: int) -> list[int]:
     """Rows of every rank, where this one has ``n`` (a multiple of its share: several views of each row)."""
-    if _shares is None:
+    if _rows_per_rank is None:
         return [n] * world_size()
-    return [share * n // _shares[rank()] for share in _shares]
+    return [share * n // _rows_per_rank[rank()] for share in _rows_per_rank]
 
 
 def world_size() -> int:
@@ -78,7 +78,7 @@ def first_row(n: int) -> int:
 
 
 def gather(x: Tensor) -> Tensor:
-    """``[B, D]`` of each rank to all ranks' rows, rank 0 first: ``[W * B, D]``, or as `shares` says.
+    """``[B, D]`` of each rank to all ranks' rows, rank 0 first: ``[W * B, D]``, or as `rows_per_rank` says.
 
     Each rank scores its own rows against the result, and the data-parallel average of the gradients is then that
     of one process with the whole batch (a gather without gradient would give 1 / W of it).
@@ -86,7 +86,7 @@ def gather(x: Tensor) -> Tensor:
     return _Gather.apply(x, _sizes(len(x))) if world_size() > 1 else x
 
 
-def gather_ids(x: Tensor) -> Tensor:
+def gather_integers(x: Tensor) -> Tensor:
     """The same for integers, which have no gradient."""
     return _all(x, _sizes(len(x))) if world_size() > 1 else x
 
@@ -101,10 +101,10 @@ def share_of_kept(kept: Tensor) -> Tensor | float:
     total = kept.detach().clone()
     dist.all_reduce(total)
     share = kept * world_size() / total.clamp(min=1)
-    return share if _shares is None else share / weight(_shares)
+    return share if _rows_per_rank is None else share / weight(_rows_per_rank)
 
 
-def agreed_coin(device: torch.device) -> Tensor:
+def broadcast_coin(device: torch.device) -> Tensor:
     """True or False with even chances, a tensor on the device, the same on every rank: the first rank's draw.
 
     It is drawn by the device's generator, so that each replay of a CUDA graph draws anew, and a run with the same

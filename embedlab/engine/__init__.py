@@ -1,1 +1,1 @@
-"""x"""
+"""What a training step is: the base of methods, step runners, optimiser, precision, sharding."""

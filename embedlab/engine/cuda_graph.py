@@ -8,6 +8,7 @@ with the graph, and each replay moves its offset on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.backbone import Backbone
-from embedlab.engine.compute_copy import ComputeCopy, copyable
 from embedlab.engine.fused_adamw import FusedUpdate, total_norm, usable
-from embedlab.engine.nonfinite import NonFiniteLoss
+from embedlab.engine.meter import Meter
+from embedlab.engine.precision import ComputeCopy, copyable
+from embedlab.engine.step import StepRunner, non_finite
 from embedlab.kernels.packing import row_capacity, token_capacity
 from embedlab.objectives.precision import compiled_objectives
 
@@ -27,10 +29,8 @@ if TYPE_CHECKING:
     from embedlab.engine.module import Method
     from embedlab.engine.optimizer import ReplayableAdamW
 
-_WARM_UPS = (
-    2  # lazily compiled kernels, library handles and work spaces exist after the first; the second is quiet
-)
-
+_WARM_UPS = 2
+"""Lazily compiled kernels, library handles and work spaces exist after the first; the second is quiet."""
 
 _CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grads_with_norm_
 
@@ -41,8 +41,64 @@ class _Captured:
     updates: bool
 
 
-class CapturedStep:
-    """Replays the step of ``method``; one instance a run.
+class CapturedStep(StepRunner):
+    """The whole step, from the gathering of tokens to the update, as one CUDA graph for each batch shape.
+
+    Needs one CUDA device and data that is resident on it.
+    """
+
+    automatic = False
+    compiles = True
+
+    def __init__(self, packing: bool = False) -> None:
+        super().__init__(packing)
+        self.graphs: StepGraphs | None = None
+        # The number of true tokens has many values: one compilation for all of them.
+        self.dynamic = packing
+
+    def begin(self, method: Method) -> None:
+        if self.graphs is not None:
+            # Graphs of an earlier fit update memory where the weights no longer are.
+            self.graphs = None
+            method.meter = Meter()
+        super().begin(method)
+
+    def step(self, method: Method, batch: dict[str, Any]) -> None:
+        optimizer: Any = method.optimizers()
+        if self.graphs is None:
+            self.graphs = StepGraphs(method, optimizer.optimizer)
+        graphs = self.graphs
+        if graphs.load(batch):
+            optimizer.step()
+            method.lr_schedulers().step()  # type: ignore[union-attr,call-arg]
+        else:
+            graphs.replay()
+        self.packed_tokens = graphs.packed_tokens
+        method.meter.add_sum(graphs.totals, graphs.names)
+
+    def accumulating(self, method: Method) -> bool:
+        loop = method.trainer.fit_loop.epoch_loop
+        done = loop.batch_progress.current.ready % method.optimizer_config.accumulate == 0
+        return not done and not loop._num_ready_batches_reached()
+
+    def updates(self, method: Method) -> int:
+        """A captured step adds batches up by itself, so the trainer takes each for an update."""
+        steps = super().updates(method)  # first: it sets the trainer's number of batches
+        trainer, accumulate = method.trainer, method.optimizer_config.accumulate
+        batches, epochs, most = trainer.num_training_batches, trainer.max_epochs, trainer.max_steps
+        if accumulate == 1 or epochs is None or epochs < 0 or math.isinf(batches):
+            return steps
+        updates = math.ceil(batches / accumulate) * epochs
+        return max(1, updates if most < 0 else min(updates, most))
+
+    def check(self) -> None:
+        """Waits for the device."""
+        if self.graphs is not None:
+            self.graphs.check()
+
+
+class StepGraphs:
+    """Replays the step of ``method``; one instance a fit.
 
     A loss or gradient that is not finite makes the captured update skip itself from then on (the flag that loss
     scaling uses), so the weights stay those before it until the host sees the flag and stops the run.
@@ -63,10 +119,10 @@ class CapturedStep:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
         self._current: _Captured | None = None
-        self.cells: int | None = None
+        self.packed_tokens: int | None = None
         """Tokens that one pass over the present batch computes, where padding is left out."""
-        self._capacities: dict[str, int] | None = None
-        self._unpaddable: dict[int, bool] = {}
+        self._token_budgets: dict[str, int] | None = None
+        self._packable: dict[int, bool] = {}
         self._dtype = {"bf16-mixed": torch.bfloat16}.get(str(method.trainer.precision))
         self._backbones = backbones_of(method)
         # A frozen one may be a moving average, whose copy would stay behind: autocast casts it.
@@ -81,10 +137,11 @@ class CapturedStep:
         self._update: FusedUpdate | None = None
         if self._copies and usable(self.parameters):
             self._update = FusedUpdate(
-                optimizer, steps, lambda p: copied.get(id(p)), wide=self.accumulate > 1
+                optimizer, steps, lambda p: copied.get(id(p)), fp32_gradients=self.accumulate > 1
             )
         self._clip = method.optimizer_config.clip
-        self._settle = torch.compile(settle, dynamic=False) if self.device.type == "cuda" else settle
+        compiled = self.device.type == "cuda"
+        self._finalize_step = torch.compile(finalize_step, dynamic=False) if compiled else finalize_step
         optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
         optimizer.replay = self.replay
         if self.accumulate > 1:
@@ -102,24 +159,24 @@ class CapturedStep:
                 f"a captured step needs batches of one size, got {len(rows)} after {len(self.rows)}"
             )
         self.rows.copy_(rows, non_blocking=True)
-        updates = not self.method.accumulating()
-        lengths, capacities = batch["lengths"], None
-        if self._unpads(lengths):
-            lengths, capacities = joint_shapes(lengths, batch["capacities"])
-        self.cells = None if capacities is None else sum(capacities.values())
-        self._capacities = capacities
-        # Of capacities only the sum: methods that leave out padding have all views in one pass.
-        key = (tuple(sorted(lengths.items())), self.cells, updates)
+        updates = not self.method.runner.accumulating(self.method)
+        lengths, budgets = batch["lengths"], None
+        if self._packs(lengths):
+            lengths, budgets = joint_shapes(lengths, batch["capacities"])
+        self.packed_tokens = None if budgets is None else sum(budgets.values())
+        self._token_budgets = budgets
+        # Of token budgets only the sum: methods that leave out padding have all views in one pass.
+        key = (tuple(sorted(lengths.items())), self.packed_tokens, updates)
         if key not in self._graphs:
             self._graphs[key] = self._capture(lengths, updates)
         self._current = self._graphs[key]
         return updates
 
-    def _unpads(self, lengths: dict[str, int]) -> bool:
+    def _packs(self, lengths: dict[str, int]) -> bool:
         longest = self.method.longest(lengths)
-        if longest not in self._unpaddable:
-            self._unpaddable[longest] = unpads(self.method, longest)
-        return self._unpaddable[longest]
+        if longest not in self._packable:
+            self._packable[longest] = packs(self.method, longest)
+        return self._packable[longest]
 
     def replay(self) -> None:
         assert self._current is not None
@@ -129,7 +186,7 @@ class CapturedStep:
         self._current.graph.replay()
 
     @property
-    def place(self) -> dict[str, Any]:
+    def capture_arguments(self) -> dict[str, Any]:
         """Memory and stream of the graphs, which run one after another: arguments of `torch.cuda.graph`."""
         return {"pool": self._pool, "stream": self._stream}
 
@@ -153,11 +210,11 @@ class CapturedStep:
     def check(self) -> None:
         """Raise ``NonFiniteLoss`` if any step since the start was not finite (waits for the device)."""
         if self.found_inf.item() and self.bad_rows is not None:
-            rows = self.bad_rows.tolist()
-            raise NonFiniteLoss(self.method.global_step, rows, self.method._describe(rows))
+            raise non_finite(self.method, self.bad_rows.tolist())
 
     def _loss(self, lengths: dict[str, int]) -> tuple[Tensor, Tensor]:
-        batch = self.method.resident().gather(self.rows, lengths, self._capacities)
+        resident: Any = self.method.trainer.datamodule.resident(self.device)  # type: ignore[attr-defined]
+        batch = resident.gather(self.rows, lengths, self._token_budgets)
         # Autocast's cache of cast weights would tie one graph to the memory of another.
         with (
             torch.autocast("cuda", dtype=self._dtype, enabled=self._dtype is not None, cache_enabled=False),
@@ -174,8 +231,8 @@ class CapturedStep:
             for copy in self._copies:
                 stack.enter_context(copy.swapped())
             for backbone in self._backbones:
-                native = any(copy.module is backbone for copy in self._copies)
-                stack.enter_context(backbone.computing(low_precision_weights=native, longest=longest))
+                low_precision = any(copy.module is backbone for copy in self._copies)
+                stack.enter_context(backbone.computing(low_precision_weights=low_precision, longest=longest))
             yield
 
     def _gradients(self, lengths: dict[str, int]) -> tuple[Tensor, Tensor]:
@@ -212,7 +269,7 @@ class CapturedStep:
             norm = self._update.norm(ready)
         elif updates:
             norm = total_norm([g for p in self.parameters if (g := self._gradient(p)) is not None])
-        scale = self._settle(
+        scale = self._finalize_step(
             loss, norm, logged, self.rows, self.bad_rows, self.found_inf, self.totals, self._clip, updates
         )
         self.optimizer.grad_scale = scale  # type: ignore[attr-defined]
@@ -245,7 +302,9 @@ class CapturedStep:
                 x.clone() for x in (self.rows, self.bad_rows, self.found_inf, self.totals)
             )
             norm = torch.ones_like(found_inf)
-            self._settle(loss.detach(), norm, logged, rows, bad_rows, found_inf, totals, self._clip, updates)
+            self._finalize_step(
+                loss.detach(), norm, logged, rows, bad_rows, found_inf, totals, self._clip, updates
+            )
             del loss, logged
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.set_rng_state(random_state, self.device)
@@ -260,13 +319,13 @@ def backbones_of(method: Method) -> list[Backbone]:
     return [m for m in method.modules() if isinstance(m, Backbone)]
 
 
-def unpads(method: Method, longest: int) -> bool:
-    """Whether a captured step leaves padding out of rows of at most `longest` tokens, and so does scoring beside it."""
-    return method.unpad and all(b.unpads(longest) for b in backbones_of(method))
+def packs(method: Method, longest: int) -> bool:
+    """Whether a captured step leaves padding out of rows of at most ``longest`` tokens, as scoring then does."""
+    return method.runner.packing and all(b.unpads(longest) for b in backbones_of(method))
 
 
 @torch.no_grad()
-def settle(
+def finalize_step(
     loss: Tensor,
     norm: Tensor,
     logged: Tensor,
@@ -298,24 +357,20 @@ def settle(
     return norm.new_ones(()) if clip is None else ((norm + _CLIP_EPS) / clip).clamp(min=1.0)
 
 
-def joint_shapes(
-    lengths: dict[str, int], capacities: dict[str, int]
-) -> tuple[dict[str, int], dict[str, int]]:
+def joint_shapes(lengths: dict[str, int], budgets: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
     """Those of views that go through the model together, with few distinct widths and sums: each is a graph.
 
     Args:
         lengths: tokens of the longest row of each view.
-        capacities: at least the true tokens of each view.
+        budgets: at least the true tokens of each view.
 
     Returns:
-        The cells of a row, equal for all views (padding costs next to nothing), and capacities that are no smaller.
+        The width of a row, equal for all views (padding costs next to nothing), and budgets that are no smaller.
     """
-    total = sum(capacities.values())
-    first = next(iter(capacities))
+    total = sum(budgets.values())
+    first = next(iter(budgets))
     width = row_capacity(max(lengths.values()))
-    return dict.fromkeys(lengths, width), capacities | {
-        first: capacities[first] + token_capacity(total) - total
-    }
+    return dict.fromkeys(lengths, width), budgets | {first: budgets[first] + token_capacity(total) - total}
 
 
 def _prepare(optimizer: torch.optim.AdamW, device: torch.device) -> Tensor:

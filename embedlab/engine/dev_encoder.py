@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from embedlab.engine.cuda_graph import CapturedStep, unpads
+from embedlab.engine.cuda_graph import CapturedStep, StepGraphs, packs
 
 if TYPE_CHECKING:
     from embedlab.engine.module import Method
@@ -22,12 +22,12 @@ _GRAPH_TOKENS = 4096
 """Of a forward in a graph, where launches cost little: short rows are then padded to short neighbours."""
 
 
-class DevForward:
-    """The encoder over rows that stay the same, as `SentenceEncoder.encode_ids` would.
+class DevEncoder:
+    """A method's encoder over rows that stay the same, as `SentenceEncoder.encode_ids` would encode them.
 
     Args:
         method: whose encoder it is.
-        rows: of `Tokenization.ids`; the list itself tells one set from another.
+        rows: token ids, of `Tokenization.ids`.
         batch_tokens: tokens a forward, padding included.
 
     Once there is a captured step, all forward passes are one graph, on the weights that the step computes with, and
@@ -35,40 +35,34 @@ class DevForward:
     """
 
     def __init__(self, method: Method, rows: Sequence[Sequence[int]], batch_tokens: int) -> None:
-        self.method, self.rows, self.batch_tokens = method, rows, batch_tokens
+        self.method = method
         encoder = method.encoder
-        self.device = here = encoder.device
+        self.device = encoder.device
+        cuda = self.device.type == "cuda"
         self._capturable = (
-            here.type == "cuda"
-            and method.step_mode == "graph"
+            cuda
+            and isinstance(method.runner, CapturedStep)
             and os.environ.get("EMBEDLAB_DEV_GRAPH", "1") != "0"
         )
         lengths = [len(r) for r in rows]
-        self._packs = self._capturable and unpads(method, max(lengths, default=1))
+        self._packs = self._capturable and packs(method, max(lengths, default=1))
         padded = self._capturable and not self._packs
         tokens_at_once = min(batch_tokens, _GRAPH_TOKENS) if padded else batch_tokens
         self._batches: list[tuple[Tensor, Tensor, Tensor, int]] = []
         for batch in encoder._batches(lengths, None, tokens_at_once):
-            tokens = encoder.tokenization.pad([rows[i] for i in batch], 8 if here.type == "cuda" else 1)
+            tokens = encoder.tokenization.pad([rows[i] for i in batch], 8 if cuda else 1)
             parts = (torch.tensor(batch), tokens["input_ids"], tokens["attention_mask"])
-            index, ids, mask = (t.to(here) for t in parts)
+            index, ids, mask = (t.to(self.device) for t in parts)
             self._batches.append((index, ids, mask, sum(lengths[i] for i in batch)))
-        self._out = torch.empty(len(rows), encoder.dim, device=here)
+        self._out = torch.empty(len(rows), encoder.dim, device=self.device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._step: CapturedStep | None = None
-
-    def holds(self, rows: Sequence[Sequence[int]], batch_tokens: int) -> bool:
-        """Whether this is for these rows, on the device where the encoder is now."""
-        return (
-            rows is self.rows
-            and batch_tokens == self.batch_tokens
-            and self.method.encoder.device == self.device
-        )
+        self._step: StepGraphs | None = None
 
     def __call__(self) -> Tensor:
         """Vectors of the encoder as it is now, ``[n, D]``, fp32, in the order of the rows."""
-        step = self.method._captured
-        if step is not None and self._capturable:
+        runner = self.method.runner
+        step = runner.graphs if self._capturable and isinstance(runner, CapturedStep) else None
+        if step is not None:
             if step is not self._step:
                 self._graph, self._step = self._capture(step), step
             if self._graph is not None:
@@ -85,18 +79,18 @@ class DevForward:
             vectors = self.method.encoder(ids, mask, tokens if packed else None)
             self._out.index_copy_(0, index, vectors.float())
 
-    def _capture(self, step: CapturedStep) -> torch.cuda.CUDAGraph | None:
+    def _capture(self, step: StepGraphs) -> torch.cuda.CUDAGraph | None:
         """The graph of all forward passes; None where one cannot be captured, which the log says."""
         longest = max((ids.shape[1] for _, ids, *_ in self._batches), default=1)
-        place, graph = step.place, torch.cuda.CUDAGraph()
-        stream = place["stream"]
+        arguments, graph = step.capture_arguments, torch.cuda.CUDAGraph()
+        stream = arguments["stream"]
         stream.wait_stream(torch.cuda.current_stream())
         try:
             with _same_randomness(self.device), self.method.encoder._encoding(None), step.scoring(longest):
                 with torch.cuda.stream(stream):
                     self._encode(self._packs)
                 torch.cuda.current_stream().wait_stream(stream)
-                with torch.cuda.graph(graph, **place):
+                with torch.cuda.graph(graph, **arguments):
                     self._encode(self._packs)
         except RuntimeError as error:
             torch.cuda.synchronize()

@@ -21,9 +21,6 @@ from embedlab.errors import UserError
 if TYPE_CHECKING:
     from embedlab.config.run import RunConfig
 
-METHODS = ("simcse", "promptbert", "prompteol", "csesfp")
-"""Those that call the backbone as a whole; the others run its blocks or its tied head by themselves."""
-
 
 def check_sharded(config: RunConfig) -> None:
     """Whether a run's weights can be sharded.
@@ -41,11 +38,13 @@ def check_sharded(config: RunConfig) -> None:
             value=strategy,
             fix="trainer=ddp: each card has the whole (4-bit) base",
         )
-    if config.method.name not in METHODS:
+    if not config.method.shardable:
         raise UserError(
-            "this method cannot be sharded", key="trainer.strategy", value=strategy,
-            fix=f"trainer=ddp, or method one of {', '.join(METHODS)}",
-        )  # fmt: skip
+            "this method cannot be sharded",
+            key="trainer.strategy",
+            value=strategy,
+            fix="trainer=ddp, or a method that calls the backbone as a whole, such as simcse",
+        )
     if config.evaluation.selection != "last":
         raise UserError(
             "the best weights of a sharded model are not kept aside",

@@ -58,7 +58,7 @@ class FusedUpdate:
         steps: fp32 [n], counts of updates of the parameters in the order of the groups; ``state["step"]`` are
             views of it.
         twin: of a parameter, in the type that it computes in; None: it has none.
-        wide: gradients of all are fp32 (accumulated), else those of twins are in their type.
+        fp32_gradients: those of all are fp32 (accumulated), else those of twins are in their type.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class FusedUpdate:
         optimizer: torch.optim.AdamW,
         steps: Tensor,
         twin: Callable[[nn.Parameter], Tensor | None],
-        wide: bool,
+        fp32_gradients: bool,
     ) -> None:
         from embedlab.kernels.adamw import BLOCK
 
@@ -76,18 +76,18 @@ class FusedUpdate:
         device = steps.device
         twins = [twin(p) for p in self.parameters]
         self._twin_dtype = next((t.dtype for t in twins if t is not None), torch.bfloat16)
-        self._dtypes = [torch.float32 if t is None or wide else t.dtype for t in twins]
+        self._dtypes = [torch.float32 if t is None or fp32_gradients else t.dtype for t in twins]
         # Addresses are all that the kernel knows: the tensors must stay.
         self._kept: list[Any] = [twins]
-        places = []
+        addresses = []
         for p, t in zip(self.parameters, twins, strict=True):
             state = optimizer.state[p]
             tensors = (p, state["exp_avg"], state["exp_avg_sq"], *(() if t is None else (t,)))
             if any(not x.is_contiguous() or x.data_ptr() % _ALIGNED for x in tensors):
                 raise ValueError("the kernel needs contiguous weights, moments and twins")
             self._kept.append(tensors)
-            places.append([x.data_ptr() for x in tensors] + ([] if t is not None else [0]))
-        self._places = torch.tensor(places, device=device)
+            addresses.append([x.data_ptr() for x in tensors] + ([] if t is not None else [0]))
+        self._tensors = torch.tensor(addresses, device=device)
         self._sizes = torch.tensor([p.numel() for p in self.parameters], device=device)
         self._parts = [
             _part(self._dtypes, self.parameters, dtype, BLOCK, device)
@@ -97,7 +97,7 @@ class FusedUpdate:
         constants = [_constants(g) for g in self.groups for _ in g["params"]]
         self._rates = torch.tensor([[0.0, 0.0, 0.0, *row[:5]] for row in constants], device=device)
         logarithms = [[math.log(b) if b > 0 else -math.inf for b in (r[0], r[2])] + [r[5]] for r in constants]
-        self._wide = torch.tensor(logarithms, dtype=torch.float64, device=device)
+        self._logarithms = torch.tensor(logarithms, dtype=torch.float64, device=device)
         self._addresses = _Addresses(len(self.parameters), device)
         if device.type == "cuda":  # compiles the kernels: that cannot be done while a graph is captured
             nothing = Ready(self._addresses.nothing, [])
@@ -143,12 +143,12 @@ class FusedUpdate:
 
         n, size = len(self.parameters), 128
         rates[(-(-n // size),)](
-            self.steps, ready.addresses, torch.stack([g["lr"] for g in self.groups]), self._group, self._wide,
+            self.steps, ready.addresses, torch.stack([g["lr"] for g in self.groups]), self._group, self._logarithms,
             found_inf, self._rates, n, SIZE=size,
         )  # fmt: skip
         for part in self._parts:
             update[(len(part.tensors),)](
-                self._places, ready.addresses, self._sizes, self._rates, part.tensors, part.pieces, scale,
+                self._tensors, ready.addresses, self._sizes, self._rates, part.tensors, part.pieces, scale,
                 found_inf, GRAD=TYPES[part.dtype], TWIN=TYPES[self._twin_dtype], SIZE=BLOCK, num_warps=WARPS,
             )  # fmt: skip
 

@@ -1,42 +1,34 @@
-"""One small LightningModule a paper. Adding a method: its file, a line here, `conf/method/<name>.yaml`, a test."""
+"""One small LightningModule a paper. Adding a method: its file, `conf/method/<name>.yaml`, a test."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from embedlab.errors import UserError
+from embedlab.config.build import from_dict, section
+from embedlab.parts import part_class
 
 if TYPE_CHECKING:
-    from embedlab.config.method import MethodConfig
+    from embedlab.config.run import MethodConfig
     from embedlab.engine.module import Method
-
-METHODS: dict[str, str] = {
-    "simcse": "embedlab.methods.simcse:SimCSE",
-    "jtcse": "embedlab.methods.jtcse:JTCSE",
-    "tncse": "embedlab.methods.jtcse:TNCSE",
-    "distil": "embedlab.methods.distil:Distil",
-    "ensemble": "embedlab.methods.ensemble:Ensemble",
-    "promptbert": "embedlab.methods.promptbert:PromptBERT",
-    "bepa": "embedlab.methods.bepa:BEPA",
-    "masked_lm": "embedlab.methods.masked_lm:MaskedLM",
-    "causal_lm": "embedlab.methods.causal_lm:CausalLM",
-    "csesfp": "embedlab.methods.csesfp:CSESFP",
-    "prompteol": "embedlab.methods.prompteol:PromptEOL",
-}
 
 
 def method_class(name: str) -> type[Method]:
-    """The module of a method by its configuration name."""
-    if name not in METHODS:
-        raise UserError("unknown method", key="method.name", value=name, fix=", ".join(METHODS))
-    module, _, attribute = METHODS[name].partition(":")
-    return getattr(import_module(module), attribute)
+    """The module of a method by its configuration name.
+
+    Raises:
+        UserError: there is no such method; with the nearest name.
+    """
+    from embedlab.engine.module import Method
+
+    cls: type[Method] = part_class("methods", name, Method, "method.name")
+    return cls
 
 
 def method_config(values: dict[str, Any]) -> MethodConfig:
-    """The typed configuration of a method from plain values."""
-    from embedlab.config.build import from_dict, section
+    """The typed configuration of a method from plain values.
 
+    Raises:
+        UserError: an unknown method or key, or a value of another type than its field's.
+    """
     section(values, "method")
     return from_dict(method_class(values.get("name", "")).config_class, values, "method")

@@ -2,22 +2,53 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from embedlab.distributed.gather import first_row, gather, gather_ids, share_of_kept
+from embedlab.distributed.gather import share_of_kept
+from embedlab.errors import UserError
+from embedlab.methods.contrast import ContrastConfig
 from embedlab.objectives.bilingual_nce import bilingual_nce
-from embedlab.objectives.distance import cosine_distance, participation, spread, squared_distance
-from embedlab.objectives.sigreg import sigreg
-from embedlab.objectives.vicreg import covariance_term, variance_term
+from embedlab.objectives.distance import cosine_distance, participation, squared_distance, std
+from embedlab.objectives.regularisers import covariance_term, sigreg, variance_term
 
 if TYPE_CHECKING:
-    from embedlab.methods.bepa_config import BEPAConfig
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.run import RunConfig
 
 Sides = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class AlignmentConfig(ContrastConfig):
+    loss: Literal["infonce", "mse", "cosine", "vicreg", "sigreg"] = "infonce"
+    tau: float = 0.07
+    mask_self: bool = True
+    """An anchor is no candidate of its own; False as released."""
+    within_lang_neg: bool = True
+    """Candidates of the anchor's own side are negatives too."""
+    gather_negatives: bool = True
+    """Negatives (and the statistics of vicreg and sigreg) from all devices; False keeps each to its own batch."""
+    vicreg_weights: tuple[float, float, float] = (25.0, 25.0, 1.0)
+    """Of the squared distance, the variance and the covariance term."""
+    sigreg_weight: float = 0.1
+    """Of SIGReg beside the squared distance."""
+    sigreg_slices: int = 256
+
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        if not all(w >= 0 for w in self.vicreg_weights):
+            raise UserError("three weights from 0 on", key="method.vicreg_weights", value=self.vicreg_weights)
+        if not self.sigreg_weight >= 0:
+            raise UserError(
+                "the weight must not be negative", key="method.sigreg_weight", value=self.sigreg_weight
+            )
+        if self.sigreg_slices < 1:
+            raise UserError("must be at least 1", key="method.sigreg_slices", value=self.sigreg_slices)
+        return super().check(info, run)
 
 
 class Vectors(NamedTuple):
@@ -29,7 +60,7 @@ class Vectors(NamedTuple):
     """What the predictor makes of them."""
     target: Sides
     """What the other side's prediction is held against."""
-    ids: Sides | None
+    hashes: Sides | None
     """``[B]`` of each side, equal for equal texts; None: a text that comes again is a negative."""
 
 
@@ -38,14 +69,13 @@ class Alignment(NamedTuple):
     stats: dict[str, Tensor]
 
 
-def align(v: Vectors, config: BEPAConfig) -> Alignment:
+def align(v: Vectors, config: AlignmentConfig) -> Alignment:
     """The alignment loss, not weighted by lambda, and what shows whether it acts or collapses."""
     with torch.no_grad():
         both = torch.cat(v.online).detach()
-        stats = {"spread": spread(both), "participation": participation(both)}
+        stats = {"spread": std(both), "participation": participation(both)}
     if config.loss == "infonce":
-        loss, more = _contrast(v, config)
-        return Alignment(loss, stats | more)
+        return _contrast(v, config, stats)
     with torch.no_grad():
         cosine = cosine_similarity(v.online[0].float(), v.online[1].float()).mean()
         apart = cosine_similarity(v.online[0].float(), v.online[1].float().roll(1, 0)).mean()
@@ -55,7 +85,7 @@ def align(v: Vectors, config: BEPAConfig) -> Alignment:
     if config.loss in ("mse", "cosine"):
         return Alignment(near, stats)
     # Statistics of the whole batch: each device has them all, and its share of their gradient.
-    sides = [gather(z) if config.gather_negatives else z for z in v.online]
+    sides = [config.in_batch.candidates(z) for z in v.online]
     if config.loss == "sigreg":
         normal = sigreg(torch.cat(sides), config.sigreg_slices)
         stats |= {"distance": near.detach(), "sigreg": normal.detach()}
@@ -67,30 +97,28 @@ def align(v: Vectors, config: BEPAConfig) -> Alignment:
     return Alignment(a * near + b * variance + c * covariance, stats)
 
 
-def _contrast(v: Vectors, config: BEPAConfig) -> tuple[Tensor, dict[str, Tensor]]:
-    everywhere = config.gather_negatives
-    candidates = v.target
-    ids = v.ids
-    if everywhere:
-        candidates = gather(v.target[0]), gather(v.target[1])
-        ids = None if v.ids is None else (gather_ids(v.ids[0]), gather_ids(v.ids[1]))
+def _contrast(v: Vectors, config: AlignmentConfig, stats: dict[str, Tensor]) -> Alignment:
+    batch = config.in_batch
+    candidates = batch.candidates(v.target[0]), batch.candidates(v.target[1])
     found = bilingual_nce(
         v.predicted,
         candidates,
         config.tau,
-        offset=first_row(len(v.predicted[0])) if everywhere else 0,
+        offset=batch.offset(v.predicted[0]),
         mask_self=config.mask_self,
         within_language=config.within_lang_neg,
-        anchor_ids=v.ids,
-        candidate_ids=ids,
+        anchor_hashes=v.hashes,
+        candidate_hashes=None
+        if v.hashes is None
+        else (batch.candidates(v.hashes[0]), batch.candidates(v.hashes[1])),
     )
     loss = found.loss
-    if everywhere:
+    if batch.gather_negatives:
         # The mean is over the anchors that all devices keep, and data-parallel gradients are averaged by device.
         loss = loss * share_of_kept(found.kept)
-    stats = {
+    more = {
         "positive_cosine": found.positive_cosine,
         "negative_cosine": found.negative_cosine,
         "align_accuracy": found.accuracy,
     }
-    return loss, stats
+    return Alignment(loss, stats | more)

@@ -37,11 +37,11 @@ class BareTemplates(nn.Module):
 
         Row ``lengths * i + t`` is template i with every token after the slot moved on by t.
         """
-        place = torch.arange(self.ids.shape[1], device=self.ids.device)
-        real = place < self.length[:templates]
-        moved = real & (place >= self.slot[:templates])
-        by = torch.arange(lengths, device=place.device)[:, None]
-        positions = self.offset + torch.where(real, place, 0)[:, None] + by * moved[:, None]
+        position = torch.arange(self.ids.shape[1], device=self.ids.device)
+        real = position < self.length[:templates]
+        moved = real & (position >= self.slot[:templates])
+        by = torch.arange(lengths, device=position.device)[:, None]
+        positions = self.offset + torch.where(real, position, 0)[:, None] + by * moved[:, None]
 
         def repeated(x: Tensor) -> Tensor:
             return x[:, None].expand(-1, lengths, -1).flatten(0, 1)

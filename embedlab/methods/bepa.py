@@ -1,43 +1,152 @@
-"""BEPA (BERT-JEPA, arXiv 2601.00366): masked language modelling, and alignment of translations' vectors."""
+"""BEPA (BERT-JEPA, arXiv 2601.00366): masked language modelling, and alignment of translations' vectors.
+
+For translations (x_i, y_i) and the [CLS] states Z1, Z2 of each sentence encoded alone and unmasked:
+
+    L = L_MLM + lambda * L_align                                                                      (1)
+    L_align = (mean_i l1(i) + mean_i l2(i)) / 2                                                       (2)
+    l1(i) = -log exp(z1_i . z2_i / tau) / sum_k exp(z1_i . A_k / tau),   l2 the same with 1 <-> 2     (3)
+
+with unit rows z, A = [Z1; Z2], tau = 0.07, lambda = 1: one encoder, no predictor, no target network. (Numbers are
+this file's; the procedure is that of the authors' release.) Everything else here is a variant of theirs.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.architecture import position_offset
-from embedlab.config.method import MethodConfig
-from embedlab.engine.module import Batch, Fields, Method, Outcome
-from embedlab.methods.alignment import Vectors, align
-from embedlab.methods.bepa_config import BEPAConfig
-from embedlab.methods.bepa_views import FIRST, SECOND, Packed, hide, pack, shut_off, stack
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.errors import UserError
+from embedlab.methods.alignment import AlignmentConfig, Sides, Vectors, align
+from embedlab.methods.bepa_views import FIRST, SECOND, Packed, block_diagonal_mask, mask_side, pack
 from embedlab.methods.masked_lm import MaskedPrediction
-from embedlab.methods.moving_average import average, moving_average
+from embedlab.methods.simcse import stacked
+from embedlab.objectives.language_model import Rule
 
 if TYPE_CHECKING:
+    from embedlab.config.backbone import BackboneInfo
     from embedlab.config.optimizer import OptimizerConfig
+    from embedlab.config.run import MethodConfig, RunConfig
     from embedlab.config.template import Template
-    from embedlab.encoders.encoder import SentenceEncoder
 
-Sides = tuple[Tensor, Tensor]
 View = dict[str, Tensor]
+TAKES_A_MASK_OF_PAIRS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra")
+"""Architectures that take a mask of query and key, see everything it allows, and take positions."""
+
+
+@dataclass(frozen=True)
+class BEPAConfig(AlignmentConfig):
+    kinds: ClassVar[tuple[str, ...]] = ("parallel",)
+    backbone_kinds: ClassVar[tuple[str, ...]] = ("encoder",)
+    shardable: ClassVar[bool] = False
+
+    name: str = "bepa"
+    lam: float = 1.0
+    """lambda, the weight of the alignment beside the masked language modelling. 0: the control of the same data and
+    steps without alignment (``mlm_pack=bi`` is then TLM); no alignment vectors are computed."""
+    mlm_pack: Literal["mono", "bi"] = "mono"
+    """``mono``: each sentence alone, an exact 15 % masked. ``bi``: both in one row, each token masked by chance."""
+    mlm_prob: float = 0.15
+    align_input: Literal["separate_clean", "packed_masked", "packed_blockmask"] = "separate_clean"
+    """What the alignment vectors are of: each sentence alone and unmasked; the packed row with the other side masked
+    (the authors' first design, which collapsed); the packed row with the other side out of sight."""
+    predictor: Literal["identity", "linear", "mlp"] = "identity"
+    target: Literal["shared", "stopgrad", "ema"] = "shared"
+    """What a predicted vector is held against: the other side's vector with its gradient, without, or that of a
+    moving average of the encoder."""
+    ema: float = 0.999
+    """Of its weights, what an update keeps."""
+    horizon: Literal["opt", "micro"] = "opt"
+    """What the learning-rate schedule counts to its end: updates, or, as released, batches while it moves on by
+    updates, so that with accumulation it stops far from its end."""
+
+    @property
+    def needs_others(self) -> bool:
+        return self.loss == "infonce" and self.lam > 0
+
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        super().check(info, run)
+        if not self.lam >= 0:
+            raise UserError("the weight must not be negative", key="method.lam", value=self.lam)
+        for key, value in (("mlm_prob", self.mlm_prob), ("ema", self.ema)):
+            if not 0 < value < 1:
+                raise UserError("must lie between 0 and 1", key=f"method.{key}", value=value)
+        if info.kind != "encoder":
+            raise UserError(
+                "BEPA fills masks, and a decoder has none", key="method", value=self.name, fix="method=csesfp"
+            )
+        if not info.has_mask_token:
+            raise UserError("the tokenizer has no mask token", key="backbone", value=info.model_type)
+        if run.template is not None:
+            raise UserError("BEPA's sentences have no template", key="template", fix="template=none")
+        self._check_packing(info, run)
+        if self.lam > 0 and self.target == "ema" and run.trainer.strategy.startswith("fsdp"):
+            raise UserError(
+                "the moving average is of whole weights, and this strategy shares them out",
+                key="trainer.strategy",
+                value=run.trainer.strategy,
+                fix="trainer=ddp, or method.target=stopgrad",
+            )
+        return self._warnings()
+
+    def _check_packing(self, info: BackboneInfo, run: RunConfig) -> None:
+        """Whether backbone and lengths allow two sentences in one row."""
+        longest, blocks = run.data.max_length, self.align_input == "packed_blockmask"
+        if blocks and info.model_type not in TAKES_A_MASK_OF_PAIRS:
+            raise UserError(
+                "this architecture takes no mask of query and key",
+                key="method.align_input",
+                value=self.align_input,
+                fix="method.align_input=separate_clean, which is the same",
+            )
+        packs = self.mlm_pack == "bi" or (self.lam > 0 and self.align_input != "separate_clean")
+        if packs and info.max_positions is not None and (longest is None or 2 * longest > info.max_positions):
+            raise UserError(
+                f"two sentences of that length do not fit the model's {info.max_positions} positions together",
+                key="data.max_length",
+                value=longest,
+                fix=f"data.max_length={info.max_positions // 2} at most, or method.mlm_pack=mono",
+            )
+        if blocks and run.backbone.attention == "flash_attention_2":
+            raise UserError(
+                "this kernel takes no mask of query and key",
+                key="backbone.attention",
+                value=run.backbone.attention,
+                fix="backbone.attention=sdpa",
+            )
+
+    def _warnings(self) -> list[str]:
+        warnings = []
+        if self.lam > 0 and self.loss in ("mse", "cosine") and self.target == "shared":
+            warnings.append(
+                f"method.loss={self.loss} has no negatives and method.target=shared no asymmetry: one vector for "
+                "every sentence satisfies it, and only the masked language modelling stands against that"
+            )
+        if self.lam > 0 and self.align_input == "packed_masked":
+            warnings.append(
+                "method.align_input=packed_masked collapsed for BEPA's authors (specification A1.5)"
+            )
+        return warnings
 
 
 class BEPA(Method):
-    """``L = L_MLM + lambda * L_align``: masked tokens of translations, and their vectors of a pass of its own."""
+    """``L = L_MLM + lambda * L_align`` (1): masked tokens of translations, and their vectors of a pass of its own."""
 
+    name = "bepa"
     config_class = BEPAConfig
     config: BEPAConfig
     head_kind = "masked_lm"
 
-    def __init__(
-        self, encoder: SentenceEncoder, config: BEPAConfig, optimizer: OptimizerConfig, step: str = "eager"
-    ) -> None:
-        super().__init__(encoder, config, optimizer, step)
-        rule = "exact" if config.mlm_pack == "mono" else "bernoulli"
+    def __init__(self, encoder: SentenceEncoder, config: BEPAConfig, optimizer: OptimizerConfig) -> None:
+        super().__init__(encoder, config, optimizer)
+        rule: Rule = "exact" if config.mlm_pack == "mono" else "bernoulli"
         self.prediction = MaskedPrediction(encoder.tokenizer, config.mlm_prob, rule, optimizer.chunk)
         aligns = config.lam > 0
         self.predictor = predictor(config.predictor if aligns else "identity", encoder.dim)
@@ -48,40 +157,37 @@ class BEPA(Method):
         self._averaged_at = 0  # the update whose weights the average has last taken in
 
     @classmethod
-    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
+    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
         return {"source": ("source", None), "target": ("target", None)}
 
     @property
-    def passes(self) -> float:
+    def forward_passes(self) -> float:
         return 2.0 if self.config.lam > 0 else 1.0
 
     def longest(self, lengths: dict[str, int]) -> int:
         packs = self.config.mlm_pack == "bi" or self.config.align_input != "separate_clean"
         return sum(lengths.values()) if packs else max(lengths.values())
 
-    def losses(self, batch: Batch) -> Outcome:
+    def losses(self, batch: Batch) -> LossOutput:
         config, first, second = self.config, batch["source"], batch["target"]
         loss, accuracy = self.prediction(self.encoder.backbone, *self.masked_views(first, second))
         stats = {"mlm_accuracy": accuracy}
         if config.lam == 0:
-            return Outcome({"masked_lm": loss}, stats)
+            return LossOutput({"masked_lm": loss}, stats)
         online = self.vectors(self.encoder, first, second)
-        target = online
-        if self.target is not None:
-            with torch.no_grad():
-                target = self.vectors(self.target, first, second)
-        elif config.target == "stopgrad":
-            target = online[0].detach(), online[1].detach()
+        hashes = [config.in_batch.text_hashes(v) for v in (first, second)]
+        texts = None if hashes[0] is None or hashes[1] is None else (hashes[0], hashes[1])
         predicted = self.predictor(online[0]), self.predictor(online[1])
-        ids = (first["hash"], second["hash"]) if config.mask_duplicates and "hash" in first else None
-        found = align(Vectors(online, predicted, target, ids), config)
-        return Outcome({"masked_lm": loss, "align": config.lam * found.loss}, stats | found.stats)
+        found = align(
+            Vectors(online, predicted, self.targets(online, first, second), texts), config
+        )  # (2), (3)
+        return LossOutput({"masked_lm": loss, "align": config.lam * found.loss}, stats | found.stats)  # (1)
 
     def masked_views(self, first: View, second: View) -> Sides:
         """Ids and mask of what the masked language modelling reads: ``[2B, L]``, or packed, ``[B, L1 + L2]``."""
         pad_id = self.encoder.tokenization.pad_id
         if self.config.mlm_pack == "mono":
-            return stack(first, second, pad_id)
+            return stacked((first, second), pad_id)
         packed = pack(first, second, pad_id)
         return packed.input_ids, packed.attention_mask
 
@@ -89,22 +195,31 @@ class BEPA(Method):
         """Alignment vectors ``[B, D]`` of both sides, by one forward pass."""
         pad_id = encoder.tokenization.pad_id
         if self.config.align_input == "separate_clean":
-            z = encoder(*stack(first, second, pad_id)).chunk(2)
+            z = encoder(*stacked((first, second), pad_id)).chunk(2)
             return z[0], z[1]
         packed = pack(first, second, pad_id)
         if self.config.align_input == "packed_masked":
-            return self._of_hidden_sides(encoder, packed)
-        return self._of_shut_off_sides(encoder, packed)
+            return self._of_masked_sides(encoder, packed)
+        return self._of_separate_blocks(encoder, packed)
 
-    def _of_hidden_sides(self, encoder: SentenceEncoder, packed: Packed) -> Sides:
+    # ---- variants -------------------------------------------------------------------------------------------------
+
+    def targets(self, online: Sides, first: View, second: View) -> Sides:
+        """What predictions are held against: the vectors themselves, without gradient, or a moving average's."""
+        if self.target is not None:
+            with torch.no_grad():
+                return self.vectors(self.target, first, second)
+        return (online[0].detach(), online[1].detach()) if self.config.target == "stopgrad" else online
+
+    def _of_masked_sides(self, encoder: SentenceEncoder, packed: Packed) -> Sides:
         mask_id = encoder.tokenizer.mask_token_id
-        ids = torch.cat([hide(packed, SECOND, mask_id), hide(packed, FIRST, mask_id)])
+        ids = torch.cat([mask_side(packed, SECOND, mask_id), mask_side(packed, FIRST, mask_id)])
         hidden = self._hidden(encoder, ids, packed.attention_mask.repeat(2, 1))
         halves = [tuple(h.chunk(2)[i] for h in hidden) for i in (0, 1)]
         return self._pool(encoder, halves[0], packed, FIRST), self._pool(encoder, halves[1], packed, SECOND)
 
-    def _of_shut_off_sides(self, encoder: SentenceEncoder, packed: Packed) -> Sides:
-        allowed, positions = shut_off(packed, position_offset(encoder.backbone.model.config))
+    def _of_separate_blocks(self, encoder: SentenceEncoder, packed: Packed) -> Sides:
+        allowed, positions = block_diagonal_mask(packed, position_offset(encoder.backbone.model.config))
         if encoder.backbone.attention == "eager":
             # This kernel adds its mask.
             allowed = torch.zeros_like(allowed, dtype=torch.float32).masked_fill(~allowed, float("-inf"))
@@ -134,11 +249,9 @@ class BEPA(Method):
             average(self.target, self.encoder, self.config.ema)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["embedlab"]["averaged_at"] = self._averaged_at
+        checkpoint.setdefault("embedlab", {})["averaged_at"] = self._averaged_at
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
         self._averaged_at = checkpoint["embedlab"]["averaged_at"]
 
     def schedule_steps(self) -> int:
@@ -153,3 +266,22 @@ def predictor(kind: str, width: int) -> nn.Module:
     if kind == "linear":
         return nn.Linear(width, width)
     return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+
+def moving_average(encoder: SentenceEncoder) -> SentenceEncoder:
+    """A frozen copy of backbone and pooling, without the language-modelling head (BYOL, Grill et al. 2020)."""
+    head, encoder.backbone.head = encoder.backbone.head, None
+    try:
+        backbone = copy.deepcopy(encoder.backbone)
+    finally:
+        encoder.backbone.head = head
+    copied = SentenceEncoder(backbone, copy.deepcopy(encoder.pooling), encoder.tokenization)
+    return copied.requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def average(target: SentenceEncoder, encoder: SentenceEncoder, keep: float) -> None:
+    """``target = keep * target + (1 - keep) * encoder``, weight by weight."""
+    present = dict(encoder.named_parameters())
+    names, weights = zip(*target.named_parameters(), strict=True)
+    torch._foreach_lerp_(list(weights), [present[n].detach() for n in names], 1 - keep)

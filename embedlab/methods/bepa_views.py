@@ -1,4 +1,4 @@
-"""Translation pairs as the encoder sees them in BEPA: stacked, packed, packed with one side hidden or shut off."""
+"""Translation pairs as the encoder sees them in BEPA: packed, and packed with one side masked or out of sight."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from embedlab.methods.simcse import widen
 
 FIRST, SECOND, PADDING = 0, 1, 2
 
@@ -25,38 +23,31 @@ class Packed(NamedTuple):
         return (self.side != PADDING).long()
 
 
-def stack(first: dict[str, Tensor], second: dict[str, Tensor], pad_id: int) -> tuple[Tensor, Tensor]:
-    """Ids and mask ``[2B, L]`` of both sides, the first on top, padded to the longer."""
-    length = max(first["input_ids"].shape[1], second["input_ids"].shape[1])
-    ids = torch.cat([widen(v["input_ids"], length, pad_id) for v in (first, second)])
-    return ids, torch.cat([widen(v["attention_mask"], length, 0) for v in (first, second)])
-
-
 def pack(first: dict[str, Tensor], second: dict[str, Tensor], pad_id: int) -> Packed:
     """Both sides in one row, the second right after the first, by operations of fixed shape."""
     ids = torch.cat([first["input_ids"], second["input_ids"]], 1)
     n = first["attention_mask"].sum(1, keepdim=True)
     end = n + second["attention_mask"].sum(1, keepdim=True)
-    place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    here = torch.where(
-        place < n, place, (place - n + first["input_ids"].shape[1]).clamp(max=ids.shape[1] - 1)
+    position = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    source = torch.where(
+        position < n, position, (position - n + first["input_ids"].shape[1]).clamp(max=ids.shape[1] - 1)
     )
-    side = (place >= n).long() + (place >= end).long()
-    return Packed(torch.where(side == PADDING, pad_id, ids.gather(1, here)), side)
+    side = (position >= n).long() + (position >= end).long()
+    return Packed(torch.where(side == PADDING, pad_id, ids.gather(1, source)), side)
 
 
-def hide(packed: Packed, side: int, mask_id: int) -> Tensor:
+def mask_side(packed: Packed, side: int, mask_id: int) -> Tensor:
     """Ids with every token of a side masked, so that only its length is left to see.
 
     As the authors had it: the second side goes with its [CLS], of the first side the [CLS] stays.
     """
-    gone = packed.side == side
+    masked = packed.side == side
     if side == FIRST:
-        gone[:, 0] = False
-    return torch.where(gone, mask_id, packed.input_ids)
+        masked[:, 0] = False
+    return torch.where(masked, mask_id, packed.input_ids)
 
 
-def shut_off(packed: Packed, position_offset: int) -> tuple[Tensor, Tensor]:
+def block_diagonal_mask(packed: Packed, position_offset: int) -> tuple[Tensor, Tensor]:
     """Mask and positions under which each side of a packed row is encoded as if it stood alone.
 
     Returns:
@@ -65,7 +56,7 @@ def shut_off(packed: Packed, position_offset: int) -> tuple[Tensor, Tensor]:
     """
     side = packed.side
     allowed = (side[:, :, None] == side[:, None, :]).unsqueeze(1)
-    place = torch.arange(side.shape[1], device=side.device).expand_as(side)
+    position = torch.arange(side.shape[1], device=side.device).expand_as(side)
     n = (side == FIRST).sum(1, keepdim=True)
-    position = torch.where(side == SECOND, place - n, place).masked_fill(side == PADDING, 0)
+    position = torch.where(side == SECOND, position - n, position).masked_fill(side == PADDING, 0)
     return allowed, position + position_offset

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
-from embedlab.config.method import MethodConfig
-from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.config.run import MethodConfig
+from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.objectives.causal_lm import causal_lm, next_tokens
-from embedlab.objectives.masked_lm import IGNORED
+from embedlab.objectives.language_model import next_tokens, token_accuracy, token_cross_entropy
 
 if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.pooling import PoolingConfig
+    from embedlab.config.run import RunConfig
     from embedlab.config.template import Template
 
 
 @dataclass(frozen=True)
 class CausalLMConfig(MethodConfig):
+    kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kinds: ClassVar[tuple[str, ...]] = ("decoder",)
+    shardable: ClassVar[bool] = False
+
     name: str = "causal_lm"
 
-    def check(
-        self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
-    ) -> list[str]:
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if info.kind != "decoder":
             raise UserError(
                 "an encoder sees the tokens that it would predict",
@@ -33,9 +32,7 @@ class CausalLMConfig(MethodConfig):
                 value=self.name,
                 fix="method=masked_lm",
             )
-        if data != "wikipedia":
-            raise UserError("causal_lm reads running text", key="data", value=data, fix="data=wikipedia")
-        if template is not None:
+        if run.template is not None:
             raise UserError("running text has no template", key="template", fix="template=none")
         return []
 
@@ -43,24 +40,21 @@ class CausalLMConfig(MethodConfig):
 class CausalLM(Method):
     """Cross-entropy of each token given those before it."""
 
+    name = "causal_lm"
     config_class = CausalLMConfig
     config: CausalLMConfig
     head_kind = "causal_lm"
 
     @classmethod
-    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
+    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
         return {"sentence": ("sentence", None)}
 
-    def losses(self, batch: Batch) -> Outcome:
+    def losses(self, batch: Batch) -> LossOutput:
         ids, mask = batch["sentence"]["input_ids"], batch["sentence"]["attention_mask"]
-        hidden = self.encoder.backbone(ids, mask)[-1]
-        head = self.encoder.backbone.head
-        assert head is not None
-        logits = head(hidden)
+        backbone = self.encoder.backbone
+        assert backbone.head is not None
+        logits = backbone.head(backbone(ids, mask)[-1])
         labels = next_tokens(ids, mask)
-        loss = causal_lm(logits, labels)
-        with torch.no_grad():
-            counted = labels != IGNORED
-            hits = (logits.argmax(-1) == labels) & counted
-            accuracy = hits.sum() / counted.sum().clamp(min=1)
-        return Outcome({"causal_lm": loss}, {"accuracy": accuracy})
+        return LossOutput(
+            {"causal_lm": token_cross_entropy(logits, labels)}, {"accuracy": token_accuracy(logits, labels)}
+        )

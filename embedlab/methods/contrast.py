@@ -1,99 +1,103 @@
-"""InfoNCE between the views of a batch, over all devices: shared by one-pass and two-pass methods."""
+"""InfoNCE between the views of a batch, over all devices: the settings and the calls that methods share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from embedlab.distributed.gather import first_row, gather, gather_ids
-from embedlab.objectives.info_nce import Contrast, info_nce
+from embedlab.config.run import MethodConfig
+from embedlab.distributed.in_batch import InBatch
+from embedlab.errors import UserError
+from embedlab.objectives.info_nce import info_nce
 from embedlab.objectives.pair_nce import interleave, pair_nce
+from embedlab.objectives.softmax import Contrast
+
+if TYPE_CHECKING:
+    from embedlab.config.backbone import BackboneInfo
+    from embedlab.config.run import RunConfig
 
 
-class ViewContrast(NamedTuple):
-    loss: Tensor
-    stats: dict[str, Tensor]
-    """Mean positive and negative cosine, and the share of anchors whose positive is nearest."""
+@dataclass(frozen=True)
+class ContrastConfig(MethodConfig):
+    """Of a method that compares a sentence with the others of its batch."""
 
+    tau: float = 0.05
+    mask_duplicates: bool = True
+    """A candidate with the anchor's or its positive's text is no negative; False as released."""
+    gather_negatives: bool = True
+    """Negatives from all devices; False keeps each device to its own batch."""
 
-def contrast_views(
-    anchors: Tensor, positives: Tensor, tau: float, ids: Tensor | None = None, everywhere: bool = True
-) -> ViewContrast:
-    """Each anchor against the positives of the batch; a row softmax.
+    @property
+    def needs_others(self) -> bool:
+        return True
 
-    Args:
-        anchors: ``[B, D]`` of this rank.
-        positives: ``[B, D]``; positive i belongs to anchor i.
-        tau: temperature.
-        ids: ``[B]``, equal for equal texts, which are then no negatives; None treats them as such.
-        everywhere: negatives from all ranks.
-    """
-    return contrast([anchors, positives], tau, [ids, ids], everywhere)
+    @property
+    def in_batch(self) -> InBatch:
+        return InBatch(self.gather_negatives, self.mask_duplicates)
+
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        if not self.tau > 0:
+            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
+        if run.data.pack is not None:
+            raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
+        return []
 
 
 def contrast(
     vectors: Sequence[Tensor],
-    tau: float,
-    ids: Sequence[Tensor | None],
-    everywhere: bool = True,
+    hashes: Sequence[Tensor | None],
+    config: ContrastConfig,
     hard_negative_weight: float = 0.0,
-) -> ViewContrast:
-    """The same for views of different texts, and with hard negatives.
+) -> Contrast:
+    """Each anchor against the positives and hard negatives of the batch; a row softmax (`info_nce`).
 
     Args:
         vectors: ``[B, D]`` each: anchors, their positives and, where there are any, their hard negatives.
-        tau: temperature.
-        ids: ``[B]`` of each view, equal for equal texts; None: a text that comes again is a negative.
-        everywhere: negatives from all ranks.
+        hashes: ``[B]`` of each view, equal for equal texts; None: a text that comes again is a negative.
+        config: temperature, and which candidates there are.
         hard_negative_weight: added to the logit of an anchor's own hard negative.
+
+    Returns:
+        The mean over this rank's anchors.
     """
-    candidates = [gather(v) if everywhere else v for v in vectors[1:]]
-    known = [gather_ids(i) if everywhere and i is not None else i for i in ids[1:]]
-    c = info_nce(
+    batch = config.in_batch
+    candidates = [batch.candidates(v) for v in vectors[1:]]
+    texts = [batch.candidates(h) for h in hashes[1:]]
+    return info_nce(
         vectors[0],
         candidates[0],
-        tau,
-        offset=first_row(len(vectors[0])) if everywhere else 0,
+        config.tau,
+        offset=batch.offset(vectors[0]),
         hard_negatives=candidates[1] if len(candidates) > 1 else None,
         hard_negative_weight=hard_negative_weight,
-        anchor_ids=ids[0],
-        candidate_ids=known[0],
-        hard_negative_ids=known[1] if len(known) > 1 else None,
+        anchor_hashes=hashes[0],
+        candidate_hashes=texts[0],
+        hard_negative_hashes=texts[1] if len(texts) > 1 else None,
     )
-    return _with_stats(c)
 
 
 def contrast_pairs(
-    vectors: Sequence[Tensor], tau: float, ids: Sequence[Tensor | None], everywhere: bool = True
-) -> ViewContrast:
-    """Each view against its partner and all views of the other sentences (NT-Xent).
+    vectors: Sequence[Tensor], hashes: Sequence[Tensor | None], config: ContrastConfig
+) -> Contrast:
+    """Each view against its partner and all views of the other sentences (NT-Xent, `pair_nce`).
 
     Args:
         vectors: ``[B, D]`` each: first and second views.
-        tau: temperature.
-        ids: ``[B]`` of each view, equal for equal texts; None: a text that comes again is a negative.
-        everywhere: negatives from all ranks.
+        hashes, config: as in `contrast`.
+
+    Returns:
+        The mean over this rank's 2B rows.
     """
-    rows = interleave(*vectors)
-    own = None if ids[0] is None or ids[1] is None else interleave(ids[0], ids[1])
-    return _with_stats(
-        pair_nce(
-            rows,
-            gather(rows) if everywhere else rows,
-            tau,
-            offset=first_row(len(rows)) if everywhere else 0,
-            anchor_ids=own,
-            candidate_ids=gather_ids(own) if everywhere and own is not None else own,
-        )
+    batch, rows = config.in_batch, interleave(*vectors)
+    texts = None if hashes[0] is None or hashes[1] is None else interleave(hashes[0], hashes[1])
+    return pair_nce(
+        rows,
+        batch.candidates(rows),
+        config.tau,
+        offset=batch.offset(rows),
+        anchor_hashes=texts,
+        candidate_hashes=batch.candidates(texts),
     )
-
-
-def _with_stats(c: Contrast) -> ViewContrast:
-    stats = {
-        "positive_cosine": c.positive_cosine,
-        "negative_cosine": c.negative_cosine,
-        "accuracy": c.accuracy,
-    }
-    return ViewContrast(c.loss, stats)

@@ -1,34 +1,39 @@
-"""CSE-SFP (Zhang, Song and Li 2025, arXiv 2505.00389): two views of a sentence from one pass of a decoder."""
+"""CSE-SFP (Zhang, Song and Li 2025, arXiv 2505.00389): two views of a sentence from one pass of a decoder.
+
+A sentence stands in a prompt of two stages, ``prefix x mid suffix``. With H the last hidden states of one forward
+pass, Rep1 = H at the last token of ``mid`` and Rep2 = H at the last token of ``suffix``, and
+
+    L = -(1/N) sum_i log exp(cos(Rep2_i, Rep1_i) / tau) / sum_j exp(cos(Rep2_i, Rep1_j) / tau)      (1)
+
+with tau = 0.05. What is encoded afterwards is Rep2. (Numbers are this file's; the procedure is that of the release.)
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
-from embedlab.config.method import MethodConfig, check_eval_text, check_tau
-from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.methods.contrast import contrast_views
+from embedlab.methods.contrast import ContrastConfig, contrast
 from embedlab.pooling.marked import Marked, up_to
 
 if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.pooling import PoolingConfig
+    from embedlab.config.run import MethodConfig, RunConfig
     from embedlab.config.template import Template
 
 
 @dataclass(frozen=True)
-class CSESFPConfig(MethodConfig):
+class CSESFPConfig(ContrastConfig):
+    kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kinds: ClassVar[tuple[str, ...]] = ("decoder",)
+
     name: str = "csesfp"
-    tau: float = 0.05
     anchor: Literal["rep2", "rep1", "symmetric"] = "rep2"
     """The stage whose vectors are the rows of the softmax; ``symmetric``: the mean of both directions."""
-    mask_duplicates: bool = True
-    """A candidate with the anchor's text is no negative; False as released."""
-    gather_negatives: bool = True
-    """Negatives from all devices; False keeps each device to its own batch."""
     eval_text: Literal["closed", "raw"] = "closed"
     """Text to encode: ``closed`` ends each sentence with a full stop and has no double quotes (as released);
     ``raw`` as it is. Training text is always as it is."""
@@ -37,15 +42,8 @@ class CSESFPConfig(MethodConfig):
     def preparation(self) -> str:
         return self.eval_text
 
-    def check(
-        self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
-    ) -> list[str]:
-        check_eval_text(self.eval_text)
-        check_tau(self.tau)
-        if self.anchor not in ("rep2", "rep1", "symmetric"):
-            raise UserError(
-                "unknown anchor", key="method.anchor", value=self.anchor, fix="rep2, rep1 or symmetric"
-            )
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        template = run.template
         if info.kind != "decoder":
             raise UserError(
                 "CSE-SFP reads Rep1 before the second stage is seen, and this backbone looks both ways",
@@ -62,33 +60,30 @@ class CSESFPConfig(MethodConfig):
             )
         if template.marks.index("rep1") > template.marks.index("rep2"):
             raise UserError("{rep1} ends the first stage", key="template.text", value=template.text)
-        if data != "wikipedia" or in_views:
-            raise UserError(
-                "CSE-SFP takes single sentences", key="data", value=data, fix="data=wikipedia data.pack=null"
-            )
-        return []
+        return super().check(info, run)
 
 
 class CSESFP(Method):
     """Each sentence's second stage against the first stages of the batch, as the authors' release does it."""
 
+    name = "csesfp"
     config_class = CSESFPConfig
     config: CSESFPConfig
 
     @classmethod
-    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
+    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
         return {"sentence": ("sentence", template)}
 
-    def losses(self, batch: Batch) -> Outcome:
+    def losses(self, batch: Batch) -> LossOutput:
         view, config = batch["sentence"], self.config
         rep2, rep1 = self.by_chunks(self.stages, view["input_ids"], view["attention_mask"])
-        ids = view.get("hash") if config.mask_duplicates else None
+        hashes = [config.in_batch.text_hashes(view)] * 2
         anchor, other = (rep1, rep2) if config.anchor == "rep1" else (rep2, rep1)
-        found = contrast_views(anchor, other, config.tau, ids, config.gather_negatives)
+        found = contrast([anchor, other], hashes, config)  # (1)
         loss = found.loss
         if config.anchor == "symmetric":
-            loss = (loss + contrast_views(other, anchor, config.tau, ids, config.gather_negatives).loss) / 2
-        return Outcome({"info_nce": loss}, found.stats)
+            loss = (loss + contrast([other, anchor], hashes, config).loss) / 2
+        return LossOutput({"info_nce": loss}, found.stats)
 
     def stages(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Rep2 and Rep1 ``[B, D]`` of one pass: the pooling over the tokens up to each mark.

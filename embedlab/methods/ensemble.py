@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from embedlab.config.method import MethodConfig
-from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.config.run import MethodConfig
+from embedlab.encoders.loading import load
+from embedlab.encoders.twin import ensemble
+from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.pooling import PoolingConfig
     from embedlab.config.run import RunConfig
     from embedlab.config.template import Template
     from embedlab.encoders.encoder import SentenceEncoder
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EnsembleConfig(MethodConfig):
+    shardable: ClassVar[bool] = False
+
     name: str = "ensemble"
     first: str | None = None
     """What `embedlab.load` takes; a twin counts as its sum."""
@@ -34,35 +37,32 @@ class EnsembleConfig(MethodConfig):
     def idle(self) -> bool:
         return True
 
-    def check(
-        self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
-    ) -> list[str]:
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         for key in ("first", "second"):
             if not getattr(self, key):
                 raise UserError("an ensemble has two members", key=f"method.{key}", fix=f"method.{key}=RUN")
-        if len(self.weights) != 2 or not any(self.weights):
+        if not any(self.weights):
             raise UserError("a weight for each member", key="method.weights", value=list(self.weights))
         return []
 
 
 class Ensemble(Method):
+    """``first`` and ``second``, weighted and added; there is no training step."""
+
+    name = "ensemble"
     config_class = EnsembleConfig
     config: EnsembleConfig
 
     @classmethod
     def make_encoder(cls, run: RunConfig, tokenizer: Any = None) -> SentenceEncoder:
-        import embedlab
-        from embedlab.encoders.twin import ensemble
-
         config = run.method
         assert isinstance(config, EnsembleConfig)
-        members = [embedlab.load(str(path)) for path in (config.first, config.second)]
+        members = [load(str(path)) for path in (config.first, config.second)]
         return ensemble(members, config.weights)
 
     @classmethod
-    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
-        first = {"nli": "anchor", "parallel": "source"}.get(data, "sentence")
-        return {first: (first, template)}
+    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
+        return {roles[0]: (roles[0], template)}
 
-    def losses(self, batch: Batch) -> Outcome:
+    def losses(self, batch: Batch) -> LossOutput:
         raise NotImplementedError("an ensemble is not trained")

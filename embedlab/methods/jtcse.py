@@ -1,37 +1,214 @@
 """JTCSE (arXiv 2505.02366) and its predecessor TNCSE (AAAI 2025): twin encoders that constrain each other.
 
-L = L_NCE + L_ICNCE + L_ICTM, all weights 1: contrast within each tower, contrast across the towers (of the main
-streams and of side streams that exchange attention), and a modulus constraint across them.
+Rows 2i and 2i + 1 are two dropout views of sentence i; the partner of row r is r' = r XOR 1. Towers 1 and 2 give u and
+v (main streams), s and t (side streams, which exchange attention), and p and q (poolers over u and v).
+
+    X(a, b) = mean_r -log exp(cos(a_r, b_r') / tau) / sum_{c != r} exp(cos(a_r, b_c) / tau)                   (1)
+    Y(u, v; p, q) = mean_i -log cos(u_2i, v_2i+1) * |p_2i - q_2i+1| / (|p_2i| + |q_2i+1|) / 2                 (2)
+    L_NCE   = X(u, u) + X(v, v)                                                                               (3)
+    L_ICNCE = X(u, v) + X(s, t), or X(v, u) + X(t, s), by one coin a step                                     (4)
+    L_ICTM  = Y(u, v; p, q) + Y(v, u; q, p)                                                                   (5)
+    L = L_NCE + L_ICNCE + L_ICTM, all weights 1                                                               (6)
+
+TNCSE has no s and t, and always X(u, v). (Numbers are this file's; the procedure is that of the authors' release.)
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from embedlab.encoders.cross_attention import CrossAttention, check_alike, cross_layers, last_exchange
-from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.distributed.gather import broadcast_coin
+from embedlab.encoders.cross_attention import CrossAttention, Route, check_alike, cross_layers, last_exchange
+from embedlab.encoders.twin import TwinEncoder
+from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.methods.across import Across, gradient_norms, towers_apart
-from embedlab.methods.jtcse_config import JTCSEConfig, TNCSEConfig
-from embedlab.methods.towers import tower_pooler
-from embedlab.objectives.modulus import modulus_term
-from embedlab.objectives.pair_nce import interleave
+from embedlab.methods.contrast import ContrastConfig
+from embedlab.methods.towers import gradient_norms, load_tower, tower_pooler, towers_apart
+from embedlab.objectives.modulus import FLOOR, Clamp, modulus_term
+from embedlab.objectives.pair_nce import interleave, pair_nce
+from embedlab.objectives.softmax import Contrast
 
 if TYPE_CHECKING:
-    from embedlab.config.method import MethodConfig
+    from embedlab.config.backbone import BackboneInfo
     from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.run import RunConfig
+    from embedlab.config.run import MethodConfig, RunConfig
     from embedlab.config.template import Template
     from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.encoders.twin import TwinEncoder
+
+TERMS = ("nce", "cross", "side", "ictm")
+X = Callable[[Tensor, Tensor], Tensor]
+Y = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Pooled = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def terms_of_loss(
+    x: X, y: Y, pooled: Pooled, u: Tensor, v: Tensor, s: Tensor, t: Tensor
+) -> dict[str, Callable[[], Tensor]]:
+    """(6): the terms of L, each computed when it is called, so that an ablation can leave some out."""
+
+    def ictm() -> Tensor:
+        p, q = pooled(u, v)
+        return y(u, v, p, q) + y(v, u, q, p)
+
+    return {
+        "nce": lambda: x(u, u) + x(v, v),  # (3)
+        "cross": lambda: x(u, v),  # (4), main streams
+        "side": lambda: x(s, t),  # (4), side streams
+        "ictm": ictm,  # (5)
+    }
+
+
+# ---- settings -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JTCSEConfig(ContrastConfig):
+    kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kinds: ClassVar[tuple[str, ...]] = ("encoder",)
+    shardable: ClassVar[bool] = False
+
+    name: str = "jtcse"
+    tower1: str | None = None
+    """Stage-1 checkpoint of a tower: an encoder folder or a run's folder. None: the backbone itself."""
+    tower2: str | None = None
+    terms: tuple[str, ...] = TERMS
+    """``nce``: X(u, u) + X(v, v). ``cross``: X(u, v), of the main streams. ``side``: X(s, t), of the side
+    streams. ``ictm``: the modulus constraint. None at all: the towers' sum is scored and exported as it is."""
+    icnce: Literal["coin", "symmetric", "fixed"] = "coin"
+    """Which tower gives the anchors across towers: one coin a step (as released), both (their mean), the first."""
+    n_ca: int = 3
+    """Cross-attention layers (3: the paper's best; 6: the released default)."""
+    wiring: Literal["side", "instream"] = "side"
+    """``instream``: the exchange replaces the layers of the main streams while training."""
+    route: Route = "query_owner"
+    tmc_scale: float = 0.5
+    """1/2 as released; 1 in TNCSE's printed formula."""
+    tmc_use: Literal["pooler", "last_hidden"] = "pooler"
+    """Whose modulus: of the pooler's output (dense + tanh), or of the sentence vector itself."""
+    clamp: Clamp = "range"
+    floor: float = FLOOR
+    pooler: Literal["auto", "new"] = "auto"
+    """``auto``: the checkpoint's, a new one where it has none."""
+    pooler_seeds: tuple[int, int] = (1000, 2000)
+    """Of new poolers, one a tower; added to the run's seed."""
+
+    @property
+    def towers(self) -> int:
+        return 2
+
+    @property
+    def idle(self) -> bool:
+        return not self.terms
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether there are cross-attention layers."""
+        return "side" in self.terms or (bool(self.terms) and self.wiring == "instream")
+
+    @property
+    def uses_poolers(self) -> bool:
+        return "ictm" in self.terms and self.tmc_use == "pooler"
+
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        warnings = super().check(info, run)
+        if not 0 < self.floor < 1:
+            raise UserError("the least cosine lies between 0 and 1", key="method.floor", value=self.floor)
+        if odd := [term for term in self.terms if term not in TERMS]:
+            raise UserError(
+                "unknown term", key="method.terms", value=odd[0], fix=f"some of {', '.join(TERMS)}"
+            )
+        if info.kind != "encoder":
+            raise UserError(
+                "the towers are bidirectional encoders", key="method", value=self.name, fix="method=csesfp"
+            )
+        if self.tower1 == self.tower2:
+            raise UserError(
+                "both towers would be the same encoder, which has nothing to exchange with itself",
+                key="method.tower2",
+                value=self.tower2,
+                fix="two stage-1 runs as method.tower1 and method.tower2, or experiment=jtcse_mini, which makes them",
+            )
+        if self.exchanges:
+            cross_layers(self.n_ca, info.layers)
+        if self.terms and info.dropout == 0.0:
+            warnings.append(
+                "backbone.dropout=0: the two views of a sentence are equal, so method=jtcse trains on the difference "
+                "of its towers alone"
+            )
+        return warnings
+
+
+@dataclass(frozen=True)
+class TNCSEConfig(JTCSEConfig):
+    """No side stream, and anchors across towers always from the first."""
+
+    name: str = "tncse"
+    terms: tuple[str, ...] = ("nce", "cross", "ictm")
+    icnce: Literal["coin", "symmetric", "fixed"] = "fixed"
+
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        if "side" in self.terms or self.wiring == "instream":
+            raise UserError("TNCSE has no side stream", key="method.terms", value="side", fix="method=jtcse")
+        return super().check(info, run)
+
+
+# ---- training -----------------------------------------------------------------------------------------------------
+
+
+class TwinLoss:
+    """X and Y (1, 2) of one step: with candidates of all devices, repeated texts, and the step's coin.
+
+    Args:
+        config: of the method.
+        hashes: ``[2N]``, equal for equal texts; None: a text that comes again is a negative.
+    """
+
+    def __init__(self, config: JTCSEConfig, hashes: Tensor | None) -> None:
+        self.config, self.hashes = config, hashes
+        self.within: list[Contrast] = []
+        """X(u, u) and X(v, v), as they are asked for."""
+        self._candidate_hashes = config.in_batch.candidates(hashes)
+        self._heads: Tensor | None = None
+
+    def x(self, a: Tensor, b: Tensor) -> Tensor:
+        """(1). Across towers ``icnce`` says who gives the anchors: a coin of the step, both (their mean), the first."""
+        if a is b:
+            self.within.append(self._x(a, a))
+            return self.within[-1].loss
+        if self.config.icnce == "fixed":
+            return self._x(a, b).loss
+        if self.config.icnce == "symmetric":
+            return (self._x(a, b).loss + self._x(b, a).loss) / 2
+        if self._heads is None:
+            self._heads = broadcast_coin(a.device)
+        return self._x(torch.where(self._heads, a, b), torch.where(self._heads, b, a)).loss
+
+    def y(self, u: Tensor, v: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        """(2), with ``tmc_scale`` for the 1/2."""
+        config = self.config
+        return modulus_term(u, v, p, q, scale=config.tmc_scale, floor=config.floor, clamp=config.clamp)
+
+    def _x(self, a: Tensor, b: Tensor) -> Contrast:
+        batch = self.config.in_batch
+        return pair_nce(
+            a,
+            batch.candidates(b),
+            self.config.tau,
+            offset=batch.offset(a),
+            anchor_hashes=self.hashes,
+            candidate_hashes=self._candidate_hashes,
+        )
 
 
 class JTCSE(Method):
     """Two dropout views of each sentence, in neighbouring rows, through both towers."""
 
+    name = "jtcse"
     config_class = JTCSEConfig
     config: JTCSEConfig
     encoder: TwinEncoder  # type: ignore[assignment]
@@ -41,10 +218,9 @@ class JTCSE(Method):
         encoder: TwinEncoder,
         config: JTCSEConfig,
         optimizer: OptimizerConfig,
-        step: str = "eager",
         poolers: tuple[nn.Module, nn.Module] | None = None,
     ) -> None:
-        super().__init__(encoder, config, optimizer, step)  # type: ignore[arg-type]
+        super().__init__(encoder, config, optimizer)  # type: ignore[arg-type]
         first, second = (tower.backbone for tower in encoder.towers)
         check_alike(first, second)
         self._layers = cross_layers(config.n_ca, first.info.layers) if config.exchanges else ()
@@ -64,9 +240,6 @@ class JTCSE(Method):
 
     @classmethod
     def from_run(cls, run: RunConfig, tokenizer: Any = None) -> JTCSE:
-        from embedlab.encoders.twin import TwinEncoder
-        from embedlab.methods.towers import load_tower
-
         config = run.method
         assert isinstance(config, JTCSEConfig)
         if tokenizer is not None or run.adapter.r is not None:
@@ -84,10 +257,10 @@ class JTCSE(Method):
             sources = [[t.source, run.backbone] if config.pooler == "auto" else [] for t in towers]
             one, two = (seed + run.seed for seed in config.pooler_seeds)
             poolers = tower_pooler(sources[0], encoder.dim, one), tower_pooler(sources[1], encoder.dim, two)
-        return cls(encoder, config, run.optimizer, run.resolved_step(), poolers)
+        return cls(encoder, config, run.optimizer, poolers)
 
     @classmethod
-    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
+    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
         return {"sentence": ("sentence", template)}
 
     def on_fit_start(self) -> None:
@@ -103,37 +276,30 @@ class JTCSE(Method):
             )
 
     @property
-    def passes(self) -> float:
+    def forward_passes(self) -> float:
         """Two views through two towers, and the share of the layers that the side streams run again."""
         side = 0.0 if self._cross is None else 1 - self._cross.fork / self._cross.depth
         return 4.0 * (1.0 + side)
 
-    def losses(self, batch: Batch) -> Outcome:
-        view = batch["sentence"]
+    def losses(self, batch: Batch) -> LossOutput:
+        view, config = batch["sentence"], self.config
         ids, mask = (interleave(x, x) for x in (view["input_ids"], view["attention_mask"]))
-        u, v, s, t = self.by_chunks(self._vectors, ids, mask)
-        texts = view.get("hash") if self.config.mask_duplicates else None
-        across = Across(self.config, None if texts is None else interleave(texts, texts))
-        terms: dict[str, Tensor] = {}
-        own = across.within(u), across.within(v)
-        if "nce" in self.config.terms:
-            terms["nce"] = own[0].loss + own[1].loss
-        if "cross" in self.config.terms:
-            terms["cross"] = across.between(u, v)
-        if "side" in self.config.terms:
-            terms["side"] = across.between(s, t)
-        if "ictm" in self.config.terms:
-            terms["ictm"] = self._modulus(u, v)
+        u, v, s, t = self.by_chunks(self.streams, ids, mask)
+        hashes = config.in_batch.text_hashes(view)
+        loss = TwinLoss(config, None if hashes is None else interleave(hashes, hashes))
+        terms = terms_of_loss(loss.x, loss.y, self.pooled, u, v, s, t)
+        losses = {name: term() for name, term in terms.items() if name in config.terms}
+        if "nce" not in losses:
+            terms["nce"]()  # for its diagnostics
         stats = {
-            name: torch.stack([getattr(c, name) for c in own]).mean()
-            for name in ("positive_cosine", "negative_cosine", "accuracy")
+            name: torch.stack([c.stats[name] for c in loss.within]).mean() for name in loss.within[0].stats
         }
         stats |= towers_apart(u, v)
         if torch.is_grad_enabled():
-            stats |= gradient_norms(terms, [u, v] if self._cross is None else [u, v, s, t])
-        return Outcome(terms, stats)
+            stats |= gradient_norms(losses, [u, v] if self._cross is None else [u, v, s, t])
+        return LossOutput(losses, stats)
 
-    def _vectors(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def streams(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """u, v of the main streams and s, t of the side streams, ``[2N, D]`` each (u, v again without one)."""
         first, second = self.encoder.towers
         if self._cross is None:
@@ -146,21 +312,18 @@ class JTCSE(Method):
         s, t = last_exchange(g1, self._layers), last_exchange(g2, self._layers)
         return u, v, pool(first, (s,), mask), pool(second, (t,), mask)
 
-    def _modulus(self, u: Tensor, v: Tensor) -> Tensor:
-        """L_ICTM = Y(u, v; p, q) + Y(v, u; q, p)."""
-        p, q = u, v
-        if self.poolers is not None:
-            with torch.autocast(u.device.type, enabled=False):
-                p, q = self.poolers[0](u), self.poolers[1](v)
-        options: dict[str, Any] = {
-            "scale": self.config.tmc_scale,
-            "floor": self.config.floor,
-            "clamp": self.config.clamp,
-        }
-        return modulus_term(u, v, p, q, **options) + modulus_term(v, u, q, p, **options)
+    def pooled(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """p and q ``[2N, D]``, whose modulus counts: u and v themselves without poolers."""
+        if self.poolers is None:
+            return u, v
+        with torch.autocast(u.device.type, enabled=False):
+            return self.poolers[0](u), self.poolers[1](v)
 
 
 class TNCSE(JTCSE):
+    """Without side streams, and with anchors across towers always from the first."""
+
+    name = "tncse"
     config_class = TNCSEConfig
 
 

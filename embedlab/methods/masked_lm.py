@@ -3,49 +3,53 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from embedlab.config.method import MethodConfig
+from embedlab.config.run import MethodConfig
 from embedlab.encoders.grad_cache import cached
-from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.objectives.masked_lm import IGNORED, Masked, mask_tokens, masked_lm
+from embedlab.objectives.language_model import (
+    Masked,
+    Rule,
+    mask_tokens,
+    token_accuracy,
+    token_cross_entropy,
+)
 
 if TYPE_CHECKING:
     from embedlab.backbones import Backbone
     from embedlab.config.backbone import BackboneInfo
     from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.pooling import PoolingConfig
+    from embedlab.config.run import RunConfig
     from embedlab.config.template import Template
     from embedlab.encoders.encoder import SentenceEncoder
 
 
 @dataclass(frozen=True)
 class MaskedLMConfig(MethodConfig):
+    kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kinds: ClassVar[tuple[str, ...]] = ("encoder",)
+    shardable: ClassVar[bool] = False
+
     name: str = "masked_lm"
     probability: float = 0.15
     """Share of tokens to predict; of them 80 % masked, 10 % replaced, 10 % kept."""
-    rule: Literal["bernoulli", "exact"] = "bernoulli"
+    rule: Rule = "bernoulli"
 
-    def check(
-        self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
-    ) -> list[str]:
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if not 0 < self.probability < 1:
             raise UserError("must lie between 0 and 1", key="method.probability", value=self.probability)
-        if self.rule not in ("bernoulli", "exact"):
-            raise UserError("unknown rule", key="method.rule", value=self.rule, fix="bernoulli or exact")
         if info.kind != "encoder":
             raise UserError(
                 "a decoder has no masks to fill", key="method", value=self.name, fix="method=causal_lm"
             )
         if not info.has_mask_token:
             raise UserError("the tokenizer has no mask token", key="backbone", value=info.model_type)
-        if data != "wikipedia":
-            raise UserError("masked_lm reads running text", key="data", value=data, fix="data=wikipedia")
-        if template is not None:
+        if run.template is not None:
             raise UserError("running text has no template", key="template", fix="template=none")
         return []
 
@@ -61,7 +65,7 @@ class MaskedPrediction(nn.Module):
 
     special_ids: Tensor
 
-    def __init__(self, tokenizer: Any, probability: float, rule: str, chunk: int | None = None) -> None:
+    def __init__(self, tokenizer: Any, probability: float, rule: Rule, chunk: int | None = None) -> None:
         super().__init__()
         self.mask_id, self.vocab_size = int(tokenizer.mask_token_id), len(tokenizer)
         self.probability, self.rule, self.chunk = probability, rule, chunk
@@ -76,12 +80,7 @@ class MaskedPrediction(nn.Module):
         )
         assert backbone.head is not None
         logits = backbone.head(hidden.flatten(0, 1)[masked.positions])
-        loss = masked_lm(logits, masked.labels)
-        with torch.no_grad():
-            counted = masked.labels != IGNORED
-            hits = (logits.argmax(-1) == masked.labels) & counted
-            accuracy = hits.sum() / counted.sum().clamp(min=1)
-        return loss, accuracy
+        return token_cross_entropy(logits, masked.labels), token_accuracy(logits, masked.labels)
 
     def mask(self, input_ids: Tensor, attention_mask: Tensor) -> Masked:
         maskable = attention_mask.bool() & ~torch.isin(input_ids, self.special_ids)
@@ -91,27 +90,22 @@ class MaskedPrediction(nn.Module):
 class MaskedLM(Method):
     """Cross-entropy at the selected positions of packed text."""
 
+    name = "masked_lm"
     config_class = MaskedLMConfig
     config: MaskedLMConfig
     head_kind = "masked_lm"
 
-    def __init__(
-        self,
-        encoder: SentenceEncoder,
-        config: MaskedLMConfig,
-        optimizer: OptimizerConfig,
-        step: str = "eager",
-    ) -> None:
-        super().__init__(encoder, config, optimizer, step)
+    def __init__(self, encoder: SentenceEncoder, config: MaskedLMConfig, optimizer: OptimizerConfig) -> None:
+        super().__init__(encoder, config, optimizer)
         self.prediction = MaskedPrediction(
             encoder.tokenizer, config.probability, config.rule, optimizer.chunk
         )
 
     @classmethod
-    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
+    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
         return {"sentence": ("sentence", None)}
 
-    def losses(self, batch: Batch) -> Outcome:
+    def losses(self, batch: Batch) -> LossOutput:
         view = batch["sentence"]
         loss, accuracy = self.prediction(self.encoder.backbone, view["input_ids"], view["attention_mask"])
-        return Outcome({"masked_lm": loss}, {"accuracy": accuracy})
+        return LossOutput({"masked_lm": loss}, {"accuracy": accuracy})

@@ -5,39 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.architecture import position_offset
 from embedlab.config.build import from_dict
-from embedlab.config.method import MethodConfig, check_eval_text, check_tau
 from embedlab.config.template import Template
 from embedlab.encoders.tokenization import Tokenization
-from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.bare_templates import BareTemplates
-from embedlab.methods.contrast import contrast
-from embedlab.methods.simcse import joint_capacity, mlp_head, widen
+from embedlab.methods.contrast import ContrastConfig, contrast
+from embedlab.methods.simcse import joint_token_budget, mlp_head, widened
 
 if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
     from embedlab.config.optimizer import OptimizerConfig
     from embedlab.config.pooling import PoolingConfig
+    from embedlab.config.run import MethodConfig, RunConfig
     from embedlab.encoders.encoder import SentenceEncoder
 
-VIEWS = {
-    "wikipedia": ("first", "second"),
-    "nli": ("anchor", "positive", "negative"),
-    "parallel": ("source", "target"),
-}
+Preparation = Literal["raw", "closed", "stopped"]
 
 
 @dataclass(frozen=True)
-class PromptBERTConfig(MethodConfig):
+class PromptBERTConfig(ContrastConfig):
+    can_unpad: ClassVar[bool] = True
+
     name: str = "promptbert"
-    tau: float = 0.05
     second_template: Template | None = None
     """Of a sentence's second view (single sentences only); None: the encoder's, which the first view has."""
     denoise: Literal["auto"] | bool = "auto"
@@ -51,13 +48,10 @@ class PromptBERTConfig(MethodConfig):
     mlp: Literal["train", "none"] = "train"
     """``train``: Linear + tanh after the subtraction, in training only."""
     hard_negative_weight: float = 0.0
-    mask_duplicates: bool = True
-    """A candidate with the anchor's or its positive's text is no negative; False as released."""
-    gather_negatives: bool = True
-    eval_text: str = "stopped"
+    eval_text: Preparation = "stopped"
     """Text to encode after training: ``stopped`` ends it with a full stop, as released for the final test; ``raw`` as
     it is. Training text is always as it is."""
-    dev_text: str = "raw"
+    dev_text: Preparation = "raw"
     """The same for scoring while training, which the release does without the full stop."""
 
     @property
@@ -71,24 +65,12 @@ class PromptBERTConfig(MethodConfig):
             second = None if empty else from_dict(Template, second, "method.second_template")
             object.__setattr__(self, "second_template", second)
 
-    def check(
-        self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
-    ) -> list[str]:
-        check_tau(self.tau)
-        if self.mlp not in ("train", "none"):
-            raise UserError("unknown head", key="method.mlp", value=self.mlp, fix="train or none")
-        check_eval_text(self.eval_text)
-        check_eval_text(self.dev_text, "dev_text")
-        if self.denoise not in ("auto", True, False):
-            raise UserError(
-                "unknown value", key="method.denoise", value=self.denoise, fix="auto, true or false"
-            )
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        warnings, template = super().check(info, run), run.template
         if self.denoise_lengths < 1:
             raise UserError(
                 "must be at least 1", key="method.denoise_lengths", value=self.denoise_lengths, fix="33"
             )
-        if in_views:
-            raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
         if template is None:
             raise UserError(
                 "PromptBERT needs a template around the sentence",
@@ -104,15 +86,16 @@ class PromptBERTConfig(MethodConfig):
                     value=each.join,
                     fix=f"{key}.join=ids",
                 )
-        if self.second_template is not None and data == "wikipedia":
-            pooling.check(info, self.second_template, self.name)
-        if data == "wikipedia" and info.dropout == 0 and self.second_template in (None, template):
+        single = run.data.name == "wikipedia"
+        if self.second_template is not None and single:
+            run.pooling.check(info, self.second_template, self.name)
+        if single and info.dropout == 0 and self.second_template in (None, template):
             raise UserError(
                 "with one template the two views differ by dropout alone, and this backbone has none",
                 key="method.second_template",
                 fix="another template there, or backbone.dropout=0.1",
             )
-        return []
+        return warnings
 
 
 class PromptBERT(Method):
@@ -122,18 +105,14 @@ class PromptBERT(Method):
     t sentence tokens would give them: of the same step and network, with gradient and dropout.
     """
 
+    name = "promptbert"
     config_class = PromptBERTConfig
     config: PromptBERTConfig
-    can_unpad = True
 
     def __init__(
-        self,
-        encoder: SentenceEncoder,
-        config: PromptBERTConfig,
-        optimizer: OptimizerConfig,
-        step: str = "eager",
+        self, encoder: SentenceEncoder, config: PromptBERTConfig, optimizer: OptimizerConfig
     ) -> None:
-        super().__init__(encoder, config, optimizer, step)
+        super().__init__(encoder, config, optimizer)
         self.head = mlp_head(encoder.dim) if config.mlp == "train" else nn.Identity()
         self.templates = [encoder.tokenization]
         """The first is that of scoring and of every view but ``second``."""
@@ -150,24 +129,22 @@ class PromptBERT(Method):
         self.lengths = int(min(config.denoise_lengths, room))
 
     @classmethod
-    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
+    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
         assert isinstance(config, PromptBERTConfig)
-        if data == "wikipedia":
-            return {
-                "first": ("sentence", template),
-                "second": ("sentence", config.second_template or template),
-            }
-        return {view: (view, template) for view in VIEWS[data]}
+        if roles == ("sentence",):
+            second = config.second_template or template
+            return {"first": ("sentence", template), "second": ("sentence", second)}
+        return {role: (role, template) for role in roles}
 
-    def losses(self, batch: Batch) -> Outcome:
+    def losses(self, batch: Batch) -> LossOutput:
         config = self.config
         views = [
             v for v in ("first", "anchor", "source", "second", "positive", "target", "negative") if v in batch
         ]
         which = [len(self.templates) - 1 if v == "second" else 0 for v in views]
         tokens = [batch[v][part] for v in views for part in ("input_ids", "attention_mask")]
-        capacity = joint_capacity(batch[v] for v in views)
-        vectors = self.by_chunks(lambda *rows: self.pooled(which, rows, capacity), *tokens)
+        token_budget = joint_token_budget(batch[v] for v in views)
+        vectors = self.by_chunks(lambda *rows: self.pooled(which, rows, token_budget), *tokens)
         if self.denoise:
             masks = tokens[1::2]
             longest = max(m.shape[1] - self.templates[w].overhead for w, m in zip(which, masks, strict=True))
@@ -177,32 +154,24 @@ class PromptBERT(Method):
                 v - noise[w][(m.sum(1) - self.templates[w].overhead).clamp(min=0, max=lengths - 1)]
                 for v, w, m in zip(vectors, which, masks, strict=True)
             )
-        ids = [batch[v].get("hash") if config.mask_duplicates else None for v in views]
-        found = contrast(
-            [self.head(v) for v in vectors],
-            config.tau,
-            ids,
-            config.gather_negatives,
-            config.hard_negative_weight,
-        )
-        return Outcome({"info_nce": found.loss}, found.stats)
+        hashes = [config.in_batch.text_hashes(batch[v]) for v in views]
+        found = contrast([self.head(v) for v in vectors], hashes, config, config.hard_negative_weight)
+        return LossOutput({"info_nce": found.loss}, found.stats)
 
     def pooled(
-        self, which: Sequence[int], rows: Sequence[Tensor], capacity: int | None = None
+        self, which: Sequence[int], rows: Sequence[Tensor], token_budget: int | None = None
     ) -> tuple[Tensor, ...]:
         """Vectors ``[B, D]`` of several views by one forward pass.
 
         Args:
             which: of the templates each view has.
             rows: ids and mask ``[B, L]`` of each view in turn.
-            capacity: tokens to compute of all views together (`Backbone.forward`).
+            token_budget: tokens to compute of all views together (`Backbone.forward`).
         """
-        ids, masks = rows[0::2], rows[1::2]
-        length = max(x.shape[1] for x in ids)
-        mask = torch.cat([widen(m, length, 0) for m in masks])
-        joint = torch.cat([widen(x, length, self.templates[0].pad_id) for x in ids])
+        ids = widened(list(rows[0::2]), self.templates[0].pad_id)
+        mask = widened(list(rows[1::2]), 0)
         templates = [self.templates[w] for w in which]
-        return self._pool(self._hidden(joint, mask, templates, capacity=capacity), mask, templates)
+        return self._pool(self._hidden(ids, mask, templates, token_budget=token_budget), mask, templates)
 
     def template_vectors(self, templates: int, lengths: int) -> tuple[Tensor, ...]:
         """delta of the first templates, ``[lengths, D]`` each: row t is for sentences of t tokens."""
@@ -216,16 +185,16 @@ class PromptBERT(Method):
         mask: Tensor,
         templates: Sequence[Tokenization],
         positions: Tensor | None = None,
-        capacity: int | None = None,
+        token_budget: int | None = None,
     ) -> tuple[Tensor, ...]:
         """Hidden states of rows of which each template has an equal share."""
         pooling, masks = self.encoder.pooling, mask.chunk(len(templates))
         backbone, position = self.encoder.backbone, None
-        if positions is None and backbone.reads_one(ids.device, capacity is not None):
+        if positions is None and backbone.reads_one(ids.device, token_budget is not None):
             read = [pooling.position(m, t.marks) for m, t in zip(masks, templates, strict=True)]
             position = None if None in read else torch.cat([r for r in read if r is not None])
         every = pooling.needs_all_layers
-        return backbone(ids, mask, positions, all_layers=every, capacity=capacity, position=position)
+        return backbone(ids, mask, positions, all_layers=every, capacity=token_budget, position=position)
 
     def _pool(
         self, hidden: tuple[Tensor, ...], mask: Tensor, templates: Sequence[Tokenization]
@@ -237,12 +206,15 @@ class PromptBERT(Method):
             self.encoder.pooling(h, m, t.marks) for h, m, t in zip(shares, masks, templates, strict=True)
         )
 
-    def dev_rows(self, sentences: Sequence[str]) -> list[list[int]]:
-        own = self.encoder.tokenization
-        return Tokenization(own.tokenizer, own.template, own.max_length, self.config.dev_text).ids(sentences)
+    # ---- scoring while training -----------------------------------------------------------------------------------
 
-    def dev_vectors(self, rows: Sequence[Sequence[int]], batch_tokens: int) -> Tensor:
-        vectors = super().dev_vectors(rows, batch_tokens)
+    def dev_rows(self, sentences: Sequence[str]) -> list[list[int]]:
+        final = self.encoder.tokenization
+        return Tokenization(final.tokenizer, final.template, final.max_length, self.config.dev_text).ids(
+            sentences
+        )
+
+    def dev_vectors(self, vectors: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:
         if not (self.denoise and self.config.denoise_dev) or not rows:
             return vectors
         overhead = self.templates[0].overhead

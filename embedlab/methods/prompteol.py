@@ -6,29 +6,26 @@ The template decides which of them; with one of CSE-SFP's it is the two-pass met
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from embedlab.config.method import MethodConfig, check_eval_text, check_tau
-from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.methods.contrast import contrast_views
+from embedlab.methods.contrast import ContrastConfig, contrast
 
 if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.pooling import PoolingConfig
+    from embedlab.config.run import MethodConfig, RunConfig
     from embedlab.config.template import Template
 
 
 @dataclass(frozen=True)
-class PromptEOLConfig(MethodConfig):
+class PromptEOLConfig(ContrastConfig):
+    kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kinds: ClassVar[tuple[str, ...]] = ("decoder",)
+
     name: str = "prompteol"
-    tau: float = 0.05
-    mask_duplicates: bool = True
-    """A candidate with the anchor's text is no negative; False as released."""
-    gather_negatives: bool = True
-    """Negatives from all devices; False keeps each device to its own batch."""
     eval_text: Literal["closed", "raw"] = "closed"
     """Text to encode: see CSE-SFP."""
 
@@ -36,11 +33,7 @@ class PromptEOLConfig(MethodConfig):
     def preparation(self) -> str:
         return self.eval_text
 
-    def check(
-        self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
-    ) -> list[str]:
-        check_eval_text(self.eval_text)
-        check_tau(self.tau)
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if info.kind != "decoder":
             raise UserError(
                 "this prompt is read at its last token, which a bidirectional encoder does not predict",
@@ -48,16 +41,9 @@ class PromptEOLConfig(MethodConfig):
                 value=info.model_type,
                 fix="a decoder (backbone=smollm2), or method=promptbert",
             )
-        if template is None:
+        if run.template is None:
             raise UserError(
                 "PromptEOL needs a prompt", key="template", value=None, fix="template=eol, sth or sum"
-            )
-        if data != "wikipedia" or in_views:
-            raise UserError(
-                "the two views are passes of one sentence",
-                key="data",
-                value=data,
-                fix="data=wikipedia data.pack=null",
             )
         if info.dropout == 0.0 and info.adapter_dropout == 0.0:
             raise UserError(
@@ -66,33 +52,34 @@ class PromptEOLConfig(MethodConfig):
                 value=info.adapter_dropout,
                 fix="adapter=lora adapter.dropout=0.05, or method=csesfp, whose views differ by themselves",
             )
+        warnings = super().check(info, run)
         if info.dropout == 0.0:
-            return [
+            warnings.append(
                 f"{info.model_type} has no dropout of its own: the two passes differ by the adapter's "
                 f"({info.adapter_dropout}) alone, and not at all until its B matrices leave zero (at first "
                 "the positive cosine is 1). method=csesfp does not depend on dropout."
-            ]
-        return []
+            )
+        return warnings
 
 
 class PromptEOL(Method):
     """Each sentence against its second dropout pass; both are one call on 2B rows, as in the release."""
 
+    name = "prompteol"
     config_class = PromptEOLConfig
     config: PromptEOLConfig
 
     @classmethod
-    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
+    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
         return {"sentence": ("sentence", template)}
 
     @property
-    def passes(self) -> float:
+    def forward_passes(self) -> float:
         return 2.0
 
-    def losses(self, batch: Batch) -> Outcome:
+    def losses(self, batch: Batch) -> LossOutput:
         view, config = batch["sentence"], self.config
         twice = torch.cat([view["input_ids"]] * 2), torch.cat([view["attention_mask"]] * 2)
-        anchors, positives = self.encoder(*twice).chunk(2)
-        ids = view.get("hash") if config.mask_duplicates else None
-        found = contrast_views(anchors, positives, config.tau, ids, config.gather_negatives)
-        return Outcome({"info_nce": found.loss}, found.stats)
+        hashes = [config.in_batch.text_hashes(view)] * 2
+        found = contrast(self.encoder(*twice).chunk(2), hashes, config)
+        return LossOutput({"info_nce": found.loss}, found.stats)

@@ -4,74 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from embedlab.config.method import MethodConfig
-from embedlab.engine.module import Batch, Fields, Method, Outcome
+from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.methods.contrast import contrast, contrast_pairs
+from embedlab.methods.contrast import ContrastConfig, contrast, contrast_pairs
 
 if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
     from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.pooling import PoolingConfig
+    from embedlab.config.run import MethodConfig, RunConfig
     from embedlab.config.template import Template
     from embedlab.encoders.encoder import SentenceEncoder
 
-VIEWS = {
-    "wikipedia": ("sentence",),
-    "nli": ("anchor", "positive", "negative"),
-    "parallel": ("source", "target"),
-}
-
 
 @dataclass(frozen=True)
-class SimCSEConfig(MethodConfig):
+class SimCSEConfig(ContrastConfig):
+    can_unpad: ClassVar[bool] = True
+
     name: str = "simcse"
-    tau: float = 0.05
     mlp: Literal["train", "none"] = "train"
     """``train``: a new Linear + tanh on the sentence vector while training, dropped afterwards (the paper's choice
     for unsupervised models). A head that is kept is part of the pooling: ``pooling=cls_mlp mlp=none``."""
     hard_negative_weight: float = 0.0
     """Added to the logit of a sentence's own hard negative; 0 is the paper's alpha = 1."""
-    mask_duplicates: bool = True
-    """A candidate with the anchor's or its positive's text is no negative; False as released."""
-    gather_negatives: bool = True
-    """Negatives from all devices; False keeps each device to its own batch."""
     layout: Literal["rows", "pairs"] = "rows"
     """``rows``: a sentence's first view against all second ones. ``pairs``: every view against all others (NT-Xent),
     as in JTCSE's first stage."""
 
-    def check(
-        self, info: BackboneInfo, pooling: PoolingConfig, template: Template | None, data: str, in_views: bool
-    ) -> list[str]:
-        if not self.tau > 0:
-            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
-        if self.mlp not in ("train", "none"):
-            raise UserError("unknown head", key="method.mlp", value=self.mlp, fix="train or none")
-        if self.layout not in ("rows", "pairs"):
-            raise UserError("unknown layout", key="method.layout", value=self.layout, fix="rows or pairs")
-        if self.layout == "pairs" and data == "nli":
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        warnings = super().check(info, run)
+        if self.layout == "pairs" and "negative" in run.data.roles:
             raise UserError(
                 "pairs have no place for hard negatives",
                 key="method.layout",
                 value=self.layout,
                 fix="method.layout=rows, or data=parallel",
             )
-        if in_views:
-            raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
-        if data == "wikipedia" and info.dropout == 0.0 and info.adapter_dropout == 0.0:
+        if run.data.name == "wikipedia" and info.dropout == 0.0 and info.adapter_dropout == 0.0:
             raise UserError(
                 "unsupervised SimCSE's two views differ by dropout alone, and this backbone has none",
                 key="backbone.dropout",
                 value=info.dropout,
                 fix="backbone.dropout=0.1, or a method whose views differ by themselves",
             )
-        warnings = []
-        if self.mlp == "train" and pooling.name == "cls_mlp":
+        if self.mlp == "train" and run.pooling.name == "cls_mlp":
             warnings.append(
                 "method.mlp=train puts a second head on pooling=cls_mlp; method.mlp=none was probably meant"
             )
@@ -81,38 +61,35 @@ class SimCSEConfig(MethodConfig):
 class SimCSE(Method):
     """Each sentence against its second dropout view (equation 4), or against its pair and all hard negatives (5)."""
 
+    name = "simcse"
     config_class = SimCSEConfig
     config: SimCSEConfig
-    can_unpad = True
 
-    def __init__(
-        self, encoder: SentenceEncoder, config: SimCSEConfig, optimizer: OptimizerConfig, step: str = "eager"
-    ) -> None:
-        super().__init__(encoder, config, optimizer, step)
+    def __init__(self, encoder: SentenceEncoder, config: SimCSEConfig, optimizer: OptimizerConfig) -> None:
+        super().__init__(encoder, config, optimizer)
         self.head = mlp_head(encoder.dim) if config.mlp == "train" else nn.Identity()
-        self._views = 2.0
+        self._views_a_row = 2.0
 
     @classmethod
-    def fields(cls, config: MethodConfig, data: str, template: Template | None) -> Fields:
-        return {view: (view, template) for view in VIEWS[data]}
+    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
+        return {role: (role, template) for role in roles}
 
     @property
-    def passes(self) -> float:
-        return self._views
+    def forward_passes(self) -> float:
+        return self._views_a_row
 
-    def losses(self, batch: Batch) -> Outcome:
-        views = [v for v in ("sentence", "anchor", "source", "positive", "target", "negative") if v in batch]
-        if views == ["sentence"]:
-            views = ["sentence", "sentence"]
-        self._views = 2.0 if views[0] == "sentence" else 1.0
-        z = encode_views(self.encoder, [batch[v] for v in views], self.head)
+    def losses(self, batch: Batch) -> LossOutput:
         config = self.config
-        ids = [batch[v].get("hash") if config.mask_duplicates else None for v in views]
+        names = [v for v in ("sentence", "anchor", "source", "positive", "target", "negative") if v in batch]
+        self._views_a_row = 2.0 if names == ["sentence"] else 1.0
+        views = [batch[v] for v in (names if len(names) > 1 else names * 2)]
+        z = encode_views(self.encoder, views, self.head)
+        hashes = [config.in_batch.text_hashes(v) for v in views]
         if config.layout == "pairs":
-            found = contrast_pairs(z, config.tau, ids, config.gather_negatives)
+            found = contrast_pairs(z, hashes, config)
         else:
-            found = contrast(z, config.tau, ids, config.gather_negatives, config.hard_negative_weight)
-        return Outcome({"info_nce": found.loss}, found.stats)
+            found = contrast(z, hashes, config, config.hard_negative_weight)
+        return LossOutput({"info_nce": found.loss}, found.stats)
 
 
 def mlp_head(width: int) -> nn.Sequential:
@@ -129,20 +106,34 @@ def encode_views(
     """Vectors of several views, through ``head``, in one forward pass over all their rows, padded to the longest.
 
     One pass has half the launches of two, and two passes of one module break DDP where it has buffers.
+
+    Args:
+        encoder: of all views.
+        views: ``input_ids`` and ``attention_mask`` ``[B, L]`` of each.
+        head: after the encoder.
+
+    Returns:
+        ``[B, D]`` of each view.
     """
-    length = max(v["input_ids"].shape[1] for v in views)
-    ids = torch.cat([widen(v["input_ids"], length, encoder.tokenization.pad_id) for v in views])
-    mask = torch.cat([widen(v["attention_mask"], length, 0) for v in views])
-    vectors = encoder(ids, mask, joint_capacity(views))
+    vectors = encoder(*stacked(views, encoder.tokenization.pad_id), joint_token_budget(views))
     return list((vectors if head is None else head(vectors)).chunk(len(views)))
 
 
-def joint_capacity(views: Iterable[dict[str, Any]]) -> int | None:
-    """Tokens to compute for several views together; None: all cells, padding too (`Backbone.forward`)."""
-    capacities = [v.get("capacity") for v in views]
-    return None if None in capacities else sum(c for c in capacities if c is not None)
+def stacked(views: Iterable[dict[str, Any]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Ids and mask ``[V * B, L]`` of several views, the first on top, padded on the right to the longest."""
+    return widened([v["input_ids"] for v in views], pad_id), widened([v["attention_mask"] for v in views], 0)
 
 
-def widen(x: Tensor, length: int, value: int) -> Tensor:
-    """``[B, L]`` padded on the right to ``[B, length]``."""
-    return torch.nn.functional.pad(x, (0, length - x.shape[1]), value=value) if x.shape[1] < length else x
+def widened(parts: list[Tensor], value: int) -> Tensor:
+    """``[B, L_i]`` each to ``[V * B, L]``, padded on the right to the longest."""
+    length = max(x.shape[1] for x in parts)
+    pad = torch.nn.functional.pad
+    return torch.cat(
+        [pad(x, (0, length - x.shape[1]), value=value) if x.shape[1] < length else x for x in parts]
+    )
+
+
+def joint_token_budget(views: Iterable[dict[str, Any]]) -> int | None:
+    """Tokens to compute for several views together; None: all of them, padding too (`Backbone.forward`)."""
+    budgets = [v.get("capacity") for v in views]
+    return None if None in budgets else sum(b for b in budgets if b is not None)

@@ -1,4 +1,4 @@
-"""BERT's pooler, dense + tanh on the sentence vector: JTCSE's modulus is that of its output."""
+"""JTCSE's towers: from their stage-1 checkpoints with their poolers, and what shows whether they act on each other."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.run import RunConfig
@@ -21,14 +22,13 @@ from embedlab.errors import UserError
 from embedlab.files import corruption
 from embedlab.pooling import Pooling
 
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneConfig
-
 log = logging.getLogger(__name__)
 
 
 def tower_pooler(sources: Sequence[BackboneConfig], width: int, seed: int) -> nn.Module:
-    """The pooler of the first source that has one of this width, else a new one.
+    """BERT's pooler, dense + tanh on the sentence vector.
+
+    That of the first source that has one of this width, else a new one.
 
     Args:
         sources: checkpoints to look in.
@@ -39,13 +39,13 @@ def tower_pooler(sources: Sequence[BackboneConfig], width: int, seed: int) -> nn
 
     for source in sources:
         try:
-            found = load_pooler(source)
+            pooler = load_pooler(source)
         except UserError as error:  # such as a hub that cannot be reached, when the towers are on the disk
             log.info("No pooler from %s: %s", source.label, error)
             continue
-        if found is not None and found[0].in_features == width:  # type: ignore[index,union-attr]
+        if pooler is not None and pooler[0].in_features == width:  # type: ignore[index,union-attr]
             log.info("Pooler of %s.", source.label)
-            return found.float()
+            return pooler.float()
     log.info("A new pooler, seed %d.", seed)
     dense = nn.Linear(width, width)
     with torch.no_grad():
@@ -87,15 +87,15 @@ def load_tower(path: str | None, run: RunConfig, key: str) -> Tower:
 
 
 def _folder(path: str, key: str) -> Path:
-    place = Path(path).expanduser()
-    for folder in (place, place / "export", place / "best"):
+    given = Path(path).expanduser()
+    for folder in (given, given / "export", given / "best"):
         if twin_card(folder) is not None:
             raise UserError("is a twin itself", file=folder, key=key, value=path, fix="a single encoder")
         if (folder / "config.json").is_file():
             return folder
     raise UserError(
         "no encoder in this folder",
-        file=place,
+        file=given,
         key=key,
         value=path,
         fix="the folder of a stage-1 run or encoder",
@@ -125,3 +125,35 @@ def _take_weights(pooling: Pooling, folder: Path, key: str) -> None:
             key=key,
             fix="another copy of the stage-1 run",
         ) from error
+
+
+# ---- diagnostics --------------------------------------------------------------------------------------------------
+
+
+def gradient_norms(terms: dict[str, Tensor], vectors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The norm of each term's gradient at the towers' vectors: what the weights 1 of the terms hide."""
+    norms = {}
+    for name, term in terms.items():
+        grads = torch.autograd.grad(term, vectors, retain_graph=True, allow_unused=True)
+        parts = [g.float().norm() for g in grads if g is not None]
+        norms[f"gradient/{name}"] = torch.stack(parts).norm() if parts else torch.zeros_like(term)
+    return norms
+
+
+@torch.no_grad()
+def towers_apart(u: Tensor, v: Tensor) -> dict[str, Tensor]:
+    """How near the towers are, and whether one outweighs the other in the sum."""
+    return {
+        "towers/cosine": cosine_similarity(u.float(), v.float()).mean(),
+        "towers/cka": linear_cka(u, v),
+        "towers/norm_ratio": (u.float().norm(dim=-1) / v.float().norm(dim=-1)).mean(),
+    }
+
+
+@torch.no_grad()
+def linear_cka(a: Tensor, b: Tensor) -> Tensor:
+    """Linear centred kernel alignment of two sets of vectors of the same rows (Kornblith et al. 2019), in [0, 1]."""
+    with torch.autocast(a.device.type, enabled=False):
+        a, b = a.float() - a.float().mean(0), b.float() - b.float().mean(0)
+        k, m = a @ a.T, b @ b.T
+        return (k * m).sum() / (k.norm() * m.norm()).clamp(min=1e-12)

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from embedlab.objectives.precision import full_precision
+from embedlab.objectives.precision import full_precision, unit
+from embedlab.objectives.softmax import masked_softmax, with_diagnostics
 
 
 class BilingualContrast(NamedTuple):
@@ -36,8 +36,8 @@ def bilingual_nce(
     offset: int = 0,
     mask_self: bool = True,
     within_language: bool = True,
-    anchor_ids: tuple[Tensor, Tensor] | None = None,
-    candidate_ids: tuple[Tensor, Tensor] | None = None,
+    anchor_hashes: tuple[Tensor, Tensor] | None = None,
+    candidate_hashes: tuple[Tensor, Tensor] | None = None,
 ) -> BilingualContrast:
     """The mean over both languages a and all rows i of
     ``-log(exp(z_i^a . z_i^b / tau) / sum_k exp(z_i^a . A_k / tau))``, unit rows, ``A = [Z^1; Z^2]``.
@@ -51,39 +51,33 @@ def bilingual_nce(
         mask_self: leave an anchor's own row out of its denominator. The authors' code keeps it (cosine 1), so
             that aligned and otherwise orthogonal pairs cost ln 2 and not 0.
         within_language: candidates of the anchor's own language are negatives too.
-        anchor_ids, candidate_ids: integers ``[B]`` and ``[M]`` of each language, equal for equal texts. A
+        anchor_hashes, candidate_hashes: integers ``[B]`` and ``[M]`` of each language, equal for equal texts. A
             candidate with the anchor's or its translation's text is no negative and leaves the denominator.
+
+    Returns:
+        The loss, how many anchors it is the mean of, and its diagnostics.
     """
-    a = normalize(torch.cat([_wide(z) for z in anchors]), dim=-1)
-    c = normalize(torch.cat([_wide(z) for z in candidates]), dim=-1)
-    cosines = a @ c.T
-    size, total = len(anchors[0]), len(candidates[0])
-    row = torch.arange(size, device=a.device) + offset
-    own = torch.cat([row, row + total])
-    target = torch.cat([row + total, row])
+    a, c = unit(torch.cat(anchors)), unit(torch.cat(candidates))
+    total = len(candidates[0])
+    row = torch.arange(len(anchors[0]), device=a.device) + offset
+    own, target = torch.cat([row, row + total]), torch.cat([row + total, row])
     column = torch.arange(2 * total, device=a.device)
-    itself, positive = column == own[:, None], column == target[:, None]
-    excluded = itself if mask_self else torch.zeros_like(itself)
+    itself, excluded = column == own[:, None], None
     if not within_language:
-        excluded = excluded | (((column < total) == (own[:, None] < total)) & ~itself)
-    if anchor_ids is not None and candidate_ids is not None:
-        first, second = anchor_ids
-        texts = torch.cat(candidate_ids)
-        same = (texts == torch.cat([first, second])[:, None]) | (texts == torch.cat([second, first])[:, None])
-        excluded = excluded | (same & ~positive & ~itself)
-    negative = ~(excluded | positive | itself)
-    logits = (cosines / tau).masked_fill(excluded, float("-inf"))
+        excluded = ((column < total) == (own[:, None] < total)) & ~itself
+    softmax = masked_softmax(
+        a @ c.T, target, tau,
+        itself=itself, mask_self=mask_self, excluded=excluded,
+        anchor_hashes=None if anchor_hashes is None else torch.cat(anchor_hashes),
+        candidate_hashes=None if candidate_hashes is None else torch.cat(candidate_hashes),
+    )  # fmt: skip
     # Compared and summed, not indexed: a CUDA graph takes no index from the host.
-    true = (cosines * positive).sum(1)
-    kept = negative.any(1)
-    each = logits.logsumexp(1) - true / tau
+    true = (softmax.cosines * softmax.positive).sum(1)
+    kept = softmax.negative.any(1)
+    each = softmax.logits.logsumexp(1) - true / tau
     count = kept.sum()
     loss = each.masked_fill(~kept, 0.0).sum() / count.clamp(min=1)
-    with torch.no_grad():
-        mean_negative = cosines.masked_fill(~negative, 0.0).sum() / negative.sum().clamp(min=1)
-        accuracy = (logits.argmax(1) == target).float().mean()
-    return BilingualContrast(loss, count, true.detach().mean(), mean_negative, accuracy)
-
-
-def _wide(z: Tensor) -> Tensor:
-    return z.to(torch.promote_types(z.dtype, torch.float32))
+    contrast = with_diagnostics(loss, softmax)
+    return BilingualContrast(
+        loss, count, contrast.positive_cosine, contrast.negative_cosine, contrast.accuracy
+    )

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn.functional import l1_loss
 
-from embedlab.objectives.info_nce import Contrast
 from embedlab.objectives.pair_nce import pair_nce
-from embedlab.objectives.precision import full_precision
+from embedlab.objectives.precision import full_precision, to_fp32
+from embedlab.objectives.softmax import Contrast
 
 
 class Distillation(NamedTuple):
@@ -34,8 +33,8 @@ def distillation(
     k1: float = 0.01,
     *,
     offset: int = 0,
-    row_ids: Tensor | None = None,
-    candidate_ids: Tensor | None = None,
+    row_hashes: Tensor | None = None,
+    candidate_hashes: Tensor | None = None,
 ) -> Distillation:
     """``k1 * X(rows, candidates) + (1 - k1) * L1``.
 
@@ -44,8 +43,10 @@ def distillation(
         candidates: the same of the whole gathered batch, ``[M, D]``.
         tau: temperature.
         k1: weight of the contrast; 0.01 for a twin teacher, 0.1 for the mixed ensemble.
-        offset, row_ids, candidate_ids: as in `pair_nce`.
+        offset, row_hashes, candidate_hashes: as in `pair_nce`.
     """
-    contrast = pair_nce(rows, candidates, tau, offset=offset, anchor_ids=row_ids, candidate_ids=candidate_ids)
-    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-    return Distillation(k1 * contrast.loss, (1 - k1) * l1_loss(wide[1::2], wide[0::2]), contrast)
+    contrast = pair_nce(
+        rows, candidates, tau, offset=offset, anchor_hashes=row_hashes, candidate_hashes=candidate_hashes
+    )
+    teacher, student = to_fp32(rows)[0::2], to_fp32(rows)[1::2]
+    return Distillation(k1 * contrast.loss, (1 - k1) * l1_loss(student, teacher), contrast)

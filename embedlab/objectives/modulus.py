@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import cosine_similarity
 
-from embedlab.objectives.precision import full_precision
+from embedlab.objectives.precision import full_precision, to_fp32
 
 FLOOR = 1e-4
 """The cosine that stands for one that is not positive (the authors' constant); -log of it is 9.2103."""
@@ -25,7 +25,7 @@ def relative_difference(p: Tensor, q: Tensor) -> Tensor:
     vectors only, smallest at k = 1 for a given direction, and ``sqrt((1 - t) / 2)`` there, so that it is no
     pure norm penalty.
     """
-    p, q = _wide(p), _wide(q)
+    p, q = to_fp32(p), to_fp32(q)
     both = vector_norm(p, dim=-1) + vector_norm(q, dim=-1)
     return vector_norm(p - q, dim=-1) / both.clamp(min=torch.finfo(both.dtype).tiny)
 
@@ -53,13 +53,9 @@ def modulus_term(
     Returns:
         A scalar. L_ICTM is ``modulus_term(u, v, p, q) + modulus_term(v, u, q, p)``.
     """
-    cosine = cosine_similarity(_wide(u)[0::2], _wide(v)[1::2], dim=-1)
+    cosine = cosine_similarity(to_fp32(u)[0::2], to_fp32(v)[1::2], dim=-1)
     if clamp == "range":
         cosine = cosine.clamp(floor, 1.0)
     else:
         cosine = torch.where(cosine < 0, floor, cosine)
     return (-cosine.log() * relative_difference(p[0::2], q[1::2])).mean() * scale
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

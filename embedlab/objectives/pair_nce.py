@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy
 
-from embedlab.objectives.info_nce import Contrast
-from embedlab.objectives.precision import full_precision
+from embedlab.objectives.precision import full_precision, unit
+from embedlab.objectives.softmax import Contrast, masked_softmax, with_diagnostics
 
 
 def interleave(first: Tensor, second: Tensor) -> Tensor:
@@ -25,8 +25,8 @@ def pair_nce(
     tau: float,
     *,
     offset: int = 0,
-    anchor_ids: Tensor | None = None,
-    candidate_ids: Tensor | None = None,
+    anchor_hashes: Tensor | None = None,
+    candidate_hashes: Tensor | None = None,
 ) -> Contrast:
     """The mean over rows r of ``-log(exp(cos(a_r, b_pi(r)) / tau) / sum_{c != r} exp(cos(a_r, b_c) / tau))``.
 
@@ -38,31 +38,18 @@ def pair_nce(
         candidates: ``[M, D]``, interleaved, of the whole (gathered) batch, from the same or another encoder.
         tau: temperature.
         offset: first row of this rank in ``candidates``; even.
-        anchor_ids, candidate_ids: ``[R]`` and ``[M]``, equal for equal texts. A candidate with the anchor's
+        anchor_hashes, candidate_hashes: ``[R]`` and ``[M]``, equal for equal texts. A candidate with the anchor's
             or its partner's text is no negative and leaves the denominator (the paper keeps it).
 
     Returns:
         The loss, the mean positive and negative cosine, and the share of rows whose partner is nearest.
     """
-    a, b = _unit(anchors), _unit(candidates)
-    cosines = a @ b.T
-    own = torch.arange(len(a), device=a.device) + offset
-    partner = own ^ 1
-    columns = torch.arange(len(b), device=a.device)
-    positive = columns == partner[:, None]
-    excluded = columns == own[:, None]
-    if anchor_ids is not None and candidate_ids is not None:
-        same = (candidate_ids == anchor_ids[:, None]) | (candidate_ids == candidate_ids[partner][:, None])
-        excluded = excluded | (same & ~positive)
-    logits = (cosines / tau).masked_fill(excluded, float("-inf"))
-    loss = cross_entropy(logits, partner)
-    with torch.no_grad():
-        negative = ~(positive | excluded)
-        mean_positive = cosines.gather(1, partner[:, None]).mean()
-        mean_negative = cosines.masked_fill(~negative, 0.0).sum() / negative.sum().clamp(min=1)
-        accuracy = (logits.argmax(1) == partner).float().mean()
-    return Contrast(loss, mean_positive, mean_negative, accuracy)
-
-
-def _unit(x: Tensor) -> Tensor:
-    return normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=-1)
+    a, b = unit(anchors), unit(candidates)
+    row = torch.arange(len(a), device=a.device) + offset
+    partner = row ^ 1
+    softmax = masked_softmax(
+        a @ b.T, partner, tau,
+        itself=torch.arange(len(b), device=a.device) == row[:, None],
+        anchor_hashes=anchor_hashes, candidate_hashes=candidate_hashes,
+    )  # fmt: skip
+    return with_diagnostics(cross_entropy(softmax.logits, partner), softmax)

@@ -9,6 +9,8 @@ from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
+from torch.nn.functional import normalize
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,3 +57,13 @@ def full_precision(objective: Callable[P, R]) -> Callable[P, R]:
             return (objective if plain else compiled())(*args, **kwargs)
 
     return wrapped
+
+
+def to_fp32(x: Tensor) -> Tensor:
+    """In fp32, or in fp64 where it is that."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows of length 1, in fp32."""
+    return normalize(to_fp32(x), dim=-1)

@@ -27,10 +27,11 @@ from embedlab.distributed.ranks import global_rank
 from embedlab.encoders.checkpoint import load_encoder
 from embedlab.encoders.encoder import whole_folder
 from embedlab.encoders.tokenization import Tokenization
+from embedlab.engine.cuda_graph import CapturedStep
 from embedlab.engine.fsdp import Sharded, sharded
 from embedlab.engine.module import Method
-from embedlab.engine.nonfinite import NonFiniteLoss
-from embedlab.engine.precision import FrozenHalf
+from embedlab.engine.precision import FrozenBF16
+from embedlab.engine.step import CompiledStep, EagerStep, NonFiniteLoss
 from embedlab.errors import UserError
 from embedlab.files import locked
 from embedlab.methods import method_class
@@ -38,6 +39,7 @@ from embedlab.run.callbacks.checkpoints import (
     LAST,
     LastCheckpoint,
     WholeFile,
+    check_parameters,
     find_checkpoint,
     kept_in,
     parameters_of,
@@ -130,7 +132,7 @@ class Run:
         if fits and not config.method.idle:
             # Nothing of an earlier run is touched before it is known that this one can begin.
             if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
-                self.method.check_parameters(parameters_of(self.checkpoint))
+                check_parameters(self.method, parameters_of(self.checkpoint))
             config.check_rows(self.data.n_rows)
         self.record = Record(self.folder) if rank_zero and fits else None
         if self.record is not None:
@@ -186,10 +188,11 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     cls = method_class(config.method.name)
     tokenizer = _fresh_tokenizer(config, folder) if config.backbone.source == "fresh" else None
     method = cls.from_run(config, tokenizer)
-    method.unpad = config.resolved_unpad()
+    runners = {"eager": EagerStep, "compile": CompiledStep, "graph": CapturedStep}
+    method.use(runners[config.resolved_step()](packing=config.resolved_unpad()))
     fields = {
         view: (column, Tokenization(method.encoder.tokenizer, template, config.data.max_length))
-        for view, (column, template) in cls.fields(config.method, config.data.name, config.template).items()
+        for view, (column, template) in cls.fields(config.method, config.data.roles, config.template).items()
     }
     emit = "rows" if config.trainer.on_cuda() else "tokens"
     validation = [torch.zeros(1)] if config.evaluation.sts_dir is not None else None
@@ -233,13 +236,13 @@ def build_trainer(
         )
     accumulate = config.optimizer.accumulate
     captured = config.resolved_step() == "graph"
-    frozen_half = settings.resolved_precision() == "bf16-true" and config.adapter.r is not None
+    frozen_bf16 = settings.resolved_precision() == "bf16-true" and config.adapter.r is not None
     trainer = _trainer(
         accelerator=settings.accelerator,
         devices=list(settings.devices) if isinstance(settings.devices, tuple) else settings.devices,
         num_nodes=settings.num_nodes,
         strategy=_strategy(config) if "strategy" not in more else more.pop("strategy"),
-        precision=None if frozen_half else cast("Any", settings.resolved_precision()),
+        precision=None if frozen_bf16 else cast("Any", settings.resolved_precision()),
         max_epochs=settings.max_epochs,
         max_steps=0 if config.method.idle else settings.max_steps,
         accumulate_grad_batches=1 if captured else accumulate,
@@ -255,7 +258,7 @@ def build_trainer(
         use_distributed_sampler=False,
         callbacks=[*callbacks, *more.pop("callbacks", [])],
         logger=[*loggers, *more.pop("logger", [])],
-        plugins=[*_plugins(), *([FrozenHalf()] if frozen_half else []), *more.pop("plugins", [])],
+        plugins=[*_plugins(), *([FrozenBF16()] if frozen_bf16 else []), *more.pop("plugins", [])],
         default_root_dir=folder,
         **more,
     )

@@ -20,14 +20,13 @@ from embedlab.backbones import load_backbone
 from embedlab.cli.processes import start_ranks
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.optimizer import OptimizerConfig
-from embedlab.distributed.gather import first_row, gather, shares, weight
+from embedlab.distributed.gather import first_row, gather, rows_per_rank, weight
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.engine.module import Method
 from embedlab.errors import UserError
-from embedlab.methods.jtcse import JTCSE
-from embedlab.methods.jtcse_config import JTCSEConfig
+from embedlab.methods.jtcse import JTCSE, JTCSEConfig
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
 from embedlab.methods.towers import tower_pooler
 from embedlab.pooling import build_pooling
@@ -55,7 +54,7 @@ def method(name: str, folders: list[str]) -> Method:
     # The coin is drawn anew each step; that ranks agree on it has its own test.
     config = JTCSEConfig(n_ca=2, icnce="symmetric", tower1="a", tower2="b")
     poolers = tower_pooler([], twin.dim, 10), tower_pooler([], twin.dim, 11)
-    return JTCSE(twin, config, OptimizerConfig(), "eager", poolers).train()
+    return JTCSE(twin, config, OptimizerConfig(), poolers).train()
 
 
 def batch(made: Method, rows: int, own: slice) -> dict[str, Any]:
@@ -88,7 +87,7 @@ def worker(rank: int, port: int, folders: list[str], out: str) -> None:
         uneven = sizes if len(set(sizes)) > 1 else None
         for _ in range(2):  # the second finds any parameter that the first left without a gradient
             model.zero_grad()
-            with shares(uneven):
+            with rows_per_rank(uneven):
                 loss = model(batch(made, sum(sizes), own_rows(sizes, rank)))
             loss = loss * (weight(sizes) if uneven else 1.0)
             loss.backward()
@@ -102,7 +101,7 @@ def worker(rank: int, port: int, folders: list[str], out: str) -> None:
     vectors = torch.arange(7.0)[:, None].repeat(1, 3)
     share = list(range(rank, 7, WORLD))
     whole = gather_rows(vectors[share], share, 7)
-    with shares((4, 3)):
+    with rows_per_rank((4, 3)):
         twice = gather(torch.full((2 * (4, 3)[rank], 1), float(rank)))
         first = first_row(2 * (4, 3)[rank])
     if rank == 1:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from embedlab.distributed.gather import gather, gather_ids
+from embedlab.distributed.gather import gather, gather_integers
 from embedlab.objectives.info_nce import info_nce
 from tests.ranks import free_port
 
@@ -32,10 +32,10 @@ def worker(rank: int, port: int, results: mp.SimpleQueue) -> None:
     contrast.loss.backward()
     dist.all_reduce(w.grad)
     if rank == 0:
-        ids = gather_ids(torch.tensor([rank]))
+        ids = gather_integers(torch.tensor([rank]))
         results.put(((w.grad / WORLD).tolist(), len(ids)))
     else:
-        gather_ids(torch.tensor([rank]))
+        gather_integers(torch.tensor([rank]))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -55,4 +55,4 @@ def test_gradient_of_two_ranks_is_that_of_one_big_batch() -> None:
 def test_alone_it_is_the_identity() -> None:
     x = torch.randn(2, 3)
     assert gather(x) is x
-    assert gather_ids(x) is x
+    assert gather_integers(x) is x

@@ -20,9 +20,9 @@ NAMES = ("train/loss", "train/grad_norm", "lr")
 
 
 class Uncaptured:
-    """A `CapturedStep` that computes at once."""
+    """`StepGraphs` that computes at once."""
 
-    cells = None
+    packed_tokens = None
 
     def __init__(self, method: Any, optimizer: Any) -> None:
         self.method, self.optimizer = method, optimizer
@@ -32,12 +32,12 @@ class Uncaptured:
         self._updates = False
 
     def load(self, batch: dict[str, Any]) -> bool:
-        self.batch, self._updates = batch, not self.method.accumulating()
+        self.batch, self._updates = batch, not self.method.runner.accumulating(self.method)
         return self._updates
 
     def replay(self) -> None:
         config = self.method.optimizer_config
-        loss, logged = self.method.total(self.method.tokens(self.batch))
+        loss, logged = self.method.total(self.method.runner.tokens(self.method, self.batch))
         (loss / config.accumulate).backward()
         norm = torch.zeros(())
         if self._updates:
@@ -63,7 +63,7 @@ def run(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
             # The step that stands in here computes padding: without it, dropout would draw for other shapes.
             config = compose_run("trainer.max_steps=6", "trainer.max_epochs=4", "unpad=false", *overrides)
             patch.setattr(RunConfig, "resolved_step", lambda self: step)
-            patch.setattr("embedlab.engine.cuda_graph.CapturedStep", Uncaptured)
+            patch.setattr("embedlab.engine.cuda_graph.StepGraphs", Uncaptured)
             patch.setattr("embedlab.backbones.backbone.Backbone.compile_blocks", lambda self, **k: None)
             if stop is None:
                 train(config, tmp_path / name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from embedlab.engine.compute_copy import ComputeCopy, copyable
+from embedlab.engine.precision import ComputeCopy, copyable
 
 
 class Tied(nn.Module):

@@ -191,16 +191,16 @@ def test_losses_without_padding_are_those_with_it(compose_run, tmp_path, model_t
 def test_half_precision_without_padding_over_several_capacities(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
     """Accumulation too: each capacity has a graph with and without the update."""
     seen = []
-    from embedlab.engine.cuda_graph import CapturedStep
+    from embedlab.engine.cuda_graph import StepGraphs
 
-    capture = CapturedStep._capture
+    capture = StepGraphs._capture
     monkeypatch.setattr("embedlab.data.loader.token_capacity", lambda n: -(-n // 8) * 8)
     monkeypatch.setattr(
-        CapturedStep, "_capture", lambda self, *a: (seen.append(self.cells), capture(self, *a))[1]
+        StepGraphs, "_capture", lambda self, *a: (seen.append(self.packed_tokens), capture(self, *a))[1]
     )
     more = ("trainer.precision=bf16-mixed", NO_DROPOUT, "optimizer.accumulate=2", "trainer.max_epochs=8")
     padded, packed = unpadded(compose_run, tmp_path, *more)
-    assert len({cells for cells in seen if cells}) > 1
+    assert len({tokens for tokens in seen if tokens}) > 1
     assert column(packed, "train/loss") == pytest.approx(column(padded, "train/loss"), rel=0.05, abs=0.02)
 
 

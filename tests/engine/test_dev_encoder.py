@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from embedlab.backbones.backbone import Backbone
-from embedlab.engine.cuda_graph import backbones_of, unpads
-from embedlab.engine.dev_encoder import DevForward
+from embedlab.engine.cuda_graph import backbones_of, packs
+from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.run.run import build, train
 
 GRAPH = ("method=simcse", "pooling=mean", "trainer=gpu", "data.pad_to_multiple=4", "trainer.max_steps=6", "step=graph",
@@ -31,7 +31,8 @@ def test_vectors_are_those_of_encode_ids(compose_run, tmp_path, monkeypatch):  #
     rows = encoder.tokenization.ids(TEXTS)
     pad = type(encoder.tokenization).pad
     monkeypatch.setattr(type(encoder.tokenization), "pad", lambda *a: padded.append(1) or pad(*a))
-    first = method.dev_vectors(rows, 16)
+    dev = DevEncoder(method, rows, 16)
+    first = dev()
     batches = len(padded)
     assert batches > 1
     assert torch.equal(first, encoder.encode_ids(rows, batch_tokens=16))
@@ -39,13 +40,13 @@ def test_vectors_are_those_of_encode_ids(compose_run, tmp_path, monkeypatch):  #
     with torch.no_grad():
         for p in encoder.parameters():
             p.mul_(1.5)
-    again = method.dev_vectors(rows, 16)
+    again = dev()
     assert not padded
     assert not torch.equal(again, first)
     assert torch.equal(again, encoder.encode_ids(rows, batch_tokens=16))
     assert method.training
     assert encoder.training
-    assert len(method.dev_vectors(rows[:2], 16)) == 2
+    assert len(DevEncoder(method, rows[:2], 16)()) == 2
     assert not again.requires_grad
 
 
@@ -61,7 +62,7 @@ def test_the_record_has_the_share_of_scoring(compose_run, sts_dir, tmp_path):  #
 @pytest.mark.parametrize("pooling", ["mean", "cls_mlp"])
 def test_without_padding_the_vectors_are_the_same(compose_run, tmp_path, pooling):  # type: ignore[no-untyped-def]
     method, _ = build(compose_run(f"pooling={pooling}"), tmp_path)
-    dev = DevForward(method, method.encoder.tokenization.ids(TEXTS), 64)
+    dev = DevEncoder(method, method.encoder.tokenization.ids(TEXTS), 64)
     found = []
     with method.encoder._encoding(None):
         for packed in (False, True):
@@ -79,8 +80,8 @@ def test_a_graph_gives_the_scores_of_eager(  # type: ignore[no-untyped-def]
     compose_run, sts_dir, tmp_path, monkeypatch, caplog, precision, pooling, arch
 ):
     """Of the weights as they are after each update; heads of 16 are the narrowest that need no padding."""
-    seen, encode = [], DevForward._encode
-    monkeypatch.setattr(DevForward, "_encode", lambda self, p=False: (seen.append(p), encode(self, p))[1])
+    seen, encode = [], DevEncoder._encode
+    monkeypatch.setattr(DevEncoder, "_encode", lambda self, p=False: (seen.append(p), encode(self, p))[1])
     for name, switch in (("graph", "1"), ("eager", "0")):
         monkeypatch.setenv("EMBEDLAB_DEV_GRAPH", switch)
         more = (f"evaluation.sts_dir={sts_dir}", f"trainer.precision={precision}", "backbone.dropout=1e-9")
@@ -106,7 +107,7 @@ def test_padding_is_left_out_where_every_backbone_can(compose_run, tmp_path, mon
     (own,) = backbones_of(method)
     method.other = copy.deepcopy(own)
     monkeypatch.setattr(Backbone, "unpads", lambda self, longest: longest <= (16 if self is own else 8))
-    method.unpad = True
-    assert [unpads(method, longest) for longest in (8, 16, 32)] == [True, False, False]
-    method.unpad = False
-    assert not unpads(method, 8)
+    method.runner.packing = True
+    assert [packs(method, longest) for longest in (8, 16, 32)] == [True, False, False]
+    method.runner.packing = False
+    assert not packs(method, 8)

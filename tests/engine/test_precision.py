@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from embedlab.config.method import MethodConfig
 from embedlab.config.optimizer import OptimizerConfig
-from embedlab.config.run import RunConfig
+from embedlab.config.run import MethodConfig, RunConfig
 from embedlab.engine.module import Method
 from embedlab.engine.optimizer import build_optimizer
 from embedlab.errors import UserError

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embedlab.backbones import Backbone, load_backbone
 from embedlab.config.backbone import BackboneConfig
-from embedlab.engine.compute_copy import ComputeCopy
+from embedlab.engine.precision import ComputeCopy
 from embedlab.kernels import fused_block
 from embedlab.pooling import build_pooling
 from tests.backbones.test_last_block import MODELS, batch

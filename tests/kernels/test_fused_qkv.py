@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones import Backbone
-from embedlab.engine.compute_copy import ComputeCopy
+from embedlab.engine.precision import ComputeCopy
 from embedlab.kernels import varlen_attention
 from embedlab.kernels.fused_qkv import joinable
 from tests.kernels.test_attention import load

@@ -19,17 +19,18 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
+from embedlab.engine.cuda_graph import CapturedStep
 from embedlab.errors import UserError
 from embedlab.evaluation.probes.geometry import rankme
 from embedlab.methods import method_config
-from embedlab.methods.bepa import BEPA
-from embedlab.methods.bepa_config import BEPAConfig
-from embedlab.methods.bepa_views import FIRST, PADDING, SECOND, hide, pack, stack
-from embedlab.methods.moving_average import average
+from embedlab.methods.bepa import BEPA, BEPAConfig, average
+from embedlab.methods.bepa_views import FIRST, PADDING, SECOND, mask_side, pack
+from embedlab.methods.simcse import stacked
 from embedlab.objectives.bilingual_nce import bilingual_nce
-from embedlab.objectives.masked_lm import IGNORED
-from embedlab.pooling import build_pooling, pooling_config
+from embedlab.objectives.language_model import IGNORED
+from embedlab.pooling import build_pooling
 from tests.kernels.test_attention import NoHostReads
+from tests.methods.runs import run_of
 from tests.support import SENTENCES
 
 Tiny = Callable[..., Path]
@@ -181,7 +182,7 @@ def test_t6_packed_rows(tiny: Tiny, kind: str) -> None:
 def test_t6_mono_rows_are_both_sides_on_top_of_each_other(tiny: Tiny) -> None:
     bepa = method(tiny)
     data = batch(bepa, multiple=1)
-    ids, mask = stack(data["source"], data["target"], bepa.encoder.tokenization.pad_id)
+    ids, mask = stacked((data["source"], data["target"]), bepa.encoder.tokenization.pad_id)
     assert ids.shape == mask.shape == (2 * len(SOURCE), LIMIT)
     assert torch.equal(
         ids[: len(SOURCE), : data["source"]["input_ids"].shape[1]], data["source"]["input_ids"]
@@ -244,10 +245,10 @@ def test_t8_the_hidden_side_is_masked_whole(tiny: Tiny) -> None:
     bepa = method(tiny)
     data, mask_id = batch(bepa), bepa.encoder.tokenizer.mask_token_id
     packed = pack(data["source"], data["target"], 0)
-    second = hide(packed, SECOND, mask_id)
+    second = mask_side(packed, SECOND, mask_id)
     assert bool((second[packed.side == SECOND] == mask_id).all())
     assert torch.equal(second[packed.side != SECOND], packed.input_ids[packed.side != SECOND])
-    first = hide(packed, FIRST, mask_id)
+    first = mask_side(packed, FIRST, mask_id)
     assert torch.equal(first[:, 0], packed.input_ids[:, 0]), "the first [CLS] stays"
     gone = packed.side == FIRST
     gone[:, 0] = False
@@ -442,7 +443,7 @@ def test_the_horizon_of_the_schedule(tiny: Tiny, horizon: str, expected: int) ->
     bepa._trainer = SimpleNamespace(estimated_stepping_batches=100, max_steps=100)  # type: ignore[assignment]
     assert bepa.schedule_steps() == expected
     # A captured step adds up by itself: without a limit of steps its trainer counts batches.
-    bepa.step_mode = "graph"
+    bepa.use(CapturedStep())
     bepa._trainer = SimpleNamespace(  # type: ignore[assignment]
         estimated_stepping_batches=400, max_steps=-1, num_training_batches=200, max_epochs=2
     )
@@ -470,11 +471,10 @@ MODERN = BackboneInfo("encoder", 12, 256, 512, True, 0.1, "modernbert", True)
         ({"lam": -1.0}, INFO, "parallel", "method.lam"),
         ({"mlm_prob": 1.0}, INFO, "parallel", "method.mlm_prob"),
         ({"ema": 1.0}, INFO, "parallel", "method.ema"),
-        ({"vicreg_weights": (1.0, 2.0)}, INFO, "parallel", "method.vicreg_weights"),
+        ({"vicreg_weights": [1.0, 2.0]}, INFO, "parallel", "method.vicreg_weights"),
         ({"sigreg_weight": -0.1}, INFO, "parallel", "method.sigreg_weight"),
         ({"sigreg_slices": 0}, INFO, "parallel", "method.sigreg_slices"),
         ({}, DECODER, "parallel", "method"),
-        ({}, INFO, "wikipedia", "data"),
         ({"align_input": "packed_blockmask"}, MODERN, "parallel", "method.align_input"),
     ],
 )
@@ -483,7 +483,7 @@ def test_what_has_no_meaning_is_refused(
 ) -> None:
     def refuse() -> None:  # a value by itself when it is read, a combination when it is checked
         config = method_config({"name": "bepa", **settings})
-        config.check(info, pooling_config({"name": "cls"}), None, data, False)
+        config.check(info, run_of(data))
 
     with pytest.raises(UserError) as caught:
         refuse()
@@ -493,18 +493,15 @@ def test_what_has_no_meaning_is_refused(
 
 def test_a_template_is_refused() -> None:
     with pytest.raises(UserError) as caught:
-        BEPAConfig().check(INFO, pooling_config({"name": "cls"}), Template("{sentence} ."), "parallel", False)
+        BEPAConfig().check(INFO, run_of("parallel", template=Template("{sentence} .")))
     assert caught.value.key == "template"
 
 
 def test_what_collapses_is_said() -> None:
-    cls = pooling_config({"name": "cls"})
-    assert "one vector for every sentence" in " ".join(
-        BEPAConfig(loss="mse").check(INFO, cls, None, "parallel", False)
-    )
-    assert BEPAConfig(loss="mse", target="stopgrad").check(INFO, cls, None, "parallel", False) == []
-    assert BEPAConfig(loss="mse", lam=0.0).check(INFO, cls, None, "parallel", False) == []
-    warned = BEPAConfig(align_input="packed_masked").check(INFO, cls, None, "parallel", False)
+    assert "one vector for every sentence" in " ".join(BEPAConfig(loss="mse").check(INFO, run_of("parallel")))
+    assert BEPAConfig(loss="mse", target="stopgrad").check(INFO, run_of("parallel")) == []
+    assert BEPAConfig(loss="mse", lam=0.0).check(INFO, run_of("parallel")) == []
+    warned = BEPAConfig(align_input="packed_masked").check(INFO, run_of("parallel"))
     assert "collapsed" in " ".join(warned)
 
 
@@ -525,17 +522,13 @@ def test_what_collapses_is_said() -> None:
 def test_what_only_the_run_shows(
     settings: dict[str, Any], length: int | None, attention: str, key: str | None
 ) -> None:
-    run: Any = SimpleNamespace(
-        data=SimpleNamespace(max_length=length),
-        backbone=SimpleNamespace(attention=attention),
-        trainer=SimpleNamespace(strategy="fsdp"),
-    )
+    run = run_of("parallel", max_length=length, attention=attention, strategy="fsdp")
     config = BEPAConfig(**settings)
     if key is None:
-        assert config.check_run(INFO, run) == []
+        config.check(INFO, run)
         return
     with pytest.raises(UserError) as caught:
-        config.check_run(INFO, run)
+        config.check(INFO, run)
     assert caught.value.key == key
 
 
@@ -588,7 +581,7 @@ def test_every_arm_of_the_ablations_is_a_method() -> None:
     values = composed("experiment=bepa_loss_ablation")
     for arm in values["arms"]:
         method = composed("experiment=bepa_loss_ablation", f"arm={arm}")["method"]
-        method_config(method).check(INFO, pooling_config({"name": "cls"}), None, "parallel", False)
+        method_config(method).check(INFO, run_of("parallel"))
     assert values["method"]["loss"] == "infonce"
     for size, pairs in (("b16", 16), ("b64", 64), ("b256", 256)):
         batch = composed("experiment=bepa_batch", f"size={size}")

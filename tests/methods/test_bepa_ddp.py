@@ -15,8 +15,7 @@ from embedlab.config.backbone import BackboneConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
-from embedlab.methods.bepa import BEPA
-from embedlab.methods.bepa_config import BEPAConfig
+from embedlab.methods.bepa import BEPA, BEPAConfig
 from embedlab.pooling import build_pooling
 from tests.ranks import gradients, two_ranks
 

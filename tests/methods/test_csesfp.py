@@ -27,13 +27,16 @@ from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.evaluation.core.vectors import Vectors
 from embedlab.evaluation.sts.sts import STSPairs, score_pairs
+from embedlab.methods import method_config
 from embedlab.methods.causal_lm import CausalLM, CausalLMConfig
-from embedlab.methods.contrast import contrast_views
+from embedlab.methods.contrast import contrast
 from embedlab.methods.csesfp import CSESFP, CSESFPConfig
 from embedlab.methods.prompteol import PromptEOL, PromptEOLConfig
 from embedlab.objectives.info_nce import info_nce
+from embedlab.objectives.softmax import Contrast
 from embedlab.pooling import build_pooling, pooling_config
 from tests.evaluation.helpers import Lookup
+from tests.methods.runs import run_of
 from tests.support import DECODERS, SENTENCES
 
 TWO_STAGES = Template('It : "{sentence}" means a word{rep1}, so it is{rep2}', "text")
@@ -188,27 +191,31 @@ def test_t8_loss_by_hand() -> None:
     a, p = _vectors()
     scores = normalize(a, dim=1) @ normalize(p, dim=1).T / 0.05
     expected = -sum(log_softmax(scores[i], 0)[i] for i in range(3)) / 3
-    torch.testing.assert_close(contrast_views(a, p, 0.05).loss, torch.as_tensor(expected))
+    torch.testing.assert_close(_contrast(a, p).loss, torch.as_tensor(expected))
+
+
+def _contrast(anchors: Tensor, positives: Tensor) -> Contrast:
+    return contrast([anchors, positives], [None, None], CSESFPConfig())
 
 
 def test_t8_equal_vectors_cost_log_n() -> None:
     a = torch.ones(5, 4)
-    assert contrast_views(a, a, 0.05).loss.item() == pytest.approx(math.log(5), rel=1e-5)
+    assert _contrast(a, a).loss.item() == pytest.approx(math.log(5), rel=1e-5)
 
 
 def test_t8_orthogonal_sentences_cost_nothing() -> None:
     a = torch.eye(6)
-    assert contrast_views(a, 3 * a, 0.05).loss.item() < 1e-6
+    assert _contrast(a, 3 * a).loss.item() < 1e-6
 
 
 def test_t8_invariances() -> None:
     a, p = _vectors()
-    loss = contrast_views(a, p, 0.05).loss
+    loss = _contrast(a, p).loss
     scales = torch.tensor([[0.1], [3.0], [20.0]])
-    torch.testing.assert_close(contrast_views(scales * a, scales.flip(0) * p, 0.05).loss, loss)
+    torch.testing.assert_close(_contrast(scales * a, scales.flip(0) * p).loss, loss)
     order = [2, 0, 1]
-    torch.testing.assert_close(contrast_views(a[order], p[order], 0.05).loss, loss)
-    assert abs(contrast_views(p, a, 0.05).loss - loss) > 1e-3
+    torch.testing.assert_close(_contrast(a[order], p[order]).loss, loss)
+    assert abs(_contrast(p, a).loss - loss) > 1e-3
 
 
 def test_t8_anchor_option(tiny: Callable[..., Path]) -> None:
@@ -218,8 +225,8 @@ def test_t8_anchor_option(tiny: Callable[..., Path]) -> None:
         losses[anchor] = method.losses(_batch(method)).losses["info_nce"].item()
     method = _method(tiny("llama"))
     rep2, rep1 = _stages(method, _rows(method))
-    assert losses["rep2"] == pytest.approx(contrast_views(rep2, rep1, 0.05).loss.item(), rel=1e-5)
-    assert losses["rep1"] == pytest.approx(contrast_views(rep1, rep2, 0.05).loss.item(), rel=1e-5)
+    assert losses["rep2"] == pytest.approx(_contrast(rep2, rep1).loss.item(), rel=1e-5)
+    assert losses["rep1"] == pytest.approx(_contrast(rep1, rep2).loss.item(), rel=1e-5)
     assert losses["rep2"] != pytest.approx(losses["rep1"], rel=1e-3)
     assert losses["symmetric"] == pytest.approx((losses["rep1"] + losses["rep2"]) / 2, rel=1e-5)
 
@@ -317,7 +324,7 @@ def test_one_pass_gives_both_views(tiny: Callable[..., Path]) -> None:
     twice.encoder.backbone.register_forward_hook(lambda m, args, out: calls.append(args[0].shape))
     twice.losses(_batch(twice))
     assert [s[0] for s in calls[1:]] == [2 * len(TEXTS)]
-    assert (method.passes, twice.passes) == (1.0, 2.0)
+    assert (method.forward_passes, twice.forward_passes) == (1.0, 2.0)
 
 
 @pytest.mark.parametrize("cls", [CSESFP, PromptEOL])
@@ -378,8 +385,8 @@ REP2 = pooling_config("rep2")
 
 
 def _check(config: Any = None, info: Any = DECODER, pooling: Any = REP2, **changes: Any) -> list[str]:
-    arguments = {"template": TWO_STAGES, "data": "wikipedia", "in_views": False} | changes
-    return (config or CSESFPConfig()).check(info, pooling, **arguments)
+    arguments = {"template": TWO_STAGES} | changes
+    return (config or CSESFPConfig()).check(info, run_of(pooling=pooling, **arguments))
 
 
 @pytest.mark.parametrize("config", [CSESFPConfig(), PromptEOLConfig()])
@@ -399,12 +406,9 @@ def test_refuses_a_template_of_one_stage() -> None:
 
 @pytest.mark.parametrize("config", [CSESFPConfig(), PromptEOLConfig()])
 def test_refuses_what_has_no_meaning(config: Any) -> None:
-    for changes, message in (
-        ({"data": "nli"}, "data=nli"),
-        ({"in_views": True}, "data.pack=null"),
-    ):
-        with pytest.raises(UserError, match=message):
-            _check(config, **changes)
+    assert config.kinds == ("wikipedia",)
+    with pytest.raises(UserError, match=r"data\.pack=null"):
+        _check(config, pack=64)
     for name in ("cls", "cls_mlp"):
         with pytest.raises(UserError, match=f"first token of a decoder.*pooling={name}"):
             pooling_config(name).check(DECODER, None, config.name)
@@ -412,7 +416,7 @@ def test_refuses_what_has_no_meaning(config: Any) -> None:
         _check(replace(config, tau=0.0))
     if isinstance(config, CSESFPConfig):
         with pytest.raises(UserError, match=r"method.anchor=rep3.*symmetric"):
-            _check(replace(config, anchor="rep3"))
+            method_config({"name": "csesfp", "anchor": "rep3"})
 
 
 def test_warns_of_the_dropout_trap() -> None:
@@ -491,7 +495,7 @@ def _cost(method: Any, texts: list[str]) -> tuple[int, int, float, float]:
     counter = FlopCounterMode(display=False)
     with counter, torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         sum(method.losses(batch).losses.values()).backward()
-    rows = len(texts) * int(method.passes)
+    rows = len(texts) * int(method.forward_passes)
     return rows, batch["sentence"]["input_ids"].shape[1], counter.get_total_flops(), sum(kept.values())
 
 
@@ -548,7 +552,7 @@ def test_t17_thirty_steps_spread_the_vectors(tiny: Callable[..., Path]) -> None:
         rep2, rep1 = _stages(method, _rows(method, held_out))
         unit = normalize(rep2, dim=1)
         apart = ((unit @ unit.T).sum() - len(unit)) / (len(unit) * (len(unit) - 1))
-        return apart.item(), contrast_views(rep2, rep1, 0.05).stats["accuracy"].item()
+        return apart.item(), _contrast(rep2, rep1).stats["accuracy"].item()
 
     before = state()
     optimizer = torch.optim.AdamW(method.parameters(), lr=1e-3)

@@ -12,21 +12,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import embedlab.methods.across as across
 from embedlab.backbones import load_backbone
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.optimizer import OptimizerConfig
-from embedlab.distributed.gather import agreed_coin
+from embedlab.distributed.gather import broadcast_coin
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.errors import UserError
-from embedlab.methods.across import linear_cka
-from embedlab.methods.jtcse import JTCSE
-from embedlab.methods.jtcse_config import JTCSEConfig, TNCSEConfig
-from embedlab.methods.towers import tower_pooler
+from embedlab.methods import method_config
+from embedlab.methods.jtcse import JTCSE, JTCSEConfig, TNCSEConfig
+from embedlab.methods.towers import linear_cka, tower_pooler
 from embedlab.objectives.pair_nce import interleave, pair_nce
-from embedlab.pooling import build_pooling, pooling_config
+from embedlab.pooling import build_pooling
+from tests.methods.runs import run_of
 
 Tiny = Callable[..., Path]
 LAYERS, WIDTH = 4, 32
@@ -44,7 +43,7 @@ def method(
 ) -> JTCSE:
     twin = TwinEncoder([tower(tiny, seed, kind) for seed in seeds])
     poolers = tuple(tower_pooler([], WIDTH, 10 + seed) for seed in seeds)
-    return JTCSE(twin, config, OptimizerConfig(), "eager", poolers).eval()  # type: ignore[arg-type]
+    return JTCSE(twin, config, OptimizerConfig(), poolers).eval()  # type: ignore[arg-type]
 
 
 def batch(n: int = 5, repeat: bool = False) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def losses(jtcse: JTCSE, data: dict[str, Any] | None = None) -> dict[str, Tensor
 def vectors(jtcse: JTCSE) -> tuple[Tensor, ...]:
     view = batch()["sentence"]
     ids, mask = (interleave(x, x) for x in (view["input_ids"], view["attention_mask"]))
-    return jtcse._vectors(ids, mask)
+    return jtcse.streams(ids, mask)
 
 
 def grads(module: nn.Module) -> dict[str, float]:
@@ -89,7 +88,7 @@ def test_invariant_16_equal_towers_without_dropout(tiny: Tiny, kind: str) -> Non
 
 def test_invariant_17_swapped_towers_give_the_same_loss(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     def total(seeds: tuple[int, int], heads: bool) -> Tensor:
-        monkeypatch.setattr(across, "agreed_coin", lambda device: torch.tensor(heads))
+        monkeypatch.setattr("embedlab.methods.jtcse.broadcast_coin", lambda device: torch.tensor(heads))
         terms = losses(method(tiny, replace(BASE, icnce="coin"), seeds))
         return torch.stack(list(terms.values())).sum()
 
@@ -149,7 +148,7 @@ def test_invariant_23_without_dropout_the_views_are_equal(tiny: Tiny) -> None:
 
 def test_the_coin_falls_both_ways_for_both_terms_at_once(tiny: Tiny) -> None:
     torch.manual_seed(0)
-    tosses = torch.stack([agreed_coin(torch.device("cpu")) for _ in range(400)])
+    tosses = torch.stack([broadcast_coin(torch.device("cpu")) for _ in range(400)])
     assert 150 < int(tosses.sum()) < 250
     jtcse = method(tiny, replace(BASE, icnce="coin"))
     u, v, s, t = vectors(jtcse)
@@ -197,8 +196,10 @@ def test_tncse_is_the_same_without_the_side_stream(tiny: Tiny) -> None:
     assert set(there) == {"nce", "cross", "ictm"}
     for name in there:
         torch.testing.assert_close(there[name], here[name], rtol=1e-5, atol=1e-6)
-    assert tncse.passes == 4.0
-    assert jtcse.passes == 4.0 * (1 + 3 / 4), "with exchanges in layers 2 and 4 of 4, layers 2 to 4 run twice"
+    assert tncse.forward_passes == 4.0
+    assert jtcse.forward_passes == 4.0 * (1 + 3 / 4), (
+        "with exchanges in layers 2 and 4 of 4, layers 2 to 4 run twice"
+    )
 
 
 def test_scale_clamp_and_source_of_the_modulus(tiny: Tiny) -> None:
@@ -300,35 +301,33 @@ def test_equal_towers_are_refused_at_the_start(tiny: Tiny) -> None:
         ({"floor": 0.0}, "method.floor"),
         ({"terms": ("nce", "tmc")}, "method.terms=tmc"),
         ({"tower2": "a"}, "method.tower2=a"),
-        ({"pooler_seeds": (1,)}, "method.pooler_seeds"),
+        ({"pooler_seeds": [1]}, "method.pooler_seeds"),
     ],
 )
 def test_settings_without_meaning_are_named(tiny: Tiny, change: dict[str, Any], key: str) -> None:
     info = tower(tiny, 0).backbone.info
     with pytest.raises(UserError) as caught:
-        replace(BASE, **change).check(info, pooling_config("cls"), None, "wikipedia", False)
+        method_config({"name": "jtcse", "tower1": "a", "tower2": "b", "n_ca": 2, **change}).check(
+            info, run_of()
+        )
     assert key in str(caught.value)
 
 
 def test_neighbours_are_checked(tiny: Tiny) -> None:
     info = tower(tiny, 0).backbone.info
-    cls = pooling_config("cls")
-    assert BASE.check(info, cls, None, "wikipedia", False) == []
+    assert BASE.check(info, run_of()) == []
     with pytest.raises(UserError, match="bidirectional"):
-        BASE.check(replace(info, kind="decoder"), cls, None, "wikipedia", False)
-    with pytest.raises(UserError, match="data=wikipedia"):
-        BASE.check(info, cls, None, "parallel", False)
+        BASE.check(replace(info, kind="decoder"), run_of())
+    assert BASE.kinds == ("wikipedia",)
     with pytest.raises(UserError, match=r"data\.pack"):
-        BASE.check(info, cls, None, "wikipedia", True)
+        BASE.check(info, run_of(pack=64))
     with pytest.raises(UserError, match="method=jtcse"):
-        replace(TNCSEConfig(tower1="a", tower2="b"), terms=("side",)).check(
-            info, cls, None, "wikipedia", False
-        )
-    (warning,) = BASE.check(replace(info, dropout=0.0), cls, None, "wikipedia", False)
+        replace(TNCSEConfig(tower1="a", tower2="b"), terms=("side",)).check(info, run_of())
+    (warning,) = BASE.check(replace(info, dropout=0.0), run_of())
     assert "backbone.dropout=0" in warning
     # A twelve-layer backbone has the published positions, and no exchange needs no division.
-    assert replace(BASE, n_ca=6).check(replace(info, layers=12), cls, None, "wikipedia", False) == []
-    assert replace(BASE, n_ca=5, terms=("nce",)).check(info, cls, None, "wikipedia", False) == []
+    assert replace(BASE, n_ca=6).check(replace(info, layers=12), run_of()) == []
+    assert replace(BASE, n_ca=5, terms=("nce",)).check(info, run_of()) == []
     assert replace(BASE, terms=()).idle
     assert not BASE.idle
 
@@ -389,7 +388,7 @@ def _from_folders(folders: tuple[str, str]) -> JTCSE:
         towers.append(SentenceEncoder(backbone, build_pooling("cls", backbone.info), Tokenization(tokenizer)))
     poolers = (tower_pooler([], WIDTH, 1), tower_pooler([], WIDTH, 2))
     config = replace(BASE, icnce="coin")
-    return JTCSE(TwinEncoder(towers), config, OptimizerConfig(), "eager", poolers).eval()
+    return JTCSE(TwinEncoder(towers), config, OptimizerConfig(), poolers).eval()
 
 
 def _share(rank: int | None) -> dict[str, Any]:

@@ -18,11 +18,12 @@ from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.normalization import PREPARATIONS
 from embedlab.encoders.tokenization import Tokenization
+from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.errors import UserError
 from embedlab.methods import method_class, method_config
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
-from embedlab.methods.simcse import widen
-from embedlab.pooling import build_pooling, pooling_config
+from embedlab.pooling import build_pooling
+from tests.methods.runs import run_of
 from tests.support import SENTENCES
 
 Tiny = Callable[..., Path]
@@ -183,7 +184,9 @@ def test_rows_padded_beyond_the_models_positions(tiny: Tiny) -> None:
     wide = batch(m, texts)
     for view in ("first", "second"):
         for name, value in (("input_ids", m.templates[0].pad_id), ("attention_mask", 0)):
-            wide[view][name] = widen(wide[view][name], 128, value)
+            wide[view][name] = torch.nn.functional.pad(
+                wide[view][name], (0, 128 - wide[view][name].shape[1]), value=value
+            )
         wide[view]["capacity"] = 192
     close(m.losses(wide).losses["info_nce"], wanted)
 
@@ -297,12 +300,16 @@ def test_the_head_is_not_part_of_the_encoder(tiny: Tiny) -> None:
 # Scoring while training
 
 
+def dev_vectors(m: PromptBERT, rows: list[list[int]]) -> Tensor:
+    return m.dev_vectors(DevEncoder(m, rows, 1000)(), rows)
+
+
 def test_scoring_subtracts_only_if_asked(tiny: Tiny) -> None:
     rows = method(tiny).encoder.tokenization.ids(TEXTS)
     plain = method(tiny)
-    close(plain.dev_vectors(rows, 1000), plain.encoder.encode(TEXTS, output="tensor"))
+    close(dev_vectors(plain, rows), plain.encoder.encode(TEXTS, output="tensor"))
     m = method(tiny, denoise_dev=True).train()
-    found = m.dev_vectors(rows, 1000)
+    found = dev_vectors(m, rows)
     assert m.encoder.training
     m.eval()
     with torch.no_grad():
@@ -337,7 +344,7 @@ def check(
     packed = settings.pop("packed", False)
     config = method_config({"name": "promptbert", "second_template": {"text": BERT[1]}, **settings})
     around = Template(template) if template else None
-    return config.check(info, pooling_config(pooling), around, data, packed)
+    return config.check(info, run_of(data, pooling, around, pack=64 if packed else None))
 
 
 def test_scored_text_ends_in_a_full_stop() -> None:
@@ -350,9 +357,10 @@ def test_settings_from_plain_values() -> None:
     config = method_config({"name": "promptbert", "second_template": {"text": BERT[1], "join": "ids"}})
     assert config == PromptBERTConfig(second_template=Template(BERT[1]))
     assert method_config({"name": "promptbert", "second_template": {"text": None}}).second_template is None
-    views = method_class("promptbert").fields(config, "wikipedia", Template(BERT[0]))
+    views = method_class("promptbert").fields(config, ("sentence",), Template(BERT[0]))
     assert views == {"first": ("sentence", Template(BERT[0])), "second": ("sentence", Template(BERT[1]))}
-    assert set(method_class("promptbert").fields(config, "nli", None)) == {"anchor", "positive", "negative"}
+    roles = ("anchor", "positive", "negative")
+    assert set(method_class("promptbert").fields(config, roles, None)) == set(roles)
     assert check() == []
 
 

@@ -17,8 +17,10 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
+from embedlab.methods import method_config
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
-from embedlab.pooling import build_pooling, pooling_config
+from embedlab.pooling import build_pooling
+from tests.methods.runs import run_of
 
 CONFIG = SimCSEConfig(mlp="none", layout="pairs")
 FIRST = ("The cat runs.", "Two dogs", "a lake", "rain")
@@ -67,9 +69,8 @@ def test_a_text_of_either_view_that_comes_again_is_no_negative(tiny: Callable[..
 
 def test_layouts_without_meaning_are_named(tiny: Callable[..., Path]) -> None:
     info = make(tiny, CONFIG).encoder.backbone.info
-    cls = pooling_config("cls")
-    assert CONFIG.check(info, cls, None, "wikipedia", False) == []
+    assert CONFIG.check(info, run_of()) == []
     with pytest.raises(UserError, match=r"method\.layout=columns"):
-        replace(CONFIG, layout="columns").check(info, cls, None, "wikipedia", False)  # type: ignore[arg-type]
+        method_config({"name": "simcse", "layout": "columns"})
     with pytest.raises(UserError, match=r"hard negatives.*data=parallel"):
-        CONFIG.check(info, cls, None, "nli", False)
+        CONFIG.check(info, run_of("nli"))

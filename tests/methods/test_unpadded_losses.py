@@ -88,17 +88,17 @@ def test_an_eager_step_on_the_cpu_computes_true_tokens_alone(
     mask = batch["sentence"]["attention_mask"]
     batch |= {"tokens": int(mask.sum()), "cells": mask.numel()}
     losses = [method.training_step(batch, 0)]
-    assert method.cells(batch) == mask.numel()
-    method.unpad = True
+    assert method.runner.padded_tokens(batch) == mask.numel()
+    method.runner.packing = True
     losses.append(method.training_step(batch, 0))
-    assert method.cells(batch) == int(mask.sum())
+    assert method.runner.padded_tokens(batch) == int(mask.sum())
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-5)
     assert sizes == [2 * mask.numel(), 2 * int(mask.sum())]
 
     full = {"rows": rows, "sentence": {**batch["sentence"], "attention_mask": torch.ones_like(mask)}}
-    assert method._without_padding(full) is full
+    assert method.runner.without_padding(method, full) is full
     monkeypatch.setattr(method, "optimizer_config", OptimizerConfig(chunk=2))
-    assert method._without_padding(batch) is batch
+    assert method.runner.without_padding(method, batch) is batch
 
 
 def _noting(sizes: list[int], forward: Callable[..., Any]) -> Callable[..., Any]:

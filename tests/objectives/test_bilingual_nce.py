@@ -96,7 +96,7 @@ def test_t10_repeated_texts_leave_exactly_their_columns() -> None:
     for own in range(2 * n):
         kept = torch.tensor([k for k in range(2 * n) if (own, k) not in gone])
         expected += float(logits[own, kept].logsumexp(0) - logits[own, (own + n) % (2 * n)]) / (2 * n)
-    found = loss(first, second, anchor_ids=(a, b), candidate_ids=(a, b))
+    found = loss(first, second, anchor_hashes=(a, b), candidate_hashes=(a, b))
     assert float(found.loss) == pytest.approx(expected, rel=1e-5)
     assert float(found.loss) < float(loss(first, second).loss)
 
@@ -106,10 +106,10 @@ def test_t10_a_row_without_a_negative_is_skipped() -> None:
     first, second = first[:2].requires_grad_(), second[:2]
     same = torch.tensor([7, 7])
     other = torch.tensor([8, 9])
-    found = loss(first, second, anchor_ids=(same, other), candidate_ids=(same, other))
+    found = loss(first, second, anchor_hashes=(same, other), candidate_hashes=(same, other))
     # Anchors of the second side keep one negative each, the other translation; those of the first side do, too.
     assert int(found.kept) == 4
-    found = loss(first, second, anchor_ids=(same, same + 1), candidate_ids=(same, same + 1))
+    found = loss(first, second, anchor_hashes=(same, same + 1), candidate_hashes=(same, same + 1))
     assert int(found.kept) == 0
     assert float(found.loss.detach()) == 0
     found.loss.backward()
@@ -123,7 +123,7 @@ def test_a_skipped_row_does_not_dilute_the_mean() -> None:
     # Texts (1, 3), (1, 3), (2, 3): the second sides are all one text, so that an anchor there has no negative but
     # the first sides of other texts, and one of the first side only those.
     ids = (torch.tensor([1, 1, 2]), torch.tensor([3, 3, 3]))
-    found = loss(first, second, anchor_ids=ids, candidate_ids=ids)
+    found = loss(first, second, anchor_hashes=ids, candidate_hashes=ids)
     z = torch.nn.functional.normalize(torch.cat([first, second]), dim=-1)
     logits = z @ z.T / TAU
     pairs_kept = {0: [2], 1: [2], 2: [0, 1], 3: [2], 4: [2], 5: [0, 1]}
@@ -134,12 +134,12 @@ def test_a_skipped_row_does_not_dilute_the_mean() -> None:
     assert int(found.kept) == 6
     torch.testing.assert_close(found.loss, torch.stack(terms).mean(), rtol=1e-5, atol=1e-6)
     # Without the third pair nothing is left; beside it, the two make the same mean as when they are alone with it.
-    assert int(loss(first[:2], second[:2], anchor_ids=(ids[0][:2], ids[1][:2]),
-                    candidate_ids=(ids[0][:2], ids[1][:2])).kept) == 0  # fmt: skip
+    assert int(loss(first[:2], second[:2], anchor_hashes=(ids[0][:2], ids[1][:2]),
+                    candidate_hashes=(ids[0][:2], ids[1][:2])).kept) == 0  # fmt: skip
     part = bilingual_nce(
         (first[:2], second[:2]), (first[:2], second[:2]), TAU, within_language=False,
-        anchor_ids=(torch.tensor([1, 2]), torch.tensor([3, 3])),
-        candidate_ids=(torch.tensor([1, 2]), torch.tensor([3, 3])),
+        anchor_hashes=(torch.tensor([1, 2]), torch.tensor([3, 3])),
+        candidate_hashes=(torch.tensor([1, 2]), torch.tensor([3, 3])),
     )  # fmt: skip
     # Of the first side no anchor has a negative, of the second side each has one: the mean is over two rows.
     assert int(part.kept) == 2
@@ -168,13 +168,13 @@ def test_t12_the_nearest_candidate_is_oneself_where_oneself_is_one() -> None:
 def test_ranks_score_their_own_rows() -> None:
     first, second = pairs()
     ids = (torch.arange(ROWS) % 11, 50 + torch.arange(ROWS) % 7)
-    whole = loss(first, second, anchor_ids=ids, candidate_ids=ids)
+    whole = loss(first, second, anchor_hashes=ids, candidate_hashes=ids)
     parts = []
     for r in range(4):
         rows = slice(4 * r, 4 * r + 4)
         part = bilingual_nce(
             (first[rows], second[rows]), (first, second), TAU, offset=4 * r,
-            anchor_ids=(ids[0][rows], ids[1][rows]), candidate_ids=ids,
+            anchor_hashes=(ids[0][rows], ids[1][rows]), candidate_hashes=ids,
         )  # fmt: skip
         parts.append(part.loss * part.kept)
     torch.testing.assert_close(torch.stack(parts).sum() / whole.kept, whole.loss, rtol=1e-5, atol=1e-6)

@@ -84,7 +84,7 @@ def test_weight_of_the_own_hard_negative() -> None:
 def test_a_repeated_sentence_is_no_negative() -> None:
     a, p = vectors(4, 6), vectors(4, 6, seed=1)
     ids = torch.tensor([1, 2, 1, 3])  # rows 0 and 2 are the same sentence
-    got = info_nce(a, p, 0.05, anchor_ids=ids, candidate_ids=ids).loss
+    got = info_nce(a, p, 0.05, anchor_hashes=ids, candidate_hashes=ids).loss
     logits = normalize(a, dim=-1) @ normalize(p, dim=-1).T / 0.05
     logits[0, 2] = logits[2, 0] = -math.inf
     torch.testing.assert_close(got, torch.nn.functional.cross_entropy(logits, torch.arange(4)))
@@ -95,7 +95,13 @@ def test_a_hard_negative_with_the_text_of_the_positive_is_left_out() -> None:
     a, p, n = vectors(3, 6), vectors(3, 6, seed=1), vectors(3, 6, seed=2)
     ids, positive, negative = torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6]), torch.tensor([7, 4, 9])
     got = info_nce(
-        a, p, 0.1, hard_negatives=n, anchor_ids=ids, candidate_ids=positive, hard_negative_ids=negative
+        a,
+        p,
+        0.1,
+        hard_negatives=n,
+        anchor_hashes=ids,
+        candidate_hashes=positive,
+        hard_negative_hashes=negative,
     ).loss
     logits = normalize(a, dim=-1) @ normalize(torch.cat([p, n]), dim=-1).T / 0.1
     logits[0, 3 + 1] = -math.inf
@@ -104,7 +110,7 @@ def test_a_hard_negative_with_the_text_of_the_positive_is_left_out() -> None:
 
 def test_all_equal_texts_leave_only_the_positive() -> None:
     a, ids = vectors(3, 6).requires_grad_(), torch.zeros(3, dtype=torch.long)
-    contrast = info_nce(a, vectors(3, 6, seed=1), 0.05, anchor_ids=ids, candidate_ids=ids)
+    contrast = info_nce(a, vectors(3, 6, seed=1), 0.05, anchor_hashes=ids, candidate_hashes=ids)
     contrast.loss.backward()
     assert contrast.loss.item() == 0.0
     assert torch.isfinite(a.grad).all()

@@ -113,7 +113,7 @@ def test_shards_of_a_gathered_batch_add_up() -> None:
 def test_a_repeated_sentence_is_no_negative() -> None:
     u, v = vectors(8, 6), vectors(8, 6, seed=1)
     ids = torch.tensor([5, 5, 7, 7, 5, 5, 9, 9])
-    masked = pair_nce(u, v, TAU, anchor_ids=ids, candidate_ids=ids).loss.item()
+    masked = pair_nce(u, v, TAU, anchor_hashes=ids, candidate_hashes=ids).loss.item()
     a, b = normalize(u, dim=-1), normalize(v, dim=-1)
     total = 0.0
     for r in range(8):
@@ -125,7 +125,7 @@ def test_a_repeated_sentence_is_no_negative() -> None:
         total -= math.log(weights[r ^ 1] / sum(weights.values()))
     assert masked == pytest.approx(total / 8, rel=1e-12)
     distinct = torch.arange(4).repeat_interleave(2)
-    assert pair_nce(u, v, TAU, anchor_ids=distinct, candidate_ids=distinct).loss.item() == x(u, v)
+    assert pair_nce(u, v, TAU, anchor_hashes=distinct, candidate_hashes=distinct).loss.item() == x(u, v)
 
 
 def test_cosines_beside_the_loss() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embedlab.objectives import precision
 from embedlab.objectives.info_nce import info_nce
-from embedlab.objectives.masked_lm import masked_lm
+from embedlab.objectives.language_model import token_cross_entropy
 from embedlab.objectives.pair_nce import pair_nce
 
 
@@ -23,7 +23,7 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def info(n: int) -> list[Tensor]:
     a, b = (torch.randn(n, 16, requires_grad=True) for _ in range(2))
     ids = torch.arange(n) // 2
-    c = info_nce(a, b, 0.05, anchor_ids=ids, candidate_ids=ids)
+    c = info_nce(a, b, 0.05, anchor_hashes=ids, candidate_hashes=ids)
     return [*c, *torch.autograd.grad(c.loss, [a, b])]
 
 
@@ -36,7 +36,7 @@ def pairs(n: int) -> list[Tensor]:
 def mlm(n: int) -> list[Tensor]:
     x, labels = torch.randn(n, 50, requires_grad=True), torch.randint(50, (n,))
     labels[0] = -100
-    loss = masked_lm(x, labels)
+    loss = token_cross_entropy(x, labels)
     return [loss, *torch.autograd.grad(loss, [x])]
 
 
@@ -57,7 +57,7 @@ def test_compiled_they_are_the_same_by_two_compilations(
 
     monkeypatch.setattr(torch, "compile", counting)
     # The compiled form is kept for good: that of this test has another backend.
-    for name in ("info_nce", "pair_nce", "masked_lm"):
+    for name in ("info_nce", "pair_nce", "token_cross_entropy"):
         function = globals()[name]
         monkeypatch.setitem(globals(), name, precision.full_precision(function.__wrapped__))
     for n in (6, 8, 12, 16, 24):

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlab.objectives.distance import cosine_distance, participation, spread, squared_distance
-from embedlab.objectives.sigreg import sigreg
-from embedlab.objectives.vicreg import covariance_term, variance_term
+from embedlab.objectives.distance import cosine_distance, participation, squared_distance, std
+from embedlab.objectives.regularisers import covariance_term, sigreg, variance_term
 
 
 def normal(n: int = 512, d: int = 32, seed: int = 0) -> Tensor:
@@ -70,8 +69,8 @@ def test_variance_and_covariance_of_known_vectors() -> None:
 
 def test_spread_and_participation_tell_collapse() -> None:
     z = normal(400, 16)
-    assert float(spread(z)) == pytest.approx(1, abs=0.02)
-    assert float(spread(torch.ones(8, 16))) == pytest.approx(0, abs=1e-3)
+    assert float(std(z)) == pytest.approx(1, abs=0.02)
+    assert float(std(torch.ones(8, 16))) == pytest.approx(0, abs=1e-3)
     assert float(participation(z)) > 14
     line = torch.linspace(0.5, 1.5, 40)[:, None] * torch.eye(16)[0] + torch.eye(16)[1]
     assert float(participation(line)) == pytest.approx(1, abs=0.05)

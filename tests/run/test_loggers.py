@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from embedlab.engine.nonfinite import NonFiniteLoss
+from embedlab.engine.step import NonFiniteLoss
 from embedlab.run.callbacks.checkpoints import Interrupted
 from embedlab.run.run import train
 from tests.run.test_resume import StopAt

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import embedlab
-from embedlab.engine.nonfinite import NonFiniteLoss
+from embedlab.engine.step import NonFiniteLoss
 from embedlab.errors import UserError
 from embedlab.evaluation.sts.sts import load_sts
 from embedlab.run.callbacks.checkpoints import LAST

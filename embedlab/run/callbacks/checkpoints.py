@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.nn import Parameter
 
+from embedlab.backbones.adapters import check_saved
+from embedlab.encoders.checkpoint import encoder_record
 from embedlab.errors import UserError
 from embedlab.files import corruption, full
 from embedlab.run.folder import LAST as LAST
@@ -78,7 +81,8 @@ class LastCheckpoint(Callback):
         self._agree_after = 1
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        if cast("Method", pl_module).accumulating():
+        method = cast("Method", pl_module)
+        if method.runner.accumulating(method):
             return
         step = trainer.global_step
         wanted = self.stop_requested is not None or (
@@ -121,6 +125,36 @@ class LastCheckpoint(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.at_end and self._written_step != trainer.global_step:
             self.write(trainer, must=True)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Make the checkpoint whole by itself: the encoder's files beside its weights; numbers, not device tensors."""
+        method = cast("Method", pl_module)
+        method.runner.check()
+        for state in checkpoint.get("optimizer_states", []):
+            for group in state.get("param_groups", []):  # a sharded run gathers them in the first process
+                group["lr"] = float(group["lr"])
+                group["capturable"] = False
+        for state in checkpoint.get("lr_schedulers", []):
+            state["_last_lr"] = [float(lr) for lr in state["_last_lr"]]
+        checkpoint["embedlab"] = {
+            "encoder": encoder_record(method.encoder),
+            "parameters": [name for name, _ in named_parameters(method)],
+        }
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Lightning counts updates in one place for captured steps and in another for all others."""
+        check_parameters(cast("Method", pl_module), checkpoint.get("embedlab", {}).get("parameters"))
+        loop = checkpoint.get("loops", {}).get("fit_loop", {})
+        for progress in (
+            loop.get("epoch_loop.automatic_optimization.optim_progress", {}).get("optimizer", {}).get("step"),
+            loop.get("epoch_loop.manual_optimization.optim_step_progress"),
+        ):
+            if progress is not None:
+                progress["total"] = dict.fromkeys(("ready", "completed"), checkpoint["global_step"])
 
     def write(self, trainer: Trainer, must: bool = False) -> None:
         """Write `last.ckpt`; the one before it stays as `previous.ckpt`.
@@ -180,9 +214,8 @@ class LastCheckpoint(Callback):
         try:
             checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
             trainer.strategy.save_checkpoint(checkpoint, path)
-            verify = getattr(trainer.lightning_module, "verify_checkpoint", None)
-            if trainer.is_global_zero and verify is not None:
-                verify(path)
+            if trainer.is_global_zero:
+                verify(cast("Method", trainer.lightning_module), path)
         except Exception as error:
             problem = full(error) or error
             if isinstance(problem, OSError):
@@ -191,6 +224,37 @@ class LastCheckpoint(Callback):
                 return "the disk does not take it"
             raise
         return None
+
+
+def named_parameters(method: Method) -> list[tuple[str, Parameter]]:
+    """What is trained, in the order of the optimiser's state."""
+    return [(n, p) for n, p in method.named_parameters() if p.requires_grad]
+
+
+def verify(method: Method, path: Path) -> None:
+    """Raise if a checkpoint of adapters, which no base model could stand in for, is not what is trained."""
+    if method.encoder.backbone.adapter is None:
+        return
+    saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+    check_saved({n: p.detach() for n, p in named_parameters(method)}, saved, str(path))
+
+
+def check_parameters(method: Method, saved: list[str] | None) -> None:
+    """Optimiser state is kept by position, so refuse a model whose parameters are in another order.
+
+    Raises:
+        UserError: the names of a checkpoint are not those of what is trained here.
+    """
+    here = [n for n, _ in named_parameters(method)]
+    if saved is not None and saved != here:
+        odd = next(
+            (f"{a} / {b}" for a, b in zip(saved, here, strict=False) if a != b), "their number differs"
+        )
+        raise UserError(
+            f"the checkpoint's parameters are not this model's ({odd})",
+            key="ckpt_path",
+            fix="resume with the configuration that the checkpoint was made with",
+        )
 
 
 def validation_follows(trainer: Trainer) -> bool:

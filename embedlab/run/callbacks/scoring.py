@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 
 from embedlab.distributed.gather import rank, world_size
+from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.engine.fsdp import sharded
 from embedlab.evaluation.probes.geometry import singular_values
 from embedlab.files import writing
@@ -57,6 +58,7 @@ class DevScoring(Callback):
         self.rank_every = rank_every
         self.history: list[dict[str, float]] = []
         self._rows: list[list[int]] | None = None
+        self._encoder: DevEncoder | None = None
         self._share: list[int] = []
         self._scored_at = -1
 
@@ -82,11 +84,13 @@ class DevScoring(Callback):
             rows = method.dev_rows(self.dev.sentences)
             self._share = list(range(total) if one else range(rank(), total, world_size()))
             self._rows = [rows[i] for i in self._share]
+        if self._encoder is None or self._encoder.device != encoder.device:
+            self._encoder = DevEncoder(method, self._rows, self.batch_tokens)
         with trainer.precision_plugin.forward_context():
-            vectors = method.dev_vectors(self._rows, self.batch_tokens)
-        found = vectors.float() if one else gather_rows(vectors.float(), self._share, total)
-        ranked = found.device.type != "cuda" or len(self.history) % self.rank_every == 0
-        scores = self.dev.score(found, rank=ranked)
+            local = method.dev_vectors(self._encoder(), self._rows)
+        vectors = local.float() if one else gather_rows(local.float(), self._share, total)
+        ranked = vectors.device.type != "cuda" or len(self.history) % self.rank_every == 0
+        scores = self.dev.score(vectors, rank=ranked)
         self._scored_at = trainer.global_step
         self.history.append({"step": trainer.global_step, **scores})
         named = {f"dev/{k}": v for k, v in scores.items()}
@@ -94,7 +98,7 @@ class DevScoring(Callback):
             trainer.callback_metrics[name] = torch.tensor(value)
         for logger in trainer.loggers:
             logger.log_metrics(named, step=trainer.global_step)
-        log_histograms(trainer, self.dev, found, spectrum=ranked)
+        log_histograms(trainer, self.dev, vectors, spectrum=ranked)
         warn_of_collapse(scores)
         if self.best is not None:
             self.best.offer(scores["spearman"], trainer.global_step, encoder)
@@ -224,14 +228,14 @@ def log_histograms(trainer: Trainer, dev: DevSet, vectors: Tensor, spectrum: boo
 
 def warn_of_collapse(scores: dict[str, float]) -> bool:
     """Say loudly when all sentences get nearly the same vector."""
-    cosine, spread = scores.get("mean_cosine", 0.0), scores.get("effective_rank", float("inf"))
-    if cosine <= COLLAPSED_COSINE and spread >= COLLAPSED_RANK:
+    cosine, effective_rank = scores.get("mean_cosine", 0.0), scores.get("effective_rank", float("inf"))
+    if cosine <= COLLAPSED_COSINE and effective_rank >= COLLAPSED_RANK:
         return False
     log.warning(
         "The vectors collapse: mean cosine of unrelated sentences %.3f, effective rank %.1f. "
         "A contrastive method usually repairs this within some hundred steps; if not, lower optimizer.lr, "
         "and check pooling and temperature.",
         cosine,
-        spread,
+        effective_rank,
     )
     return True

@@ -27,7 +27,7 @@ class LossSelection(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         method = cast("Method", pl_module)
-        if trainer.global_step % self.every or method.accumulating():
+        if trainer.global_step % self.every or method.runner.accumulating(method):
             return
         logs = [c for c in trainer.callbacks if isinstance(c, TrainLog)]  # type: ignore[attr-defined]
         loss = logs[0].caught_up(trainer, method).get("train/loss") if logs else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,7 +38,7 @@ class TrainLog(Callback):
 
     def _reset(self, now: float) -> None:
         self._since, self._waited, self._away = now, 0.0, 0.0
-        self._sentences, self._true, self._cells, self._rows, self._batches = 0, 0, 0, 0, 0
+        self._sentences, self._true, self._padded, self._rows, self._batches = 0, 0, 0, 0, 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         blocks = cast("Method", pl_module).encoder.backbone.blocks
@@ -72,11 +73,11 @@ class TrainLog(Callback):
     ) -> None:
         method = cast("Method", pl_module)
         self._sentences += len(batch["rows"])
-        self._true += int(batch.get("tokens", 0) * method.passes)
-        self._cells += int(method.cells(batch) * method.passes)
-        self._rows += int(len(batch["rows"]) * method.passes)
+        self._true += int(batch.get("tokens", 0) * method.forward_passes)
+        self._padded += int(method.runner.padded_tokens(batch) * method.forward_passes)
+        self._rows += int(len(batch["rows"]) * method.forward_passes)
         self._batches += 1
-        if not method.accumulating() and trainer.global_step % self.every == 0:
+        if not method.runner.accumulating(method) and trainer.global_step % self.every == 0:
             self._flush(trainer, method)
         self._write(trainer, method)
         self._ended = time.perf_counter()
@@ -106,11 +107,11 @@ class TrainLog(Callback):
             "speed/step_ms": 1e3 * seconds / max(1, self._batches),
             "speed/data_wait_ms": 1e3 * self._waited / max(1, self._batches),
             "speed/scoring_share": self._away / (seconds + self._away),
-            "lr": float(method.learning_rate),
+            "lr": learning_rate(method),
         }
-        if self._cells:
+        if self._padded:
             speed["speed/true_tokens_per_second"] = world_size() * self._true / seconds
-            speed["speed/padding_share"] = 1 - self._true / self._cells
+            speed["speed/padding_share"] = 1 - self._true / self._padded
             if self._peak is not None:
                 info = method.encoder.backbone.info
                 length = self._true / max(1, self._rows)
@@ -125,8 +126,15 @@ class TrainLog(Callback):
 
     def _write(self, trainer: Trainer, method: Method, wait: bool = False) -> None:
         for step, means in method.meter.arrived(wait):
-            method.check_finite(means)
+            if not all(math.isfinite(v) for v in means.values()):
+                method.runner.check()  # an eager step has looked at every loss itself
             values = {f"train/{k}": v for k, v in means.items()} | self._speed.pop(step, {})
             self.latest = values
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=step)
+
+
+def learning_rate(method: Method) -> float:
+    """Of the next update, where its group has no multiplier."""
+    scheduler: Any = method.lr_schedulers()
+    return float(method.optimizer_config.lr * scheduler.lr_lambdas[0](scheduler.last_epoch))

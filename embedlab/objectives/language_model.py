@@ -1,9 +1,9 @@
-"""Masked language modelling (BERT, Devlin et al. 2019, section 3.1)."""
+"""Masked (BERT, Devlin et al. 2019, section 3.1) and next-token prediction (GPT, Radford et al. 2018, equation 1)."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from embedlab.objectives.precision import full_precision
 
 IGNORED = -100
+Rule = Literal["bernoulli", "exact"]
 
 
 class Masked(NamedTuple):
@@ -31,7 +32,7 @@ def mask_tokens(
     mask_id: int,
     vocab_size: int,
     probability: float = 0.15,
-    rule: str = "bernoulli",
+    rule: Rule = "bernoulli",
     generator: torch.Generator | None = None,
 ) -> Masked:
     """Select ``probability`` of the maskable tokens; 80 % become the mask, 10 % a random id, 10 % stay.
@@ -55,12 +56,10 @@ def mask_tokens(
         count = (maskable.sum(1, keepdim=True) * probability).floor().clamp(min=1)
         selected = (order < count) & maskable
         capacity = input_ids.shape[0] * max(1, math.floor(input_ids.shape[1] * probability))
-    elif rule == "bernoulli":
+    else:
         selected = (draw < probability) & maskable
         n = input_ids.numel()
         capacity = min(n, math.ceil(probability * n + 6 * math.sqrt(n * probability * (1 - probability))))
-    else:
-        raise ValueError(f"rule must be 'bernoulli' or 'exact', not {rule!r}")
     kind = torch.rand(input_ids.shape, device=input_ids.device, generator=generator)
     random_ids = torch.randint(vocab_size, input_ids.shape, device=input_ids.device, generator=generator)
     corrupted = torch.where(selected & (kind < 0.8), torch.full_like(input_ids, mask_id), input_ids)
@@ -72,12 +71,30 @@ def mask_tokens(
 
 
 @full_precision
-def masked_lm(logits: Tensor, labels: Tensor) -> Tensor:
+def token_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy in nats over the labels that are not ``-100``; 0 when there is none.
 
     Args:
-        logits: ``[P, V]``, any float dtype (computed in fp32).
-        labels: ``[P]``.
+        logits: ``[..., V]``, any float dtype (computed in fp32).
+        labels: ``[...]``: original ids, or of each position the id after it (``next_tokens``).
     """
-    total = cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
+    total = cross_entropy(
+        logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
     return total / (labels != IGNORED).sum().clamp(min=1)
+
+
+@torch.no_grad()
+def token_accuracy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Share of the labels that are not ``-100`` whose logit is the highest."""
+    counted = labels != IGNORED
+    hits = (logits.argmax(-1) == labels) & counted
+    return hits.sum() / counted.sum().clamp(min=1)
+
+
+def next_tokens(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """``[B, L]`` of each position the id after it; ``-100`` where this position or the next is padding."""
+    labels = torch.full_like(input_ids, IGNORED)
+    real = attention_mask[:, :-1].bool() & attention_mask[:, 1:].bool()
+    labels[:, :-1] = torch.where(real, input_ids[:, 1:], IGNORED)
+    return labels

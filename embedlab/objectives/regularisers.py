@@ -1,11 +1,37 @@
-"""SIGReg (LeJEPA, arXiv 2511.08544): vectors are held to a standard normal law, one direction at a time."""
+"""What holds vectors apart without negatives: VICReg's two terms and SIGReg.
+
+VICReg: Bardes, Ponce and LeCun 2022, equations 1, 3 and 4. SIGReg: LeJEPA, arXiv 2511.08544.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize, relu
 
-from embedlab.objectives.precision import full_precision
+from embedlab.objectives.precision import full_precision, to_fp32
+
+
+@full_precision
+def variance_term(z: Tensor, gamma: float = 1.0, eps: float = 1e-4) -> Tensor:
+    """``mean_j max(0, gamma - sqrt(Var(z_j) + eps))`` over the features (equation 1).
+
+    Args:
+        z: ``[N, D]``, not normalised.
+        gamma: the standard deviation that is asked for.
+        eps: under the root.
+    """
+    z = to_fp32(z)
+    return relu(gamma - (z.var(0) + eps).sqrt()).mean()
+
+
+@full_precision
+def covariance_term(z: Tensor) -> Tensor:
+    """``(1 / D) sum_{i != j} C_ij^2`` with the covariance C of the features of ``[N, D]`` (equations 3 and 4)."""
+    z = to_fp32(z)
+    centred = z - z.mean(0)
+    covariance = centred.T @ centred / (len(z) - 1)
+    return (covariance.square().sum() - covariance.diagonal().square().sum()) / z.shape[1]
 
 
 @full_precision
@@ -16,7 +42,7 @@ def sigreg(
     t_max: float = 3.0,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Mean over random unit directions of the Epps-Pulley statistic of the projected rows.
+    """Vectors held to a standard normal distribution: the mean over random directions of the Epps-Pulley statistic.
 
     ``N * integral |phi(t) - exp(-t^2 / 2)|^2 exp(-t^2 / 2) dt`` with the empirical characteristic function phi,
     by the trapezoid rule on [0, t_max], doubled for symmetry.
@@ -29,9 +55,9 @@ def sigreg(
         t_max: its upper end.
         generator: of the directions; the device's default when None (needed inside a CUDA graph).
     """
-    z = z.to(torch.promote_types(z.dtype, torch.float32))
+    z = to_fp32(z)
     directions = torch.randn(z.shape[1], slices, device=z.device, dtype=z.dtype, generator=generator)
-    projected = z @ torch.nn.functional.normalize(directions, dim=0)
+    projected = z @ normalize(directions, dim=0)
     t = torch.linspace(0, t_max, points, device=z.device, dtype=z.dtype)
     normal = (-t.square() / 2).exp()
     phase = projected.unsqueeze(-1) * t  # [N, slices, points]

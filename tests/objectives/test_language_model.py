@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from embedlab.objectives.masked_lm import IGNORED, mask_tokens, masked_lm
+from embedlab.objectives.language_model import IGNORED, mask_tokens, next_tokens, token_cross_entropy
 
 MASK, VOCAB = 4, 1000
 
@@ -21,7 +22,7 @@ def batch(rows: int = 64, length: int = 128) -> tuple[torch.Tensor, torch.Tensor
 
 
 @pytest.mark.parametrize("rule", ["bernoulli", "exact"])
-def test_never_masks_special_tokens_or_padding(rule: str) -> None:
+def test_never_masks_special_tokens_or_padding(rule: Any) -> None:
     ids, maskable = batch()
     masked = mask_tokens(ids, maskable, MASK, VOCAB, 0.15, rule)
     predicted = masked.positions[masked.labels != IGNORED]
@@ -33,7 +34,7 @@ def test_never_masks_special_tokens_or_padding(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["bernoulli", "exact"])
-def test_fifteen_percent_of_which_80_10_10(rule: str) -> None:
+def test_fifteen_percent_of_which_80_10_10(rule: Any) -> None:
     torch.manual_seed(0)
     ids, maskable = batch(512)
     masked = mask_tokens(ids, maskable, MASK, VOCAB, 0.15, rule)
@@ -56,11 +57,12 @@ def test_exact_count_in_every_row() -> None:
 def test_a_row_with_nothing_to_mask_is_left_alone() -> None:
     ids, maskable = batch(rows=2, length=20)
     maskable[:] = False
-    for rule in ("bernoulli", "exact"):
+    rules: tuple[Any, ...] = ("bernoulli", "exact")
+    for rule in rules:
         masked = mask_tokens(ids, maskable, MASK, VOCAB, 0.15, rule)
         assert (masked.labels == IGNORED).all()
         assert (masked.input_ids == ids).all()
-        assert masked_lm(torch.zeros(len(masked.labels), VOCAB), masked.labels).item() == 0.0
+        assert token_cross_entropy(torch.zeros(len(masked.labels), VOCAB), masked.labels).item() == 0.0
 
 
 def test_draws_differ_and_follow_the_generator() -> None:
@@ -81,10 +83,40 @@ def test_shapes_do_not_depend_on_the_draw() -> None:
 def test_loss_is_the_mean_in_nats_over_the_labels() -> None:
     logits = torch.zeros(5, VOCAB, dtype=torch.bfloat16)
     labels = torch.tensor([1, 2, IGNORED, 3, IGNORED])
-    assert masked_lm(logits, labels).item() == pytest.approx(math.log(VOCAB), rel=1e-6)
+    assert token_cross_entropy(logits, labels).item() == pytest.approx(math.log(VOCAB), rel=1e-6)
 
 
-def test_unknown_rule() -> None:
-    ids, maskable = batch()
-    with pytest.raises(ValueError, match="bernoulli"):
-        mask_tokens(ids, maskable, MASK, VOCAB, rule="random")
+def test_labels_stop_at_padding_on_either_side() -> None:
+    ids = torch.tensor([[5, 6, 7, 0], [0, 5, 6, 7], [1, 2, 3, 4]])
+    mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1], [1, 1, 1, 1]])
+    expected = torch.tensor([[6, 7, -100, -100], [-100, 6, 7, -100], [2, 3, 4, -100]])
+    assert torch.equal(next_tokens(ids, mask), expected)
+
+
+def test_uniform_logits_cost_log_v() -> None:
+    labels = torch.tensor([[1, 2, -100]])
+    assert token_cross_entropy(torch.zeros(1, 3, 8), labels).item() == pytest.approx(math.log(8))
+
+
+def test_value_by_hand() -> None:
+    logits = torch.tensor([[[2.0, 0.0], [0.0, 1.0], [9.0, -9.0]]])
+    labels = torch.tensor([[0, 0, -100]])
+    expected = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(1))) / 2
+    assert token_cross_entropy(logits, labels).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_nothing_to_predict_is_zero_and_finite() -> None:
+    logits = torch.randn(2, 3, 8, requires_grad=True)
+    loss = token_cross_entropy(logits, torch.full((2, 3), -100))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert logits.grad is not None
+    assert logits.grad.abs().sum() == 0
+
+
+def test_half_precision_logits_are_summed_in_fp32() -> None:
+    logits = torch.randn(2, 50, 100, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(100, (2, 50), generator=torch.Generator().manual_seed(1))
+    half = token_cross_entropy(logits.bfloat16(), labels)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, token_cross_entropy(logits, labels), atol=1e-2, rtol=0)

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from embedlab.engine.cuda_graph import settle
+from embedlab.engine.cuda_graph import finalize_step
 
 CASES = [0.7, math.inf, math.nan]
 
@@ -20,7 +20,7 @@ def test_accounts_of_every_kind_of_step(clip: float | None, updates: bool) -> No
         rows, bad_rows = torch.tensor([3, 5]), torch.tensor([-1, -1])
         found_inf, totals = torch.tensor(before), torch.tensor([[1.0, 2.0, 3.0], [4.0, 4.0, 4.0]])
         logged = torch.tensor([loss, 0.25])
-        scale = settle(
+        scale = finalize_step(
             torch.tensor(loss), torch.tensor(norm), logged, rows, bad_rows, found_inf, totals, clip, updates
         )
         finite = math.isfinite(loss) and math.isfinite(norm)

@@ -1,0 +1,135 @@
+"""How a training step is run: eagerly, or with compiled blocks. (`embedlab.engine.cuda_graph` has the third way.)"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from embedlab.backbones.backbone import Backbone
+from embedlab.distributed.gather import rows_per_rank, weight
+
+LEAST_PADDING = 0.03
+"""Share of padding from which on packing and unpacking cost less than they save."""
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss became NaN or infinite. The weights are those before the update; saved checkpoints are good.
+
+    Attributes:
+        step: updates made before it.
+        rows: of the batch, in the order of the data.
+        checkpoint: the newest that is there.
+    """
+
+    checkpoint: Path | None = None
+
+    def __init__(self, step: int, rows: list[int], detail: str = "") -> None:
+        self.step, self.rows = step, rows
+        shown = ", ".join(map(str, rows[:16])) + (f", ... ({len(rows)} in all)" if len(rows) > 16 else "")
+        super().__init__(
+            f"the loss is not finite at step {step}; rows of the batch: {shown}{': ' + detail if detail else ''}. "
+            "Lower optimizer.lr, or look at these rows."
+        )
+
+    def __str__(self) -> str:
+        kept = "" if self.checkpoint is None else f" The checkpoint {self.checkpoint} is intact."
+        return f"{super().__str__()}{kept}"
+
+
+def non_finite(method: Any, rows: list[int]) -> NonFiniteLoss:
+    """The error for these rows, with their place in the data where that is known."""
+    describe = getattr(getattr(method.trainer, "datamodule", None), "describe_rows", None)
+    return NonFiniteLoss(method.global_step, rows, describe(rows) if describe else "")
+
+
+class StepRunner:
+    """The steps of one method; ``method`` is an `embedlab.engine.module.Method` in a Lightning trainer.
+
+    Args:
+        packing: leave out padding where the backbone and the lengths of the rows allow it: in a captured step, and
+            in an eager one on the CPU (on CUDA the host would have to wait for the number of true tokens).
+    """
+
+    automatic = True
+    """Whether Lightning does the backward pass and the update."""
+    compiles = False
+    """Whether transformer blocks are compiled."""
+    dynamic = False
+    """Whether they are compiled for any number of tokens."""
+
+    def __init__(self, packing: bool = False) -> None:
+        self.packing = packing
+        self.packed_tokens: int | None = None
+        """Tokens that one pass over the present batch computes, where padding is left out."""
+
+    def begin(self, method: Any) -> None:
+        """Before the first step of a fit."""
+        if self.compiles:
+            for module in method.modules():
+                if isinstance(module, Backbone):
+                    module.compile_blocks(dynamic=self.dynamic)
+
+    def step(self, method: Any, batch: dict[str, Any]) -> Tensor | None:
+        """Run a step on a batch; the loss, where Lightning is to go on from it."""
+        raise NotImplementedError
+
+    def tokens(self, method: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch with its token tensors: those of resident data are gathered on the device."""
+        if "lengths" not in batch:
+            return batch
+        resident = method.trainer.datamodule.resident(method.device)
+        tokens: dict[str, Any] = resident.gather(batch["rows"], batch["lengths"])
+        return tokens
+
+    def accumulating(self, method: Any) -> bool:
+        """Whether the present batch is only added up. The last batch of an epoch always ends in an update."""
+        return bool(method.trainer.fit_loop._should_accumulate())
+
+    def updates(self, method: Any) -> int:
+        """Updates of the whole run."""
+        return int(method.trainer.estimated_stepping_batches)
+
+    def padded_tokens(self, batch: dict[str, Any]) -> int:
+        """Tokens that one pass over a batch computes, padding included."""
+        return batch.get("cells", 0) if self.packed_tokens is None else self.packed_tokens
+
+    def check(self) -> None:
+        """Raise `NonFiniteLoss` if a step so far was not finite and has not said so itself."""
+
+
+class EagerStep(StepRunner):
+    """Lightning's automatic optimisation."""
+
+    def step(self, method: Any, batch: dict[str, Any]) -> Tensor:
+        uneven = batch.get("shares")
+        with rows_per_rank(uneven):
+            loss: Tensor
+            loss, logged = method.total(self.without_padding(method, self.tokens(method, batch)))
+        if uneven is not None:
+            loss = loss * weight(uneven)
+        if not math.isfinite(loss.item()):
+            raise non_finite(method, batch["rows"].tolist())
+        method.meter.add(logged)
+        return loss
+
+    def without_padding(self, method: Any, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch whose views tell their true tokens, where a step on the CPU gains by computing no others."""
+        self.packed_tokens = None
+        if not self.packing or method.device.type != "cpu" or method.optimizer_config.chunk is not None:
+            return batch
+        masks = {k: v["attention_mask"] for k, v in batch.items() if isinstance(v, dict)}
+        true = {name: int(mask.sum()) for name, mask in masks.items()}
+        padded = sum(map(len, masks.values())) * max(mask.shape[1] for mask in masks.values())
+        if sum(true.values()) > (1 - LEAST_PADDING) * padded:
+            return batch
+        self.packed_tokens = sum(true.values())
+        return {k: {**v, "capacity": true[k]} if k in true else v for k, v in batch.items()}
+
+
+class CompiledStep(EagerStep):
+    """The same with compiled transformer blocks."""
+
+    compiles = True

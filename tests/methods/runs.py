@@ -1,0 +1,33 @@
+"""A run's configuration as a method's check reads it, without its files."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from embedlab.config.template import Template
+from embedlab.pooling import pooling_config
+
+ROLES = {
+    "wikipedia": ("sentence",),
+    "nli": ("anchor", "positive", "negative"),
+    "parallel": ("source", "target"),
+}
+
+
+def run_of(
+    data: str = "wikipedia",
+    pooling: Any = "cls",
+    template: Template | None = None,
+    pack: int | None = None,
+    max_length: int | None = 64,
+    attention: str = "sdpa",
+    strategy: str = "auto",
+) -> Any:
+    return SimpleNamespace(
+        data=SimpleNamespace(name=data, roles=ROLES[data], pack=pack, max_length=max_length),
+        pooling=pooling_config(pooling) if isinstance(pooling, str) else pooling,
+        template=template,
+        backbone=SimpleNamespace(attention=attention),
+        trainer=SimpleNamespace(strategy=strategy),
+    )

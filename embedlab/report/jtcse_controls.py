@@ -106,8 +106,6 @@ def differences_table(arms: Mapping[str, Mapping[int, Scores]], metric: Metric) 
 
 
 def main(argv: list[str]) -> int:
-    from embedlab.run.finish import METRICS
-
     if len(argv) != 1:
         raise UserError("give the folder of the sweep", fix="python -m embedlab.report.jtcse_controls SWEEP")
     arms = read_sweep(Path(argv[0]))

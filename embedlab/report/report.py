@@ -15,7 +15,7 @@ from pathlib import Path
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.ratings import read
-from embedlab.report.cls_energy import relation_to_sts
+from embedlab.report.paired import relation_to_sts
 from embedlab.report.paired import Difference, paired_difference
 from embedlab.report.runs import Group, Unfinished
 
@@ -286,7 +286,7 @@ def density_plot(groups: Sequence[Group], path: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    from embedlab.report import figures
+    from embedlab.evaluation.core import figures
 
     across = min(3, len(found))
     down = -(-len(found) // across)

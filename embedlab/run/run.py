@@ -49,7 +49,7 @@ from embedlab.run.callbacks.randomness import Randomness
 from embedlab.run.callbacks.scoring import DevScoring
 from embedlab.run.callbacks.selection import LossSelection
 from embedlab.run.callbacks.train_log import TrainLog
-from embedlab.run.finish import Finale, check_final, load_dev
+from embedlab.run.finish import FinalEvaluation, check_final, load_dev
 from embedlab.run.folder import check_free
 from embedlab.run.metrics_file import MetricsFile
 from embedlab.run.record import Record
@@ -137,7 +137,7 @@ class Run:
             if self.checkpoint is not None:
                 self.record.warn_of_changes(config.plain)
             self.record.write(config.plain)
-        self.finale = Finale(config, self.folder, self.method.encoder, self.data, dev, part)
+        self.finale = FinalEvaluation(config, self.folder, self.method.encoder, self.data, dev, part)
         loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
         self.trainer, self.selection = build_trainer(config, self.folder, loggers, self.finale, extra)
         self.finale.device = self.trainer.strategy.root_device
@@ -200,7 +200,7 @@ def build_trainer(
     config: RunConfig,
     folder: Path,
     loggers: list[Logger],
-    finale: Finale,
+    finale: FinalEvaluation,
     extra: dict[str, Any] | None = None,
 ) -> tuple[Trainer, DevScoring | LossSelection | None]:
     """An ordinary Lightning trainer with this project's callbacks; ``extra`` adds to them, and to its arguments."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.evaluation.core.ratings import read, separation
-from embedlab.evaluation.probes import geometry
+from embedlab.evaluation.core import geometry
 from tests.evaluation.helpers import HashedWords, write_sts_folder
 
 

@@ -20,7 +20,7 @@ from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
-from embedlab.evaluation.probes.geometry import rankme
+from embedlab.evaluation.core.geometry import rankme
 from embedlab.methods import method_config
 from embedlab.methods.bepa import BEPA
 from embedlab.methods.bepa_config import BEPAConfig

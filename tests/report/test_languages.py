@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib")
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.evaluation.core.protocol import write_scores
-from embedlab.report.languages import read_spectra, save_spectrum
+from embedlab.evaluation.core.figures import read_spectra, save_spectrum
 from tests.evaluation.multilingual import Interlingua, write_parallel
 
 

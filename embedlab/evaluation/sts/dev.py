@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embedlab.evaluation.core.correlation import pair_cosine, ranks, standardise
 from embedlab.evaluation.core.vectors import unique
-from embedlab.evaluation.probes.geometry import (
+from embedlab.evaluation.core.geometry import (
     POSITIVE_RATING,
     alignment,
     effective_rank,

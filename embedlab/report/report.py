@@ -15,8 +15,7 @@ from pathlib import Path
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.ratings import read
-from embedlab.report.paired import relation_to_sts
-from embedlab.report.paired import Difference, paired_difference
+from embedlab.report.paired import Difference, paired_difference, relation_to_sts
 from embedlab.report.runs import Group, Unfinished
 
 HEADLINES = ("sts7/spearman", "dev/spearman", "lee/spearman")

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embedlab.errors import UserError
 from embedlab.evaluation.core.correlation import pair_cosine, spearman
 from embedlab.evaluation.core.ratings import RatedCosines
 from embedlab.evaluation.core.vectors import Encoder, Vectors, unique

@@ -16,8 +16,8 @@ from lightning.pytorch import Trainer
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import write_json
-from embedlab.evaluation.core.suite import keys_named, suite, suite_names
-from embedlab.evaluation.core.table import Metric, before_after_table
+from embedlab.evaluation.core.suite import final_metrics, keys_named, suite
+from embedlab.evaluation.core.table import before_after_table
 from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import load_sts
 from embedlab.files import writing
@@ -33,17 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 BEFORE = "scores_before.json"
-_ROWS = ("lee", "dev", "sts", "emoji", "bitext")
-"""The order in which the table at the end names what was scored; other suites follow."""
 _NAMES = {"data_dir": "evaluation.sts_dir", "sts_text": "evaluation.sts_text"}
 """A suite's keys by the names that a run has for them."""
-
-
-def final_metrics() -> tuple[Metric, ...]:
-    """The rows of the table at the end of a run: each suite's own, and those of the dev set."""
-    order = sorted([*suite_names(), "dev"], key=lambda name: (*_ROWS, name).index(name))
-    dev = (Metric("dev/spearman", "STS-B dev", "higher"),)
-    return tuple(m for name in order for m in (dev if name == "dev" else suite(name).metrics))
 
 
 def sts_folder(scoring: ScoringConfig) -> str | None:
@@ -73,9 +64,7 @@ def installed(name: str) -> bool:
     one = suite(name)
     missing = [p for module, p in one.packages.items() if importlib.util.find_spec(module) is None]
     if one.optional and missing:
-        log.info(
-            "No %s scores: %s is not installed (pip install 'embedlab[quickstart]').", name, missing[0]
-        )
+        log.info("No %s scores: %s is not installed (pip install 'embedlab[quickstart]').", name, missing[0])
     return not (one.optional and missing)
 
 

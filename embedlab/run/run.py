@@ -115,8 +115,7 @@ class Run:
             if self.finished is not None:
                 return
         dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
-        if purpose == "fit":
-            check_final(config.evaluation)
+        loaded = check_final(config.evaluation) if purpose == "fit" else None
         if purpose in ("fit", "predict"):
             check_source(config.data)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +136,7 @@ class Run:
             if self.checkpoint is not None:
                 self.record.warn_of_changes(config.plain)
             self.record.write(config.plain)
-        self.finale = FinalEvaluation(config, self.folder, self.method.encoder, self.data, dev, part)
+        self.finale = FinalEvaluation(config, self.folder, self.method.encoder, self.data, dev, part, loaded)
         loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
         self.trainer, self.selection = build_trainer(config, self.folder, loggers, self.finale, extra)
         self.finale.device = self.trainer.strategy.root_device

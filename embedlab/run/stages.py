@@ -213,7 +213,8 @@ def finished(folder: Path, values: dict[str, Any]) -> bool:
 def summary(folder: Path, values: dict[str, Any]) -> None:
     """Print what each stage and the main run came to, one row each."""
     from embedlab.evaluation.core.table import score_table
-    from embedlab.run.finish import BEFORE, final_metrics
+    from embedlab.evaluation.core.suite import final_metrics
+    from embedlab.run.finish import BEFORE
 
     home = _home(values, folder)
     places = [(name, home / name) for name in values["stages"] if (home / name / AFTER).is_file()]

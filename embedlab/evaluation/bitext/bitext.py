@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -12,11 +10,10 @@ from torch import Tensor
 
 from embedlab.evaluation.bitext.parallel_texts import NTREX, XTREME, Bitext, parallel_table, tatoeba
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.settings import scoring_device
-from embedlab.evaluation.core.files import is_there
 from embedlab.evaluation.core.correlation import group_means
+from embedlab.evaluation.core.files import is_there
 from embedlab.evaluation.core.nearest import unit
-from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
+from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit, scoring_device
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Metric
 from embedlab.evaluation.core.vectors import Encoder, Vectors
@@ -104,7 +101,9 @@ class BitextRetrieval(Suite):
         vectors.matrix = vectors.matrix.to(scoring_device(settings.get("device")))
         scores: dict[str, float] = {}
         for task, several in data.items():
-            found = {p.language: bitext_accuracy(vectors.take(p.first), vectors.take(p.second)) for p in several}
+            found = {
+                p.language: bitext_accuracy(vectors.take(p.first), vectors.take(p.second)) for p in several
+            }
             groups = {task: list(found)}
             if task == "tatoeba":
                 groups["tatoeba36"] = [language for language in found if language in XTREME]
@@ -126,7 +125,9 @@ class BitextRetrieval(Suite):
                 for task, several in data.items()
             },
             warnings=limit_note(limit) + vectors.non_finite_note("they find nothing"),
-            notes=[f"tatoeba36: {sum(p.language in XTREME for p in data['tatoeba'])} of XTREME's 36 languages"]
+            notes=[
+                f"tatoeba36: {sum(p.language in XTREME for p in data['tatoeba'])} of XTREME's 36 languages"
+            ]
             if "tatoeba" in data
             else [],
         )

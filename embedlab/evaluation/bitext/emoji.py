@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from embedlab.data.packages import EMOJI_LANGUAGES, emoji_names, is_held_out
 from embedlab.evaluation.bitext.bitext import DIRECTIONS, bitext_accuracy
+from embedlab.evaluation.core import geometry
 from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import group_means
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Metric
 from embedlab.evaluation.core.vectors import Encoder, Vectors
-from embedlab.evaluation.core import geometry
 
 
 def held_out_names() -> dict[str, list[str]]:

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.settings import scoring_device
 from embedlab.evaluation.core.correlation import group_means, of_pairs
 from embedlab.evaluation.core.nearest import TopK, unit
-from embedlab.evaluation.core.settings import limit_note, row_limit
+from embedlab.evaluation.core.settings import limit_note, row_limit, scoring_device
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, embed
 from embedlab.evaluation.finetune.qa_data import Grid, load_grids
@@ -74,7 +72,10 @@ class CrossRetrieval(Suite):
             aggregation="mean over questions of a pair of languages; mean over pairs",
             text="raw",
             sentences=[
-                prompts["corpus"] + text for grid in data.values() for q in grid.values() for text in q.passages
+                prompts["corpus"] + text
+                for grid in data.values()
+                for q in grid.values()
+                for text in q.passages
             ],
             data={
                 task: {

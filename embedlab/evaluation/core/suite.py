@@ -35,6 +35,9 @@ Scored = tuple[dict[str, float], dict[str, Any]]
 SHARED_KEYS = ("data_dir", "device", "dtype", "kept")
 """Keys that every suite may be given."""
 
+_ROWS = ("lee", "dev", "sts", "emoji", "bitext")
+"""The order in which the table at the end names what was scored; other suites follow."""
+
 
 class Suite(ABC):
     """One suite of scores, such as the seven STS tasks. It holds no state: all facts are class variables."""
@@ -220,3 +223,10 @@ def keys_named(names: Mapping[str, str], from_hub: str | None) -> Iterator[None]
             error.fix = f"{error.fix}, or {from_hub}"
         error.key = names.get(error.key or "", error.key)
         raise
+
+
+def final_metrics() -> tuple[Metric, ...]:
+    """The rows of the table at the end of a run: each suite's own, and those of the dev set."""
+    order = sorted([*suite_names(), "dev"], key=lambda name: (*_ROWS, name).index(name))
+    dev = (Metric("dev/spearman", "STS-B dev", "higher"),)
+    return tuple(m for name in order for m in (dev if name == "dev" else suite(name).metrics))

@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.core.files import hub_rows
-from embedlab.evaluation.core.files import numbered
+from embedlab.evaluation.core.files import find_file, hub_rows, numbered, read_tsv
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings
 from embedlab.evaluation.finetune.classify import Labelled, classify

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.core.files import hub_rows
+from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
 from embedlab.evaluation.core.settings import chosen, folder_of, names, row_limit
 
 TASKS = ("xquad", "mlqa")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,9 +12,7 @@ import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.files import find_file, is_there, read_tsv
-from embedlab.evaluation.core.files import hub_rows
-from embedlab.evaluation.core.files import numbered
+from embedlab.evaluation.core.files import find_file, hub_rows, is_there, numbered, read_tsv
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings
 from embedlab.evaluation.finetune.classify import Labelled, classify
@@ -136,7 +134,9 @@ class XNLI(FineTunedSuite):
     def score(self, encoder: Any, data: XNLIData, settings: Settings) -> Scored:
         """Train on English, and name the labels of each language."""
         config = self.config(settings)
-        result = classify(encoder, data.training, data.tests, len(CLASSES), config, settings, "xnli", data.dev)
+        result = classify(
+            encoder, data.training, data.tests, len(CLASSES), config, settings, "xnli", data.dev
+        )
         found = {
             language: 100 * float((result.predictions[language] == test.labels).mean())
             for language, test in data.tests.items()

@@ -19,13 +19,11 @@ from embedlab.errors import UserError
 from embedlab.evaluation.bitext.parallel_texts import NTREX, ParallelTable, parallel_table
 from embedlab.evaluation.core import geometry
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.settings import scoring_device
 from embedlab.evaluation.core.nearest import TopK, unit
-from embedlab.evaluation.core.settings import folder_of, limit_note, names, row_limit, whole
+from embedlab.evaluation.core.settings import folder_of, limit_note, names, row_limit, scoring_device, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Scores, Table, protocol_line, task_table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
-
 
 SEED = 0
 LIMIT = 1000
@@ -150,7 +148,9 @@ class Languages(Suite):
         _check_probe(len(table), table.source)
         pivot = str(settings.get("pivot") or table.languages[0])
         if pivot not in table.languages:
-            raise UserError("is not there", key="pivot", value=pivot, fix=f"one of {', '.join(table.languages)}")
+            raise UserError(
+                "is not there", key="pivot", value=pivot, fix=f"one of {', '.join(table.languages)}"
+            )
         whole(settings, "neighbours", 10)
         return table
 
@@ -203,7 +203,9 @@ class Languages(Suite):
         groups = dict.fromkeys(key.partition("/")[0].partition("-")[0] for key in scores)
         parts = {g: {k: v for k, v in scores.items() if re.match(f"{g}[-/]", k)} for g in groups}
         last, caption = list(groups)[-1], protocol_line(protocol)
-        return [task_table(part, 1, self.title(name), caption if g == last else "") for g, part in parts.items()]
+        return [
+            task_table(part, 1, self.title(name), caption if g == last else "") for g, part in parts.items()
+        ]
 
 
 def _spectra(table: ParallelTable, stack: Tensor) -> tuple[dict[str, float], dict[str, list[float]]]:

@@ -17,10 +17,8 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import pair_cosine
-from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.core.files import hub_rows
-from embedlab.evaluation.core.correlation import group_means
+from embedlab.evaluation.core.correlation import group_means, pair_cosine
+from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
 from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Vectors
@@ -116,7 +114,9 @@ class PAWSX(Suite):
     def score(self, encoder: Encoder, data: dict[str, Pairs], settings: Settings) -> Scored:
         """Average precision and ROC area of the cosine."""
         limit, split = row_limit(settings), settings.get("split") or "dev"
-        vectors = Vectors(encoder, [text for pairs in data.values() for text in (*pairs.first, *pairs.second)])
+        vectors = Vectors(
+            encoder, [text for pairs in data.values() for text in (*pairs.first, *pairs.second)]
+        )
         found = {
             f"pawsx-{language}": score(pair_cosine(vectors.take(p.first), vectors.take(p.second)), p.labels)
             for language, p in data.items()

@@ -59,7 +59,9 @@ class Robustness(Suite):
         seed = whole(settings, "noise_seed", 0, least=0)
         vectors = Vectors(encoder, all_sentences(data))
         warnings = vectors.non_finite_note()
-        scores = {key: value for key, value in score_tasks(vectors, data).items() if key.endswith("/spearman")}
+        scores = {
+            key: value for key, value in score_tasks(vectors, data).items() if key.endswith("/spearman")
+        }
         base = dict(scores)
         by_length, counts = score_lengths(vectors, data)
         scores |= by_length
@@ -73,7 +75,9 @@ class Robustness(Suite):
                 scores[f"{task}_{noise}/change"] = found[key] - value
             changed[noise] = _share_changed(data, noisy)
         warnings += [
-            f"length {bucket} has {n} pairs: its score says little" for bucket, n in counts.items() if n < _FEW
+            f"length {bucket} has {n} pairs: its score says little"
+            for bucket, n in counts.items()
+            if n < _FEW
         ]
         block = protocol.describe(
             encoder,

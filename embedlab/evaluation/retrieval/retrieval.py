@@ -15,10 +15,8 @@ import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
-from embedlab.evaluation.core.settings import scoring_device
 from embedlab.evaluation.core.nearest import BACKENDS, Backend, TopK, unit
-from embedlab.evaluation.core.settings import require
-from embedlab.evaluation.core.settings import whole
+from embedlab.evaluation.core.settings import require, scoring_device, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, embed
 from embedlab.evaluation.retrieval.beir import Collection, is_collection, load_collection
@@ -45,7 +43,17 @@ class Retrieval(Suite):
     name = "retrieval"
     folders = ("retrieval",)
     hub = False
-    keys = ("tasks", "split", "similarity", "depth", "index", "query_prompt", "corpus_prompt", "codes", "skip_same_id")
+    keys = (
+        "tasks",
+        "split",
+        "similarity",
+        "depth",
+        "index",
+        "query_prompt",
+        "corpus_prompt",
+        "codes",
+        "skip_same_id",
+    )
     packages: ClassVar = {"ir_measures": "ir-measures"}
 
     def load(self, settings: Settings) -> list[Collection]:

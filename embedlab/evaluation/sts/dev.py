@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from embedlab.evaluation.core.correlation import pair_cosine, ranks, standardise
-from embedlab.evaluation.core.vectors import unique
 from embedlab.evaluation.core.geometry import (
     POSITIVE_RATING,
     alignment,
@@ -15,6 +14,7 @@ from embedlab.evaluation.core.geometry import (
     mean_cosine,
     uniformity,
 )
+from embedlab.evaluation.core.vectors import unique
 from embedlab.evaluation.sts.sts import STSPairs, all_sentences
 
 

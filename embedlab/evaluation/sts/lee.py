@@ -19,11 +19,11 @@ from scipy.stats import rankdata
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
+from embedlab.evaluation.core.geometry import geometry_metrics, summary, unit
 from embedlab.evaluation.core.settings import whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, suite_table
 from embedlab.evaluation.core.vectors import Encoder, embed
-from embedlab.evaluation.core.geometry import geometry_metrics, summary, unit
 
 RESAMPLES = 1000
 SEED = 0

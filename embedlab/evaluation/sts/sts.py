@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import pair_cosine, pearson, spearman
-from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.core.files import hub_rows
+from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
 from embedlab.evaluation.core.settings import task_names
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, score_table

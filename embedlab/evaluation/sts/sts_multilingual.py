@@ -6,7 +6,6 @@ translated second one keeps its human rating (Reimers & Gurevych 2020 build thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import pair_cosine, pearson, spearman
-from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.core.files import hub_rows
-from embedlab.evaluation.core.correlation import group_means
+from embedlab.evaluation.core.correlation import group_means, pair_cosine, pearson, spearman
+from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
 from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Vectors
@@ -142,7 +139,9 @@ class STSMultilingual(Suite):
             found |= {f"stsb-en-{name}": score(vectors, data["en"], data[name]) for name in others}
             means["stsb-crosslingual"] = [f"stsb-en-{name}" for name in others]
         scores = group_means(found, means, ("spearman", "pearson"))
-        scores |= {f"{task}/{metric}": value for task, each in found.items() for metric, value in each.items()}
+        scores |= {
+            f"{task}/{metric}": value for task, each in found.items() for metric, value in each.items()
+        }
         counts = [
             f"{p.task} has {len(p)} pairs where STS-B {split} has {p.expected}"
             for p in data.values()

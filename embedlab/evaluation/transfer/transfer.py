@@ -21,10 +21,8 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
-from embedlab.evaluation.core.settings import scoring_device
 from embedlab.evaluation.core.protocol import ResultCache
-from embedlab.evaluation.core.settings import require
-from embedlab.evaluation.core.settings import task_names
+from embedlab.evaluation.core.settings import require, scoring_device, task_names
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, SharedVectors, embed
 from embedlab.evaluation.transfer.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
@@ -86,7 +84,9 @@ class Transfer(Suite):
         loaded = {task: load_transfer(task, data_dir) for task in tasks}
         for task, splits in loaded.items():
             # Only where there is a key for it.
-            check_rows(task, splits, mode.folds, data_dir, "mode=fast for 5 folds" if "mode" in settings else "")
+            check_rows(
+                task, splits, mode.folds, data_dir, "mode=fast for 5 folds" if "mode" in settings else ""
+            )
         return loaded
 
     def score(self, encoder: Encoder, data: dict[str, dict[str, Split]], settings: Settings) -> Scored:
@@ -185,7 +185,9 @@ def task_outcome(
     return nested_kfold_outcome(data, rows["all"], mode)
 
 
-def check_rows(task: str, splits: Mapping[str, Split], folds: int, data_dir: Any = None, other: str = "") -> None:
+def check_rows(
+    task: str, splits: Mapping[str, Split], folds: int, data_dir: Any = None, other: str = ""
+) -> None:
     """See that there are rows for the folds that the protocol of a task cuts.
 
     Raises:
@@ -279,7 +281,9 @@ def final_job(rows: np.ndarray, l2: float, mode: Mode) -> Job:
     return Job(rows[order[dev:]], rows[order[:dev]], (l2,), drawn=len(rows))
 
 
-def _on_test(data: LabelledVectors, fit: Fitted, test: np.ndarray, l2: float, dev_accuracy: float) -> ProbeResult:
+def _on_test(
+    data: LabelledVectors, fit: Fitted, test: np.ndarray, l2: float, dev_accuracy: float
+) -> ProbeResult:
     predicted = data.predict(fit.weight, torch.as_tensor(test, device=data.x.device))[0]
     accuracy = _percent(data, fit, test)
     return ProbeResult(accuracy, dev_accuracy, [accuracy], [l2], predicted.cpu().numpy())

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from scipy.stats import t as student
+
+from embedlab.errors import UserError
 
 CONFIDENCE, POWER = 0.95, 0.8
 

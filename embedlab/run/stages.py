@@ -212,8 +212,8 @@ def finished(folder: Path, values: dict[str, Any]) -> bool:
 
 def summary(folder: Path, values: dict[str, Any]) -> None:
     """Print what each stage and the main run came to, one row each."""
-    from embedlab.evaluation.core.table import score_table
     from embedlab.evaluation.core.suite import final_metrics
+    from embedlab.evaluation.core.table import score_table
     from embedlab.run.finish import BEFORE
 
     home = _home(values, folder)

@@ -16,10 +16,15 @@ from embedlab.evaluation.core.ratings import separation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _LINES = ("-", "--", "-.", ":", (0, (1, 1)), (0, (5, 1)))
 _MARKS = "os^Dvx*P<>hp+"
 _HATCHES = ("", "//", "..", "xx", "\\\\", "++")
+
+
+Array = NDArray[np.float64]
+Scores = Mapping[str, float]
 
 
 def _axes(axes: Axes | None) -> Axes:

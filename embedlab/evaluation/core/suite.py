@@ -97,7 +97,7 @@ class Suite(ABC):
         """What `embedlab evaluate` prints of the scores of the encoder `name`; the caption is the protocol, short."""
         return [task_table(scores, 1, self.title(name), protocol_line(protocol))]
 
-    def figures(self, scores: Scores, protocol: Mapping[str, Any], settings: Settings) -> None:
+    def figures(self, scores: Scores, protocol: Mapping[str, Any], settings: Settings) -> None:  # noqa: B027
         """Draw what the settings ask for."""
 
     def run(self, encoder: Any, settings: Settings | None = None) -> Scored:

@@ -188,7 +188,11 @@ class Languages(Suite):
                 "unrelated": unrelated.cpu().numpy().round(5).tolist(),
             },
         )
-        _figures(settings, table, stack, values)
+        if settings.get("map"):
+            from embedlab.evaluation.core import figures
+
+            how = str(settings.get("projection") or "tsne")
+            figures.save_map(stack.cpu().numpy(), data.languages, str(settings["map"]), how)
         return scores, block
 
     def figures(self, scores: Scores, protocol: Mapping[str, Any], settings: Settings) -> None:

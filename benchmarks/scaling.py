@@ -276,9 +276,9 @@ def made(name: str, work: Path) -> tuple[Any, tuple[str, ...]]:
     from embedlab.encoders.tokenization import Tokenization
     from embedlab.encoders.twin import TwinEncoder
     from embedlab.methods.bepa import BEPA, BEPAConfig
-        from embedlab.methods.csesfp import CSESFP, CSESFPConfig
+    from embedlab.methods.csesfp import CSESFP, CSESFPConfig
     from embedlab.methods.jtcse import JTCSE, JTCSEConfig
-        from embedlab.methods.simcse import SimCSE, SimCSEConfig
+    from embedlab.methods.simcse import SimCSE, SimCSEConfig
     from embedlab.methods.towers import tower_pooler
     from embedlab.pooling import build_pooling
 

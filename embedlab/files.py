@@ -76,6 +76,22 @@ def check_writable(path: Path, key: str = "out") -> None:
 
 
 @contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Gives a file beside `path` to write, which takes its place when the block ends well: a reader sees the old
+    file or the new one, never a part."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    new = Path(name)
+    try:
+        yield new
+        ordinary_mode(new)
+        os.replace(new, path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
 def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     """Hold the lock file `path` (made where it is missing, and left there); gives whether it is held.
 

@@ -13,71 +13,55 @@ from embedlab.cli.compose import compose
 from embedlab.errors import UserError
 from embedlab.files import check_writable
 
-# Suites of fixed sets: a part of one is another test, so that `limit` is not for them.
-_WHOLE = frozenset(
-    ("sts", "transfer", "retrieval", "robustness", "geometry", "lee", "mteb", "cls_energy", "emoji")
-)
-# The suites that read a key. Given with several suites, it is for those that do.
-_READS = {
-    "tasks": frozenset(
-        ("sts", "transfer", "retrieval", "robustness", "mteb", "bitext", "xretrieval", "qa", "glue")
-    ),
-    "languages": frozenset(
-        ("mteb", "bitext", "languages", "sts_multilingual", "xretrieval", "pawsx", "xnli", "qa")
-    ),
-}
+_TO_CHOOSE = ("tasks", "languages")
+"""Keys that are given to choose from a suite; with several suites they are for those that read them."""
 _OWN_KEYS = ("ckpt", "suite", "out", "compare", "cross_attention", "batch_size", "max_length", "pooling")
+_SHARED = ("tasks", "languages", "limit", "sts_text", "mode", "finetune")
+"""Keys that the configuration always has; a suite that does not read one is not given it."""
 _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
 
 
 def main(argv: list[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("evaluate", [_as_list(argument) for argument in argv])
-    from embedlab.evaluation import SUITES
+    from embedlab.evaluation.core.suite import check_names, suite
 
-    suites = _names(config["suite"])
+    names = _names(config["suite"])
     folder = config["data_dir"]
     if folder is not None and not Path(str(folder)).is_dir():
         fix = "give the folder of the suites' data"
         raise UserError("no such folder", key="data_dir", value=folder, fix=fix)
-    runners = {name: SUITES[name] for name in suites}
-    for suite in suites:
-        if config["limit"] is not None and suite in _WHOLE:
-            raise UserError(
-                f"suite {suite} is scored whole", key="limit", value=config["limit"], fix="leave limit out"
-            )
-    for key, readers in _READS.items():
-        if config[key] is not None and not readers & set(suites):
-            raise UserError(
-                f"suite {', '.join(suites)} has no {key} to choose from", key=key, value=config[key],
-                fix=f"leave {key} out",
-            )  # fmt: skip
+    check_names(names)
+    suites = {name: suite(name) for name in names}
+    _check_keys(config, suites)
     if config["cross_attention"] is not None and config["out"] is None:
         raise UserError(
             "these scores would replace those of the twin as it is", key="cross_attention",
             value=config["cross_attention"], fix="out=FILE.json, or out=FOLDER for several suites",
         )  # fmt: skip
-    out = _out(config["out"], suites)
+    out = _out(config["out"], names)
     reading = _reading(config)
-    paths = {suite: _path(out, str(config["ckpt"]), suite, reading) for suite in suites}
+    paths = {
+        name: _path(out, str(config["ckpt"]), name, reading + _prompts(config, one.keys))
+        for name, one in suites.items()
+    }
     for path in paths.values():
         if path.is_dir():
             raise UserError("is a folder", file=path, key="out", fix="name a file that ends in .json")
         check_writable(path)
 
-    if len(suites) > 1:  # one says it soon enough by itself
-        from embedlab.evaluation.core.preflight import check_data
-
-        for suite in suites:
-            check_data(suite, _settings(config, suite))
-    if config["compare"] is not None:
-        from embedlab.evaluation.core.preflight import check_comparison
-
-        check_comparison(_settings(config, "sts"))
+    # What is missing must not show after hours.
+    settings = {name: _settings(config, one.folder(folder), one.keys) for name, one in suites.items()}
+    data = {}
+    for name, one in suites.items():
+        with _hub_named(one):
+            data[name] = one.local(settings[name])
+    pairs = None
+    if config["compare"] is not None and folder is not None:
+        pairs = _comparison(config)[0].load(_comparison(config)[1])
 
     from embedlab.cli.encoders import Configured, load_encoder
     from embedlab.evaluation.core.protocol import write_scores
-    from embedlab.evaluation.core.table import suite_tables
 
     loaded = load_encoder(config["ckpt"], config["max_length"], config.get("pooling"))
     if config["cross_attention"] is not None:
@@ -86,22 +70,25 @@ def main(argv: list[str]) -> int:
     other = None
     if config["compare"] is not None:  # loaded now: a wrong name must not show after hours
         other = Configured.of(_compared(config), config, sys.stderr.isatty())
-    for i, (suite, runner) in enumerate(runners.items(), start=1):
-        if len(runners) > 1:
-            print(f"embedlab: suite {suite} ({i} of {len(runners)})", file=sys.stderr)
-        path = paths[suite]
+    for i, (name, one) in enumerate(suites.items(), start=1):
+        if len(suites) > 1:
+            print(f"embedlab: suite {name} ({i} of {len(suites)})", file=sys.stderr)
+        path = paths[name]
         kept = path.with_suffix(".unfinished")
-        settings = _settings(config, suite) | {"device": str(encoder.encoder.device), "kept": kept}
-        scores, protocol = runner(encoder, settings)
+        given = settings[name] | {"device": str(encoder.encoder.device), "kept": kept}
+        with _hub_named(one):
+            content = data.pop(name)
+            scores, protocol = one.score(encoder, one.load(given) if content is None else content, given)
         write_scores(path, scores, protocol)
         kept.unlink(missing_ok=True)
-        for table in suite_tables(suite, str(config["ckpt"]), scores, protocol):
+        one.figures(scores, protocol, given)
+        for table in one.tables(str(config["ckpt"]), scores, protocol):
             table.print()
         for warning in protocol["warnings"]:
             print(f"embedlab: warning: {warning}", file=sys.stderr)
         print(f"Scores: {path}")
     if other is not None:
-        _compare(encoder, other, config, out)
+        _compare(encoder, other, pairs, config, out)
     return 0
 
 
@@ -128,24 +115,60 @@ def _compared(config: Mapping[str, Any]) -> Any:
         raise
 
 
-def _compare(encoder: Any, other: Any, config: Mapping[str, Any], out: Path | None) -> None:
+def _comparison(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The comparison that ``compare`` asks for, and its settings."""
+    from embedlab.evaluation.core.suite import suite
+    from embedlab.evaluation.sts.compare import Comparison
+
+    sts = suite("sts")
+    return Comparison(), _settings(config, sts.folder(config["data_dir"]), (*sts.keys, *Comparison.keys))
+
+
+def _compare(encoder: Any, other: Any, pairs: Any, config: Mapping[str, Any], out: Path | None) -> None:
     """The encoder against the `other` that ``compare`` names, on the same STS pairs."""
     from embedlab.evaluation.core.protocol import write_scores
-    from embedlab.evaluation.core.table import Table
-    from embedlab.evaluation.sts import compare
 
-    changes, protocol = compare.run(other, encoder, _settings(config, "sts"))
+    comparison, settings = _comparison(config)
+    pairs = comparison.load(settings) if pairs is None else pairs
+    changes, protocol = comparison.score(other, encoder, pairs, settings)
     folder = out if out is None or out.suffix != ".json" else out.parent
     path = _path(folder, str(config["ckpt"]), "compare", _reading(config))
     write_scores(path, changes, protocol)
-    rows = tuple(
-        (task, f"{changes[f'{task}/change']:+.2f}",
-         f"[{changes[f'{task}/change_low']:+.2f}, {changes[f'{task}/change_high']:+.2f}]")
-        for task in dict.fromkeys(key.split("/")[0] for key in changes)
-    )  # fmt: skip
-    title = f"{config['ckpt']} minus {config['compare']}, Spearman x100"
-    Table(title, ("task", "change", "95 % over pairs"), rows, protocol["notes"][0]).print()
+    names = (str(config["ckpt"]), str(config["compare"]))
+    comparison.table(names, changes, protocol["notes"][0]).print()
     print(f"Scores: {path}")
+
+
+def _check_keys(config: Mapping[str, Any], suites: Mapping[str, Any]) -> None:
+    """See that somebody reads what is given: keys beside those of the configuration, and those that choose."""
+    from embedlab.evaluation.core.suite import check_keys
+    from embedlab.evaluation.sts.compare import Comparison
+
+    for name, one in suites.items():
+        if config["limit"] is not None and "limit" not in one.keys:
+            raise UserError(
+                f"suite {name} is scored whole", key="limit", value=config["limit"], fix="leave limit out"
+            )
+    for key in _TO_CHOOSE:
+        if config[key] is not None and not any(key in one.keys for one in suites.values()):
+            raise UserError(
+                f"suite {', '.join(suites)} has no {key} to choose from", key=key, value=config[key],
+                fix=f"leave {key} out",
+            )  # fmt: skip
+    also = Comparison.keys if config["compare"] is not None else ()
+    check_keys(list(suites.values()), config, (*_OWN_KEYS, *_SHARED, *also))
+
+
+def _hub_named(one: Any) -> Any:
+    from embedlab.evaluation.core.suite import keys_named
+
+    return keys_named({}, "leave data_dir out to use the hub" if one.hub else None)
+
+
+def _prompts(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Prompts for the name of a score file, of a suite that reads them."""
+    given = [config.get(key) for key in ("query_prompt", "corpus_prompt") if key in keys]
+    return re.sub(r"[^\w.-]+", "_", "".join(f"-{prompt.strip()}" for prompt in map(str, filter(None, given))))
 
 
 def _as_list(argument: str) -> str:
@@ -161,16 +184,14 @@ def _names(suite: Any) -> list[str]:
     return list(dict.fromkeys(map(str, names)))
 
 
-def _settings(config: Mapping[str, Any], suite: str) -> dict[str, Any]:
-    """What a suite gets: every key that is not this command's own, data_dir being the suite's folder."""
-    settings = {key: value for key, value in config.items() if key not in _OWN_KEYS}
-    if isinstance(settings["tasks"], str):
-        settings["tasks"] = [settings["tasks"]]
-    if config["data_dir"] is not None:
-        from embedlab.evaluation.core.preflight import folder_for
+def _settings(config: Mapping[str, Any], folder: str | None, keys: Sequence[str]) -> dict[str, Any]:
+    """What a suite gets: its own keys, data_dir being its folder."""
+    from embedlab.evaluation.core.suite import SHARED_KEYS
 
-        settings["data_dir"] = folder_for(str(config["data_dir"]), suite)
-    return settings
+    settings = {key: value for key, value in config.items() if key in (*keys, *SHARED_KEYS)}
+    if isinstance(settings.get("tasks"), str):
+        settings["tasks"] = [settings["tasks"]]
+    return settings | {"data_dir": folder}
 
 
 def _out(out: Any, suites: Sequence[str]) -> Path | None:

@@ -134,9 +134,9 @@ class EmbedlabCLI(LightningCLI):
             if staged and not status:
                 summary(folder, whole)
             return status
-        from embedlab.run.validate import look
+        from embedlab.run.validate import validate
 
-        look(Run(config, folder, str(self.subcommand), extra), str(self.subcommand))
+        validate(Run(config, folder, str(self.subcommand), extra), str(self.subcommand))
         return 0
 
     def _run_subcommand(self, subcommand: str) -> None:

@@ -19,7 +19,7 @@ from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig
 from embedlab.data.plan import BatchPlan
 from embedlab.engine.fsdp import check_sharded
 from embedlab.errors import UserError
-from embedlab.evaluation.core.preflight import unfit
+from embedlab.evaluation.core.suite import suite as suite_named
 from embedlab.kernels.packing import MODEL_TYPES
 from embedlab.methods import method_config
 from embedlab.pooling import pooling_config
@@ -212,7 +212,7 @@ class RunConfig:
     def _check_final(self, info: BackboneInfo) -> None:
         for suite in self.evaluation.final:
             # Without training the encoder is made of others than the run's backbone.
-            why = unfit(suite, None if self.method.idle else info, self.method.towers)
+            why = suite_named(suite).fits(None if self.method.idle else info, self.method.towers)
             if why is not None:
                 raise UserError(
                     f"{suite} is not for what this run makes: {why}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.parts import part_names
 
 
 @dataclass(frozen=True)
@@ -176,17 +176,16 @@ class ScoringConfig:
                 key="evaluation.sts_dir",
                 fix="name their folder, or hub",
             )
-        if self.sts_text not in ("raw", "tok"):
-            raise UserError(
-                "unknown text variant", key="evaluation.sts_text", value=self.sts_text, fix="raw or tok"
-            )
         if self.every < 1:
             raise UserError("must be at least 1", key="evaluation.every", value=self.every)
         if isinstance(self.final, tuple):
             for suite in self.final:
-                if suite not in SUITES:
+                if suite not in part_names("evaluation"):
                     raise UserError(
-                        "no such suite", key="evaluation.final", value=suite, fix=f"of {', '.join(SUITES)}"
+                        "no such suite",
+                        key="evaluation.final",
+                        value=suite,
+                        fix=f"of {', '.join(part_names('evaluation'))}",
                     )
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from embedlab.errors import UserError
+from embedlab.evaluation.core.suite import final_metrics
 from embedlab.evaluation.core.table import Metric, Table, score_table
 from embedlab.report.paired import Difference, paired_difference
 from embedlab.report.runs import read_run
@@ -106,21 +107,22 @@ def differences_table(arms: Mapping[str, Mapping[int, Scores]], metric: Metric) 
 
 
 def main(argv: list[str]) -> int:
-    from embedlab.run.finish import METRICS
-
+    """Prints both tables; returns 0."""
     if len(argv) != 1:
         raise UserError("give the folder of the sweep", fix="python -m embedlab.report.jtcse_controls SWEEP")
     arms = read_sweep(Path(argv[0]))
-    controls_table(arms, METRICS).print()
+    metrics = final_metrics()
+    controls_table(arms, metrics).print()
     known = {key for seeds in arms.values() for scores in seeds.values() for key in scores}
     wanted = ("sts7/spearman", "dev/spearman", "lee/spearman")
-    headline = next((m for key in wanted for m in METRICS if m.key == key and key in known), None)
+    headline = next((m for key in wanted for m in metrics if m.key == key and key in known), None)
     if headline is not None:
         differences_table(arms, headline).print()
     return 0
 
 
 if __name__ == "__main__":
-    from embedlab.cli.exits import guarded
-
-    sys.exit(guarded(lambda: main(sys.argv[1:])))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:
+        sys.exit(f"embedlab: {error}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from scipy.stats import t as student
+
+from embedlab.errors import UserError
 
 CONFIDENCE, POWER = 0.95, 0.8
 
@@ -56,3 +59,38 @@ def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]
     half = float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
     detectable = half + float(student.ppf(POWER, n - 1)) * error
     return Difference(n, mean, mean - half, mean + half, detectable)
+
+
+Scores = Mapping[str, float]
+ENERGY, STS = "cls_energy/E_CLS", "sts7/spearman"
+FEWEST = 10
+"""Checkpoints that a correlation over checkpoints needs at least (specification, 1.9)."""
+
+
+class Correlation(NamedTuple):
+    spearman: float
+    n: int
+
+
+def relation_to_sts(runs: Sequence[Scores], energy: str = ENERGY, sts: str = STS) -> Correlation:
+    """Spearman's correlation of energy and STS average over the checkpoints that have a number for both.
+
+    NaN where all of them have the same energy, or the same STS average.
+
+    Raises:
+        UserError: fewer than `FEWEST` checkpoints, from which nothing follows.
+    """
+    from scipy.stats import spearmanr
+
+    both = [(scores[energy], scores[sts]) for scores in runs if energy in scores and sts in scores]
+    # One collapsed run would make the correlation of all others NaN.
+    pairs = [pair for pair in both if all(map(math.isfinite, pair))]
+    if len(pairs) < FEWEST:
+        raise UserError(
+            f"{len(pairs)} checkpoints have both {energy} and {sts}",
+            fix=f"at least {FEWEST} for a correlation",
+        )
+    if any(len(set(values)) == 1 for values in zip(*pairs, strict=True)):
+        return Correlation(math.nan, len(pairs))
+    result: Any = spearmanr(*zip(*pairs, strict=True))
+    return Correlation(float(result.statistic), len(pairs))

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.ratings import read
-from embedlab.report.cls_energy import relation_to_sts
-from embedlab.report.paired import Difference, paired_difference
+from embedlab.report.paired import Difference, paired_difference, relation_to_sts
 from embedlab.report.runs import Group, Unfinished
 
 HEADLINES = ("sts7/spearman", "dev/spearman", "lee/spearman")
@@ -286,7 +285,7 @@ def density_plot(groups: Sequence[Group], path: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    from embedlab.report import figures
+    from embedlab.evaluation.core import figures
 
     across = min(3, len(found))
     down = -(-len(found) // across)

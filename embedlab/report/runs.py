@@ -13,7 +13,7 @@ from typing import Any
 
 from embedlab.config.recipe import SAME_RECIPE
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite_names
 from embedlab.evaluation.core.protocol import read_scores
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ def _scored_later(
             log.warning("Left out: %s", error)
             continue
         # (A comparison of two encoders is no suite.)
-        if block["suite"] not in SUITES or not _of_this_run(block, path.stem, protocol, config):
+        if block["suite"] not in suite_names() or not _of_this_run(block, path.stem, protocol, config):
             continue
         limited = [w for w in block["warnings"] if str(w).startswith("limit=")]
         if limited:

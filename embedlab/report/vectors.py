@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embedlab.errors import UserError
 from embedlab.evaluation.core.correlation import pair_cosine, spearman
 from embedlab.evaluation.core.ratings import RatedCosines
 from embedlab.evaluation.core.vectors import Encoder, Vectors, unique
@@ -55,32 +54,3 @@ def layer_scores(encoder: SentenceEncoder, pairs: STSPairs, batch: int = 64) -> 
         vectors = torch.cat(kept)
         found.append(100 * float(spearman(pair_cosine(vectors[first], vectors[second]), gold)))
     return found
-
-
-def project(vectors: Array, how: str = "tsne", seed: int = 42) -> Array:
-    """Two coordinates of each vector, ``[n, D]`` -> ``[n, 2]``, by t-SNE or UMAP on the first 50 components.
-
-    The papers' setting: perplexity 30 (less where there are few vectors), fixed seed.
-
-    Raises UserError for another name, and where UMAP is not installed.
-    """
-    from sklearn.decomposition import PCA
-
-    n, width = vectors.shape
-    reduced = PCA(min(50, n, width), random_state=seed).fit_transform(vectors)
-    if how == "tsne":
-        from sklearn.manifold import TSNE
-
-        return np.asarray(TSNE(perplexity=min(30, (n - 1) / 3), random_state=seed).fit_transform(reduced))
-    if how == "umap":
-        try:
-            from umap import UMAP
-        except ImportError as error:
-            raise UserError(
-                "UMAP is not installed",
-                key="projection",
-                value=how,
-                fix="pip install 'embedlab[plot]', or tsne",
-            ) from error
-        return np.asarray(UMAP(n_neighbors=min(15, n - 1), random_state=seed).fit_transform(reduced))
-    raise UserError("no such projection", key="projection", value=how, fix="choose tsne or umap")

@@ -8,8 +8,6 @@ import logging
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +15,9 @@ import torch
 from lightning.pytorch import Trainer
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
-from embedlab.evaluation.core.preflight import SUBFOLDERS, check_data, folder_for, folder_to_give
 from embedlab.evaluation.core.protocol import write_json
-from embedlab.evaluation.core.table import (
-    LEE_METRICS,
-    STS_METRICS,
-    Metric,
-    before_after_table,
-    geometry_metrics,
-)
+from embedlab.evaluation.core.suite import final_metrics, keys_named, suite
+from embedlab.evaluation.core.table import before_after_table
 from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import load_sts
 from embedlab.files import writing
@@ -42,30 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 BEFORE = "scores_before.json"
-METRICS = (
-    *LEE_METRICS,
-    *geometry_metrics("lee"),
-    Metric("dev/spearman", "STS-B dev", "higher"),
-    *STS_METRICS,
-    Metric("emoji/forward", "emoji names to English, accuracy@1", "higher"),
-    Metric("emoji/backward", "English to emoji names, accuracy@1", "higher"),
-    Metric("emoji/mean", "emoji bitext accuracy@1, mean of 13 languages", "higher"),
-    Metric("emoji/related", "cosine of translations", None, 3),
-    Metric("emoji/unrelated", "cosine of all pairs", None, 3),
-    Metric("emoji/rankme", "RankMe", "higher", 1),
-    Metric("emoji/pc1_share", "PC1 share of variance", "lower", 3),
-    Metric("tatoeba36/mean", "Tatoeba accuracy@1, XTREME's languages", "higher"),
-    Metric("ntrex/mean", "NTREX accuracy@1", "higher"),
-)
-_KEYS = {
-    "leave data_dir out to use the hub": "evaluation.sts_dir=hub",
-    "data_dir": "evaluation.sts_dir",
-    "sts_text": "evaluation.sts_text",
-    ", or mode=fast for 5 folds": "",
-}
-"""A suite's words -> a run's."""
-_NEEDS = {"lee": "gensim", "emoji": "emoji"}
-"""The package whose data a suite scores."""
+_NAMES = {"data_dir": "evaluation.sts_dir", "sts_text": "evaluation.sts_text"}
+"""A suite's keys by the names that a run has for them."""
 
 
 def sts_folder(scoring: ScoringConfig) -> str | None:
@@ -81,47 +50,60 @@ def load_dev(scoring: ScoringConfig) -> DevSet | None:
     """
     if scoring.sts_dir is None:
         return None
-    with as_written():
+    with keys_named(_NAMES, "evaluation.sts_dir=hub"):
         return DevSet(load_sts("stsb", sts_folder(scoring), scoring.sts_text, split="dev"))
 
 
-def settings_of(scoring: ScoringConfig, suite: str) -> dict[str, Any]:
+def settings_of(scoring: ScoringConfig, name: str) -> dict[str, Any]:
     """What a suite is scored with in a run: its own folder in ``evaluation.sts_dir``, where there is one."""
-    return {"data_dir": folder_for(sts_folder(scoring), suite), "sts_text": scoring.sts_text}
+    return {"data_dir": suite(name).folder(sts_folder(scoring)), "sts_text": scoring.sts_text}
 
 
-def check_final(scoring: ScoringConfig) -> None:
-    """See that what is scored at the end is there.
+def installed(name: str) -> bool:
+    """Whether a suite can be scored here; says why one that a run may leave out cannot."""
+    one = suite(name)
+    missing = [p for module, p in one.packages.items() if importlib.util.find_spec(module) is None]
+    if one.optional and missing:
+        log.info("No %s scores: %s is not installed (pip install 'embedlab[quickstart]').", name, missing[0])
+    return not (one.optional and missing)
+
+
+def check_final(scoring: ScoringConfig) -> dict[str, Any]:
+    """Load what is scored at the end and needs no hub.
+
+    Returns: the data of each suite; None where they come from the hub.
 
     Raises:
         UserError: a suite's data are not where ``evaluation.sts_dir`` says.
     """
-    folder = sts_folder(scoring)
-    for name in scoring.final:
-        with as_written():
-            try:
-                check_data(name, settings_of(scoring, name))
-            except UserError as error:
-                if error.key == "data_dir":
-                    error.value = error.value and folder
-                    if "sts" not in SUBFOLDERS[name]:
-                        error.fix = folder_to_give(folder, name)
-                raise
+    return {name: load_final(scoring, name, local=True) for name in scoring.final if not suite(name).optional}
 
 
-@contextmanager
-def as_written() -> Iterator[None]:
-    """What a suite says of its settings, by the keys that a run has for them."""
-    try:
-        yield
-    except UserError as error:
-        error.key = _KEYS.get(error.key or "", error.key)
-        for theirs, ours in _KEYS.items():
-            error.fix = error.fix and error.fix.replace(theirs, ours)
-        raise
+def load_final(scoring: ScoringConfig, name: str, local: bool = False) -> Any:
+    """The data of a suite of ``evaluation.final``.
+
+    Args:
+        scoring: of the run.
+        name: of the suite.
+        local: only those that need no hub.
+
+    Raises:
+        UserError: as of the suite, by the run's own keys.
+    """
+    one, folder = suite(name), sts_folder(scoring)
+    with keys_named(_NAMES, "evaluation.sts_dir=hub" if one.hub else None):
+        try:
+            return (one.local if local else one.load)(settings_of(scoring, name))
+        except UserError as error:
+            if error.key == "data_dir" and local:
+                error.value = error.value and folder
+                if "sts" not in one.folders:
+                    error.fix = one.folder_to_give(folder)
+                    error.key = _NAMES["data_dir"]
+            raise
 
 
-class Finale:
+class FinalEvaluation:
     """Scores the encoder before and after training on the same suites.
 
     Args:
@@ -130,6 +112,7 @@ class Finale:
         data: it is trained on.
         dev: the set that selects, where the run has STS files.
         part: whether the run is a stage of a larger one, whose result is what will be used.
+        loaded: data of the suites, as of `check_final`; what is missing is loaded when it is scored.
     """
 
     def __init__(
@@ -140,27 +123,21 @@ class Finale:
         data: SentenceDataModule,
         dev: DevSet | None,
         part: bool = False,
+        loaded: dict[str, Any] | None = None,
     ) -> None:
         self.config, self.folder, self.encoder, self.data, self.dev = config, folder, encoder, data, dev
-        self.part = part
+        self.part, self._loaded = part, loaded or {}
         self.device: torch.device | None = None
         """Where to score; None: where the encoder is. Lightning has the model on the CPU before and after a fit."""
         self._last: dict[str, float] | None = None
 
     def suites(self) -> list[str]:
         """Those of ``evaluation.final`` that this run can score; says why one is left out."""
-        found = []
-        for name in self.config.evaluation.final:
-            package = _NEEDS.get(name)
-            if package is not None and importlib.util.find_spec(package) is None:
-                log.info(
-                    "No %s scores: %s is not installed (pip install 'embedlab[quickstart]').", name, package
-                )
-            elif name == "sts" and self.dev is None:
-                continue
-            else:
-                found.append(name)
-        return found
+        return [
+            name
+            for name in self.config.evaluation.final
+            if installed(name) and not (name == "sts" and self.dev is None)
+        ]
 
     def before(self) -> None:
         """Score the untrained encoder, once a run."""
@@ -225,11 +202,14 @@ class Finale:
             for i, name in enumerate(suites, start=1):
                 if suites != ["lee"]:  # which takes seconds
                     log.info("Scoring %s (suite %d of %d).", name, i, len(suites))
-                with as_written():
-                    found, protocols[name] = SUITES[name](
-                        self.encoder, settings_of(self.config.evaluation, name)
+                scoring = self.config.evaluation
+                if self._loaded.get(name) is None:
+                    self._loaded[name] = load_final(scoring, name)
+                with keys_named(_NAMES, None):
+                    some, protocols[name] = suite(name).score(
+                        self.encoder, self._loaded[name], settings_of(scoring, name)
                     )
-                scores |= found
+                scores |= some
         finally:
             self.encoder.to(home)
         return scores, protocols
@@ -241,7 +221,7 @@ class Finale:
             before = json.loads(path.read_text())["scores"]
             lee = "Lee: 95 % bootstrap interval over documents. " if "lee/spearman" in scores else ""
             caption = f"{lee}One seed: n=1."
-            before_after_table([before], [scores], METRICS, title, caption).print()
+            before_after_table([before], [scores], final_metrics(), title, caption).print()
         print(f"Scores: {self.folder / AFTER}")
         if not self.part:
             print(

@@ -51,7 +51,7 @@ from embedlab.run.callbacks.randomness import Randomness
 from embedlab.run.callbacks.scoring import DevScoring
 from embedlab.run.callbacks.selection import LossSelection
 from embedlab.run.callbacks.train_log import TrainLog
-from embedlab.run.finish import Finale, check_final, load_dev
+from embedlab.run.finish import FinalEvaluation, check_final, load_dev
 from embedlab.run.folder import check_free
 from embedlab.run.metrics_file import MetricsFile
 from embedlab.run.record import Record
@@ -117,8 +117,7 @@ class Run:
             if self.finished is not None:
                 return
         dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
-        if purpose == "fit":
-            check_final(config.evaluation)
+        loaded = check_final(config.evaluation) if purpose == "fit" else None
         if purpose in ("fit", "predict"):
             check_source(config.data)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +138,7 @@ class Run:
             if self.checkpoint is not None:
                 self.record.warn_of_changes(config.plain)
             self.record.write(config.plain)
-        self.finale = Finale(config, self.folder, self.method.encoder, self.data, dev, part)
+        self.finale = FinalEvaluation(config, self.folder, self.method.encoder, self.data, dev, part, loaded)
         loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
         self.trainer, self.selection = build_trainer(config, self.folder, loggers, self.finale, extra)
         self.finale.device = self.trainer.strategy.root_device
@@ -203,7 +202,7 @@ def build_trainer(
     config: RunConfig,
     folder: Path,
     loggers: list[Logger],
-    finale: Finale,
+    finale: FinalEvaluation,
     extra: dict[str, Any] | None = None,
 ) -> tuple[Trainer, DevScoring | LossSelection | None]:
     """An ordinary Lightning trainer with this project's callbacks; ``extra`` adds to them, and to its arguments."""

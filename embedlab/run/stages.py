@@ -212,8 +212,9 @@ def finished(folder: Path, values: dict[str, Any]) -> bool:
 
 def summary(folder: Path, values: dict[str, Any]) -> None:
     """Print what each stage and the main run came to, one row each."""
+    from embedlab.evaluation.core.suite import final_metrics
     from embedlab.evaluation.core.table import score_table
-    from embedlab.run.finish import BEFORE, METRICS
+    from embedlab.run.finish import BEFORE
 
     home = _home(values, folder)
     places = [(name, home / name) for name in values["stages"] if (home / name / AFTER).is_file()]
@@ -225,7 +226,7 @@ def summary(folder: Path, values: dict[str, Any]) -> None:
         return
     runs["result"] = [_scores(folder / AFTER)]
     if any(scores for (scores,) in runs.values()):
-        score_table(runs, METRICS, "The run and its stages", "One seed: n=1.").print()
+        score_table(runs, final_metrics(), "The run and its stages", "One seed: n=1.").print()
 
 
 def _scores(path: Path) -> dict[str, float]:

@@ -19,14 +19,14 @@ from embedlab.run.callbacks.scoring import gather_rows
 
 if TYPE_CHECKING:
     from embedlab.data import SentenceDataModule
-    from embedlab.run.finish import Finale
+    from embedlab.run.finish import FinalEvaluation
     from embedlab.run.run import Run
 
 log = logging.getLogger(__name__)
 VALIDATED, TESTED, VECTORS = "validate.json", "test.json", "vectors.npy"
 
 
-def look(run: Run, subcommand: str) -> None:
+def validate(run: Run, subcommand: str) -> None:
     """Do what ``subcommand`` (validate, test, predict) says with the encoder as configured, or of ``ckpt_path``.
 
     Leaves ``validate.json``, ``test.json`` or ``vectors.npy`` (the data's first view, in its order) in the folder.
@@ -64,7 +64,7 @@ def look(run: Run, subcommand: str) -> None:
 class FinalSuites(Callback):
     """Scores the encoder on the suites of ``evaluation.final``, in the first process."""
 
-    def __init__(self, finale: Finale) -> None:
+    def __init__(self, finale: FinalEvaluation) -> None:
         self.finale = finale
         self.scores: dict[str, float] = {}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite
 from embedlab.evaluation.bitext import bitext
 from embedlab.evaluation.bitext.bitext import bitext_accuracy
 from embedlab.evaluation.bitext.parallel_texts import XTREME, parallel_table, tatoeba
@@ -56,7 +56,7 @@ def test_uneven_sides_are_refused() -> None:
 
 def test_the_suite_scores_an_interlingua_100_and_averages_over_languages(tmp_path: Path) -> None:
     write_parallel(tmp_path / "parallel")
-    scores, block = SUITES["bitext"](Interlingua(), {"data_dir": str(tmp_path)})
+    scores, block = suite("bitext").run(Interlingua(), {"data_dir": str(tmp_path)})
     tasks = [
         "tatoeba",
         "tatoeba36",
@@ -83,7 +83,9 @@ def test_the_mean_is_over_languages_and_candidates_are_the_other_language(tmp_pa
             vectors[[text.startswith("fra") for text in sentences]] = 1.0
             return vectors
 
-    scores, _ = SUITES["bitext"](Half(), {"data_dir": tmp_path, "tasks": "tatoeba", "languages": "deu,fra"})
+    scores, _ = suite("bitext").run(
+        Half(), {"data_dir": tmp_path, "tasks": "tatoeba", "languages": "deu,fra"}
+    )
     assert scores["tatoeba-deu/mean"] == 100
     assert scores["tatoeba-fra/forward"] == 5
     assert scores["tatoeba-fra/backward"] == 5
@@ -92,7 +94,7 @@ def test_the_mean_is_over_languages_and_candidates_are_the_other_language(tmp_pa
 
 def test_a_limit_is_said(tmp_path: Path) -> None:
     write_parallel(tmp_path)
-    scores, block = SUITES["bitext"](Constant(), {"data_dir": tmp_path, "limit": 4, "languages": ["deu"]})
+    scores, block = suite("bitext").run(Constant(), {"data_dir": tmp_path, "limit": 4, "languages": ["deu"]})
     assert scores["tatoeba-deu/mean"] == scores["ntrex-deu/mean"] == 25
     assert "limit=4" in block["warnings"][0]
 
@@ -109,12 +111,12 @@ def test_a_limit_is_said(tmp_path: Path) -> None:
 def test_bad_settings(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     write_parallel(tmp_path)
     with pytest.raises(UserError, match=message):
-        SUITES["bitext"](Interlingua(), {"data_dir": tmp_path, **settings})
+        suite("bitext").run(Interlingua(), {"data_dir": tmp_path, **settings})
 
 
 def test_a_folder_without_the_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no tatoeba_\*-eng"):
-        SUITES["bitext"](Interlingua(), {"data_dir": tmp_path})
+        suite("bitext").run(Interlingua(), {"data_dir": tmp_path})
 
 
 def test_real_files_are_read_whole() -> None:

@@ -15,7 +15,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite
 from embedlab.evaluation.probes.cls_energy import METRICS, _marks, _punctuation, measure, profile
 from embedlab.pooling import build_pooling
 from tests.support import SENTENCES
@@ -126,9 +126,9 @@ def test_profile_equals_what_transformers_reports(tiny: Callable[..., Path], kin
 def test_the_suite_of_a_twin_is_the_mean_of_its_towers(tiny: Callable[..., Path], sts_dev: Path) -> None:
     towers = [encoder(tiny, "bert", seed) for seed in (0, 1)]
     towers[0].train()
-    scores, block = SUITES["cls_energy"](TwinEncoder(towers), {"data_dir": str(sts_dev)})
+    scores, block = suite("cls_energy").run(TwinEncoder(towers), {"data_dir": str(sts_dev)})
     assert towers[0].training, "modes are as before"
-    single = [SUITES["cls_energy"](tower, {"data_dir": str(sts_dev)})[0] for tower in towers]
+    single = [suite("cls_energy").run(tower, {"data_dir": str(sts_dev)})[0] for tower in towers]
     for key in ("cls_energy/E_CLS", "cls_energy/A_CLS", "layer01/E3", "layer02/sink"):
         assert scores[key] == pytest.approx((single[0][key] + single[1][key]) / 2, rel=1e-5)
     assert scores["tower2/E1"] == pytest.approx(single[1]["cls_energy/E1"])
@@ -140,7 +140,7 @@ def test_the_suite_of_a_twin_is_the_mean_of_its_towers(tiny: Callable[..., Path]
 def test_a_figure_on_demand(tiny: Callable[..., Path], sts_dev: Path) -> None:
     pytest.importorskip("matplotlib")
     settings = {"data_dir": str(sts_dev), "figure": str(sts_dev / "profile.svg")}
-    SUITES["cls_energy"](encoder(tiny, "distilbert"), settings)
+    suite("cls_energy").run(encoder(tiny, "distilbert"), settings)
     assert "</svg>" in (sts_dev / "profile.svg").read_text()
 
 
@@ -150,11 +150,11 @@ def test_what_has_no_inside_is_refused(tiny: Callable[..., Path], sts_dev: Path)
             return torch.zeros(len(sentences), 3)
 
     with pytest.raises(UserError, match="looks inside"):
-        SUITES["cls_energy"](Foreign(), {"data_dir": str(sts_dev)})
+        suite("cls_energy").run(Foreign(), {"data_dir": str(sts_dev)})
     backbone, tokenizer = load_backbone(BackboneConfig(source="local", path=str(tiny("llama"))))
     decoder = SentenceEncoder(backbone, build_pooling("last", backbone.info), Tokenization(tokenizer))
     with pytest.raises(UserError, match="suite=cls_energy"):
-        SUITES["cls_energy"](decoder, {"data_dir": str(sts_dev)})
+        suite("cls_energy").run(decoder, {"data_dir": str(sts_dev)})
 
 
 def test_punctuation_of_each_kind_of_tokenizer(tiny: Callable[..., Path]) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
+from embedlab.evaluation.core import geometry
 from embedlab.evaluation.core.vectors import Vectors, encode
-from embedlab.evaluation.probes import geometry
 from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import STSPairs, evaluate_sts, load_sts, score_pairs
 from tests.evaluation.helpers import HashedWords, write_sts_folder

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 pytest.importorskip("emoji")
 from embedlab.data.packages import EMOJI_LANGUAGES
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite
 from embedlab.evaluation.bitext.emoji import held_out_names
 
 
@@ -30,7 +30,7 @@ class Dictionary:
 
 
 def test_an_encoder_that_knows_translations() -> None:
-    scores, protocol = SUITES["emoji"](Dictionary(EMOJI_LANGUAGES), {})
+    scores, protocol = suite("emoji").run(Dictionary(EMOJI_LANGUAGES), {})
     assert scores["emoji/mean"] > 95  # some names stand for two emoji in a language
     assert scores["emoji/related"] > 0.95
     assert scores["emoji/unrelated"] < 0.02
@@ -43,7 +43,7 @@ def test_an_encoder_that_knows_translations() -> None:
 
 
 def test_each_language_is_scored_by_itself() -> None:
-    scores, _ = SUITES["emoji"](Dictionary(("en", "de")), {})
+    scores, _ = suite("emoji").run(Dictionary(("en", "de")), {})
     assert scores["emoji-de/mean"] > 95
     assert scores["emoji-zh/mean"] < 2
     languages = [x for x in EMOJI_LANGUAGES if x != "en"]
@@ -52,7 +52,7 @@ def test_each_language_is_scored_by_itself() -> None:
 
 
 def test_an_encoder_that_says_the_same_of_everything() -> None:
-    scores, _ = SUITES["emoji"](Dictionary(()), {})
+    scores, _ = suite("emoji").run(Dictionary(()), {})
     assert scores["emoji/mean"] == pytest.approx(100 / len(held_out_names()["en"]))
     assert scores["emoji/unrelated"] == pytest.approx(1)
     assert scores["emoji/rankme"] == pytest.approx(1, abs=1e-3)
@@ -65,6 +65,6 @@ def test_vectors_that_are_not_finite_are_a_warning() -> None:
             found[0] = np.nan
             return found
 
-    scores, protocol = SUITES["emoji"](Broken(EMOJI_LANGUAGES), {})
+    scores, protocol = suite("emoji").run(Broken(EMOJI_LANGUAGES), {})
     assert scores["emoji/mean"] > 90
     assert any("1 sentence vectors are not finite" in warning for warning in protocol["warnings"])

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite
+from embedlab.evaluation.core import geometry
 from embedlab.evaluation.core.ratings import read, separation
-from embedlab.evaluation.probes import geometry
 from tests.evaluation.helpers import HashedWords, write_sts_folder
 
 
@@ -136,7 +136,7 @@ def test_inputs_are_left_alone() -> None:
 
 def test_suite_takes_the_whole_stsb(tmp_path: Path) -> None:
     encoder = HashedWords()
-    scores, protocol = SUITES["geometry"](encoder, {"data_dir": str(write_sts_folder(tmp_path))})
+    scores, protocol = suite("geometry").run(encoder, {"data_dir": str(write_sts_folder(tmp_path))})
     assert set(protocol["data"]) == {"stsb_train", "stsb_dev", "stsb_test"}
     assert len(encoder.calls) == 1
     assert len(encoder.calls[0]) == len(set(encoder.calls[0]))
@@ -165,4 +165,4 @@ def test_suite_refuses_vectors_that_are_not_finite(tmp_path: Path) -> None:
     write_sts_folder(tmp_path, pairs=10)
     for suite, settings in (("geometry", {"data_dir": str(tmp_path)}), ("lee", {})):
         with pytest.raises(UserError, match="vectors are not finite, the first for"):
-            SUITES[suite](Broken(), settings)
+            suite(suite).run(Broken(), settings)

@@ -9,7 +9,7 @@ import pytest
 
 from embedlab.errors import UserError
 from embedlab.evaluation.bitext import parallel_texts
-from embedlab.evaluation.core.hub import hub_rows
+from embedlab.evaluation.core.files import hub_rows
 from embedlab.evaluation.finetune import glue, qa_data, xnli
 from embedlab.evaluation.sts import sts_multilingual
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite
 from embedlab.evaluation.probes.languages import pair_cosines, probe_accuracy, purity, spectrum
 from tests.evaluation.multilingual import Interlingua, write_parallel
 
@@ -74,7 +74,7 @@ def test_probe_keeps_translations_on_one_side_of_the_split() -> None:
 @pytest.mark.parametrize("clusters", [0.0, 4.0])
 def test_the_suite_tells_an_interlingua_from_language_clusters(tmp_path: Path, clusters: float) -> None:
     write_parallel(tmp_path)
-    scores, block = SUITES["languages"](Interlingua(clusters), {"data_dir": tmp_path, "neighbours": 5})
+    scores, block = suite("languages").run(Interlingua(clusters), {"data_dir": tmp_path, "neighbours": 5})
     assert scores["identity/chance"] == pytest.approx(100 / 3)
     assert scores["purity/chance"] == pytest.approx(100 * 39 / 119)
     assert set(block["singular_values"]) == {"all", "eng", "deu", "fra"}
@@ -98,7 +98,7 @@ def test_figures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     write_parallel(tmp_path)
     files = {"figure": str(tmp_path / "spectrum.png"), "map": str(tmp_path / "map.png")}
-    SUITES["languages"](Interlingua(), {"data_dir": tmp_path, **files})
+    suite("languages").run(Interlingua(), {"data_dir": tmp_path, **files})
     assert all(Path(file).read_bytes()[:4] == b"\x89PNG" for file in files.values())
 
 
@@ -109,8 +109,8 @@ def test_umap_missing_or_unknown_is_one_line(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "umap", None)
     settings = {"data_dir": tmp_path, "map": str(tmp_path / "m.png")}
     with pytest.raises(UserError, match=r"UMAP is not installed.*embedlab\[plot\]"):
-        SUITES["languages"](Interlingua(), {**settings, "projection": "umap"})
+        suite("languages").run(Interlingua(), {**settings, "projection": "umap"})
     with pytest.raises(UserError, match="projection=pca"):
-        SUITES["languages"](Interlingua(), {**settings, "projection": "pca"})
+        suite("languages").run(Interlingua(), {**settings, "projection": "pca"})
     with pytest.raises(UserError, match="pivot=xx"):
-        SUITES["languages"](Interlingua(), {"data_dir": tmp_path, "pivot": "xx"})
+        suite("languages").run(Interlingua(), {"data_dir": tmp_path, "pivot": "xx"})

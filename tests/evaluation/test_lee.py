@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite
 from embedlab.evaluation.core.vectors import encode
 from embedlab.evaluation.sts import lee
 from tests.evaluation.helpers import HashedWords
@@ -45,13 +45,13 @@ def test_the_published_documents_and_ratings() -> None:
 
 @needs_gensim
 def test_suite_finds_a_clear_correlation_for_shared_words() -> None:
-    scores, protocol = SUITES["lee"](HashedWords(512), {"resamples": 100})
+    scores, protocol = suite("lee").run(HashedWords(512), {"resamples": 100})
     assert 10 < scores["lee/spearman"] < 70
     assert scores["lee/spearman_low"] < scores["lee/spearman"] < scores["lee/spearman_high"]
     assert scores["lee/pearson_low"] < scores["lee/pearson"] < scores["lee/pearson_high"]
     assert protocol["scoring_seed"] == lee.SEED
     assert "lee/uniformity" in scores
-    assert SUITES["lee"](HashedWords(512), {"resamples": 100})[0] == scores, "same seed, same interval"
+    assert suite("lee").run(HashedWords(512), {"resamples": 100})[0] == scores, "same seed, same interval"
 
 
 def test_point_estimates_equal_scipy() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embedlab.evaluation.core.means import group_means, of_pairs
+from embedlab.evaluation.core.correlation import group_means, of_pairs
 
 
 def test_a_group_has_the_mean_of_its_members() -> None:

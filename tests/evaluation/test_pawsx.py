@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite
 from embedlab.evaluation.probes.pawsx import load
 from tests.evaluation.helpers import Lookup, write_tsv
 from tests.evaluation.real import needs_data
@@ -23,7 +23,7 @@ def write(folder: Path, rows: list[tuple[str, str]], language: str = "en") -> Pa
 
 def test_order_by_cosine_decides(tmp_path: Path) -> None:
     write(tmp_path, [("1", "near"), ("0", "off"), ("1", "far"), ("0", "opposite")])
-    scores, block = SUITES["pawsx"](Lookup(TABLE), {"data_dir": str(tmp_path)})
+    scores, block = suite("pawsx").run(Lookup(TABLE), {"data_dir": str(tmp_path)})
     # Ranked: paraphrase, other, paraphrase, other: precision 1 and 2/3 where a paraphrase stands.
     assert scores["pawsx-en/average_precision"] == pytest.approx(100 * (1 + 2 / 3) / 2, abs=1e-3)
     assert scores["pawsx-en/roc_auc"] == pytest.approx(75.0)
@@ -33,7 +33,7 @@ def test_order_by_cosine_decides(tmp_path: Path) -> None:
 def test_the_mean_over_languages(tmp_path: Path) -> None:
     write(tmp_path, [("1", "near"), ("0", "far")])
     write(tmp_path, [("0", "near"), ("1", "far")], "de")
-    scores, _ = SUITES["pawsx"](Lookup(TABLE), {"data_dir": str(tmp_path), "languages": ["en", "de"]})
+    scores, _ = suite("pawsx").run(Lookup(TABLE), {"data_dir": str(tmp_path), "languages": ["en", "de"]})
     assert scores["pawsx/roc_auc"] == pytest.approx(50.0)
 
 

@@ -25,7 +25,7 @@ def block(**changes: Any) -> dict[str, Any]:
 def test_every_suite_gives_a_complete_block(suite: str, tmp_path: Path) -> None:
     if suite == "lee":
         pytest.importorskip("gensim", reason="gensim (extra quickstart) is not installed")
-    _, made = SUITES[suite](HashedWords(), {"data_dir": str(write_sts_folder(tmp_path)), "resamples": 5})
+    _, made = suite(suite).run(HashedWords(), {"data_dir": str(write_sts_folder(tmp_path)), "resamples": 5})
     protocol.check(made)
     assert made["suite"] == suite
     assert made["checkpoint"] == "unknown", "what an encoder does not state is not guessed"

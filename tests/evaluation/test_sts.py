@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite
 from embedlab.evaluation.core.vectors import Vectors
 from embedlab.evaluation.sts import sts
 from embedlab.evaluation.sts.sts import SEVEN, STSPairs, evaluate_sts, load_sts, score_pairs
@@ -69,13 +69,13 @@ def test_mean_of_seven_and_each_task_against_scipy(folder: Path) -> None:
 
 def test_suite_encodes_each_sentence_once_and_scores_both_texts(folder: Path) -> None:
     encoder = HashedWords()
-    scores, protocol = SUITES["sts"](encoder, {"data_dir": str(folder)})
+    scores, protocol = suite("sts").run(encoder, {"data_dir": str(folder)})
     assert len(encoder.calls) == 1
     assert len(encoder.calls[0]) == len(set(encoder.calls[0]))
     assert protocol["text"] == "raw"
     assert scores["sts7/spearman"] == pytest.approx(evaluate_sts(encoder, folder, "raw")["sts7/spearman"])
     assert scores["sts7_tok/spearman"] == pytest.approx(evaluate_sts(encoder, folder, "tok")["sts7/spearman"])
-    swapped, protocol = SUITES["sts"](encoder, {"data_dir": str(folder), "sts_text": "tok"})
+    swapped, protocol = suite("sts").run(encoder, {"data_dir": str(folder), "sts_text": "tok"})
     assert protocol["text"] == "tok"
     assert swapped["sts7/spearman"] == scores["sts7_tok/spearman"]
     assert swapped["sts7_raw/spearman"] == scores["sts7/spearman"]
@@ -89,7 +89,7 @@ def test_the_folder_of_all_kinds_will_do(tmp_path: Path) -> None:
 
 
 def test_wrong_row_counts_are_told_in_the_protocol(folder: Path) -> None:
-    _, protocol = SUITES["sts"](HashedWords(), {"data_dir": str(folder), "tasks": ["sts16"]})
+    _, protocol = suite("sts").run(HashedWords(), {"data_dir": str(folder), "tasks": ["sts16"]})
     assert len(protocol["warnings"]) == 1
     assert "39 pairs where SentEval has 1186" in protocol["warnings"][0]
     assert protocol["name"] != "sts7_senteval"
@@ -112,16 +112,16 @@ def test_sick_without_token_columns_falls_back_to_lower_case(folder: Path) -> No
 
 def test_a_source_without_tokens_scores_raw_only(tmp_path: Path) -> None:
     folder = write_sts_folder(tmp_path, tok=False)
-    scores, protocol = SUITES["sts"](HashedWords(), {"data_dir": str(folder)})
+    scores, protocol = suite("sts").run(HashedWords(), {"data_dir": str(folder)})
     assert "sts7/spearman" in scores
     assert "sts7_tok/spearman" not in scores
     assert any("tok is not in this source" in note for note in protocol["notes"])
     with pytest.raises(UserError, match="sts_text=tok"):
-        SUITES["sts"](HashedWords(), {"data_dir": str(folder), "sts_text": "tok"})
+        suite("sts").run(HashedWords(), {"data_dir": str(folder), "sts_text": "tok"})
 
 
 def test_collapsed_and_non_finite_encoders_score_zero(folder: Path) -> None:
-    scores, protocol = SUITES["sts"](Constant(), {"data_dir": str(folder), "tasks": ["stsb"]})
+    scores, protocol = suite("sts").run(Constant(), {"data_dir": str(folder), "tasks": ["stsb"]})
     assert scores["stsb/spearman"] == 0
     assert any("all sentence vectors are equal" in warning for warning in protocol["warnings"])
 
@@ -131,7 +131,7 @@ def test_collapsed_and_non_finite_encoders_score_zero(folder: Path) -> None:
             vectors[0] = np.nan
             return vectors
 
-    scores, protocol = SUITES["sts"](Broken(), {"data_dir": str(folder), "tasks": ["stsb"]})
+    scores, protocol = suite("sts").run(Broken(), {"data_dir": str(folder), "tasks": ["stsb"]})
     assert np.isfinite(scores["stsb/spearman"])
     assert any("1 sentence vectors are not finite" in warning for warning in protocol["warnings"])
 
@@ -194,7 +194,7 @@ def test_bad_names_and_folders(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="sts_text=both"):
         load_sts("stsb", tmp_path, "both")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="tasks=stsbench"):
-        SUITES["sts"](HashedWords(), {"data_dir": str(tmp_path), "tasks": ["stsbench"]})
+        suite("sts").run(HashedWords(), {"data_dir": str(tmp_path), "tasks": ["stsbench"]})
 
 
 def test_hub_offline_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

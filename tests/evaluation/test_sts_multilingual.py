@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite
 from embedlab.evaluation.sts.sts_multilingual import load
 from tests.evaluation.helpers import Lookup, write_tsv
 from tests.evaluation.real import needs_data
@@ -33,7 +33,7 @@ def write(folder: Path, second: str = "5") -> Path:
 def test_both_kinds_of_pairs(tmp_path: Path) -> None:
     write(tmp_path)
     for place in (tmp_path, tmp_path / "sts_multilingual"):
-        scores, block = SUITES["sts_multilingual"](Lookup(TABLE), {"data_dir": str(place)})
+        scores, block = suite("sts_multilingual").run(Lookup(TABLE), {"data_dir": str(place)})
         assert scores["stsb-en/spearman"] == pytest.approx(100)
         assert scores["stsb-de/spearman"] == pytest.approx(-100)
         # English first sentences are all (1, 0), so German second ones decide.
@@ -44,7 +44,9 @@ def test_both_kinds_of_pairs(tmp_path: Path) -> None:
 
 
 def test_without_english_there_is_no_cross_lingual_score(tmp_path: Path) -> None:
-    scores, _ = SUITES["sts_multilingual"](Lookup(TABLE), {"data_dir": write(tmp_path), "languages": ["de"]})
+    scores, _ = suite("sts_multilingual").run(
+        Lookup(TABLE), {"data_dir": write(tmp_path), "languages": ["de"]}
+    )
     assert {key.split("/")[0] for key in scores} == {"stsb-de", "stsb-monolingual"}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite
 from embedlab.evaluation.bitext.xretrieval import accuracy_and_mrr
 from embedlab.evaluation.finetune.qa_data import load_grid, load_training
 from tests.evaluation.helpers import write_tsv
@@ -26,10 +26,10 @@ def test_accuracy_and_reciprocal_rank_by_hand() -> None:
 
 def test_an_interlingua_finds_everything_and_clusters_pull_the_pool_apart(tmp_path: Path) -> None:
     write_xquad(tmp_path)
-    scores, block = SUITES["xretrieval"](Interlingua(), {"data_dir": tmp_path})
+    scores, block = suite("xretrieval").run(Interlingua(), {"data_dir": tmp_path})
     assert set(scores.values()) == {100.0}
     assert block["data"]["xquad"]["questions"] == {"en-en": 12, "de-en": 12, "en-de": 12, "de-de": 12}
-    lost, _ = SUITES["xretrieval"](Interlingua(clusters=1, meaning=0), {"data_dir": tmp_path})
+    lost, _ = suite("xretrieval").run(Interlingua(clusters=1, meaning=0), {"data_dir": tmp_path})
     assert lost["xquad-same/accuracy"] == pytest.approx(100 / 6)
 
 
@@ -43,7 +43,7 @@ def test_limit_keeps_the_passages_asked_of(tmp_path: Path) -> None:
 
 def test_bad_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no xquad files"):
-        SUITES["xretrieval"](Interlingua(), {"data_dir": tmp_path, "tasks": "xquad"})
+        suite("xretrieval").run(Interlingua(), {"data_dir": tmp_path, "tasks": "xquad"})
     write_xquad(tmp_path)
     questions = tmp_path / "xquad" / "xquad_de_questions.tsv.gz"
     write_tsv(questions, ["qid", "pid", "question", "answer"], [("q0-0", "x", "de asks 0", "a")])

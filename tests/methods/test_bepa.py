@@ -21,7 +21,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.cuda_graph import CapturedStep
 from embedlab.errors import UserError
-from embedlab.evaluation.probes.geometry import rankme
+from embedlab.evaluation.core.geometry import rankme
 from embedlab.methods import method_config
 from embedlab.methods.bepa import BEPA, BEPAConfig, average
 from embedlab.methods.bepa_views import FIRST, PADDING, SECOND, mask_side, pack

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from embedlab.errors import UserError
+from embedlab.evaluation.core.figures import by_layer, profile_figure, save_profile
 from embedlab.evaluation.probes.cls_energy import METRICS
-from embedlab.report.cls_energy import by_layer, profile_figure, relation_to_sts, save_profile
+from embedlab.report.paired import relation_to_sts
 
 
 def scores(shift: float = 0.0) -> dict[str, float]:

@@ -7,15 +7,16 @@ import pytest
 
 import embedlab
 from embedlab.errors import UserError
+from embedlab.evaluation.core.figures import project
 from embedlab.evaluation.core.ratings import RatedCosines, read, written
 from embedlab.evaluation.sts.sts import load_sts
-from embedlab.report.vectors import layer_scores, project, rated_cosines
+from embedlab.report.vectors import layer_scores, rated_cosines
 
 pytest.importorskip("matplotlib")
 import matplotlib
 
 matplotlib.use("Agg")
-from embedlab.report import figures
+from embedlab.evaluation.core import figures
 
 
 @pytest.fixture

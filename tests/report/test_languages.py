@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite
+from embedlab.evaluation.core.figures import read_spectra, save_spectrum
 from embedlab.evaluation.core.protocol import write_scores
-from embedlab.report.languages import read_spectra, save_spectrum
 from tests.evaluation.multilingual import Interlingua, write_parallel
 
 
@@ -20,7 +20,7 @@ def test_spectra_are_read_from_score_files_and_drawn(tmp_path: Path) -> None:
     files = {}
     for name, clusters in (("before", 5.0), ("after", 0.0)):
         files[name] = tmp_path / f"{name}.json"
-        scores, block = SUITES["languages"](Interlingua(clusters), {"data_dir": tmp_path})
+        scores, block = suite("languages").run(Interlingua(clusters), {"data_dir": tmp_path})
         write_scores(files[name], scores, block)
     found = read_spectra(files)
     drop = {name: values[2] / values[0] for name, values in found.items()}

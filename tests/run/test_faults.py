@@ -19,7 +19,7 @@ from embedlab.errors import UserError
 from embedlab.run.callbacks import checkpoints
 from embedlab.run.callbacks.checkpoints import LAST, PREVIOUS, find_checkpoint, step_of, unreadable
 from embedlab.run.callbacks.interrupt import SIGNALS
-from embedlab.run.finish import Finale
+from embedlab.run.finish import FinalEvaluation
 from embedlab.run.run import train
 from embedlab.run.slurm import requeue
 from tests.run.test_resume import StopAt, losses, weights
@@ -217,13 +217,13 @@ def test_a_scheduler_may_send_several_signals_and_ctrl_c_ends_at_once() -> None:
 def test_scoring_after_training_can_be_ended(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
     """SIGTERM found Lightning's handler there, which notes it and goes on."""
     outside = {s: signal.getsignal(s) for s in SIGNALS}
-    within, score = [], Finale.score
+    within, score = [], FinalEvaluation.score
 
-    def scored(self: Finale) -> Any:
+    def scored(self: FinalEvaluation) -> Any:
         within.append({s: signal.getsignal(s) for s in SIGNALS})
         return score(self)
 
-    monkeypatch.setattr(Finale, "score", scored)
+    monkeypatch.setattr(FinalEvaluation, "score", scored)
     train(compose_run("trainer.max_steps=2"), tmp_path)
     assert within == [outside]
     assert {s: signal.getsignal(s) for s in SIGNALS} == outside

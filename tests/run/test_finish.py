@@ -10,7 +10,7 @@ import pytest
 
 from embedlab.config.trainer import ScoringConfig
 from embedlab.errors import UserError
-from embedlab.evaluation.core.hub import hub_rows
+from embedlab.evaluation.core.files import hub_rows
 from embedlab.evaluation.core.preflight import SUBFOLDERS
 from embedlab.run.finish import as_written, check_final, load_dev
 from embedlab.run.run import train

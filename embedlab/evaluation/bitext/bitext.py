@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -12,11 +10,12 @@ from torch import Tensor
 
 from embedlab.evaluation.bitext.parallel_texts import NTREX, XTREME, Bitext, parallel_table, tatoeba
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.devices import scoring_device
+from embedlab.evaluation.core.correlation import group_means
 from embedlab.evaluation.core.files import is_there
-from embedlab.evaluation.core.means import group_means
 from embedlab.evaluation.core.nearest import unit
-from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
+from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit, scoring_device
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
+from embedlab.evaluation.core.table import Metric
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 
 _SCORES_AT_ONCE = 1 << 24  # floats of one [block, n] score matrix: 64 MiB
@@ -58,8 +57,8 @@ TASKS = ("tatoeba", "ntrex")
 DIRECTIONS = ("forward", "backward", "mean")
 
 
-def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `bitext`: each language against English.
+class BitextRetrieval(Suite):
+    """Each language against English.
 
     Settings: data_dir (folder of parallel/; None: Tatoeba from the hub), tasks (tatoeba, ntrex; default those
     that are there), languages (codes of one task), limit (pairs a language: also the number of candidates),
@@ -69,50 +68,70 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     "/mean", and over languages "tatoeba/forward", ..., "tatoeba36/mean" (those of XTREME's 36 languages that
     are there) and "ntrex/mean".
     """
-    folder, limit = folder_of(settings, "parallel"), row_limit(settings)
-    languages = names(settings, "languages")
-    tasks = chosen(names(settings, "tasks"), TASKS, "tasks")
-    if settings.get("tasks") is None and not _has_ntrex(folder):
-        tasks = ["tatoeba"]
-    pairs: dict[str, list[Bitext]] = {}
-    for task in tasks:
-        if task == "tatoeba":
-            pairs[task] = tatoeba(folder, languages, limit)
-        else:
-            asked = None if languages is None else [*languages, "eng"]
-            pairs[task] = parallel_table(folder, NTREX, asked, limit).with_pivot("eng")
-    every = [text for several in pairs.values() for p in several for text in (*p.first, *p.second)]
-    vectors = Vectors(encoder, every)
-    vectors.matrix = vectors.matrix.to(scoring_device(settings.get("device")))
-    scores: dict[str, float] = {}
-    for task, several in pairs.items():
-        found = {p.language: bitext_accuracy(vectors.take(p.first), vectors.take(p.second)) for p in several}
-        groups = {task: list(found)}
-        if task == "tatoeba":
-            groups["tatoeba36"] = [language for language in found if language in XTREME]
-        scores |= group_means(found, groups, DIRECTIONS)
-        scores |= {f"{task}-{k}/{metric}": v for k, each in found.items() for metric, v in each.items()}
-    block = protocols.describe(
-        encoder,
-        suite="bitext",
-        name="bitext_accuracy_at_1",
-        aggregation="cosine, nearest of the other language's sentences; mean over languages",
-        text="raw",
-        sentences=vectors.sentences,
-        data={
-            task: {
-                "source": several[0].source if len(several) == 1 else _common_source(several),
-                "languages": len(several),
-                "pairs": {p.language: len(p) for p in several},
-            }
-            for task, several in pairs.items()
-        },
-        warnings=limit_note(limit) + vectors.non_finite_note("they find nothing"),
-        notes=[f"tatoeba36: {sum(p.language in XTREME for p in pairs['tatoeba'])} of XTREME's 36 languages"]
-        if "tatoeba" in pairs
-        else [],
+
+    name = "bitext"
+    folders = ("parallel",)
+    keys = ("tasks", "languages", "limit")
+    metrics = (
+        Metric("tatoeba36/mean", "Tatoeba accuracy@1, XTREME's languages", "higher"),
+        Metric("ntrex/mean", "NTREX accuracy@1", "higher"),
     )
-    return scores, block
+
+    def load(self, settings: Settings) -> dict[str, list[Bitext]]:
+        """Translations by task."""
+        folder, limit = folder_of(settings, "parallel"), row_limit(settings)
+        languages = names(settings, "languages")
+        tasks = chosen(names(settings, "tasks"), TASKS, "tasks")
+        if settings.get("tasks") is None and not _has_ntrex(folder):
+            tasks = ["tatoeba"]
+        pairs: dict[str, list[Bitext]] = {}
+        for task in tasks:
+            if task == "tatoeba":
+                pairs[task] = tatoeba(folder, languages, limit)
+            else:
+                asked = None if languages is None else [*languages, "eng"]
+                pairs[task] = parallel_table(folder, NTREX, asked, limit).with_pivot("eng")
+        return pairs
+
+    def score(self, encoder: Encoder, data: dict[str, list[Bitext]], settings: Settings) -> Scored:
+        """Accuracy@1 of each language."""
+        limit = row_limit(settings)
+        every = [text for several in data.values() for p in several for text in (*p.first, *p.second)]
+        vectors = Vectors(encoder, every)
+        vectors.matrix = vectors.matrix.to(scoring_device(settings.get("device")))
+        scores: dict[str, float] = {}
+        for task, several in data.items():
+            found = {
+                p.language: bitext_accuracy(vectors.take(p.first), vectors.take(p.second)) for p in several
+            }
+            groups = {task: list(found)}
+            if task == "tatoeba":
+                groups["tatoeba36"] = [language for language in found if language in XTREME]
+            scores |= group_means(found, groups, DIRECTIONS)
+            scores |= {f"{task}-{k}/{metric}": v for k, each in found.items() for metric, v in each.items()}
+        block = protocols.describe(
+            encoder,
+            suite=self.name,
+            name="bitext_accuracy_at_1",
+            aggregation="cosine, nearest of the other language's sentences; mean over languages",
+            text="raw",
+            sentences=vectors.sentences,
+            data={
+                task: {
+                    "source": several[0].source if len(several) == 1 else _common_source(several),
+                    "languages": len(several),
+                    "pairs": {p.language: len(p) for p in several},
+                }
+                for task, several in data.items()
+            },
+            warnings=limit_note(limit) + vectors.non_finite_note("they find nothing"),
+            notes=[
+                f"tatoeba36: {sum(p.language in XTREME for p in data['tatoeba'])} of XTREME's 36 languages"
+            ]
+            if "tatoeba" in data
+            else [],
+        )
+        return scores, block
 
 
 def _has_ntrex(folder: Path | None) -> bool:

@@ -6,16 +6,17 @@ words, and share words with those of other emoji ("flag", "face", "woman"): a si
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import fmean
-from typing import Any
+from typing import ClassVar
 
 from embedlab.data.packages import EMOJI_LANGUAGES, emoji_names, is_held_out
 from embedlab.evaluation.bitext.bitext import DIRECTIONS, bitext_accuracy
+from embedlab.evaluation.core import geometry
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.means import group_means
+from embedlab.evaluation.core.correlation import group_means
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
+from embedlab.evaluation.core.table import Metric
 from embedlab.evaluation.core.vectors import Encoder, Vectors
-from embedlab.evaluation.probes import geometry
 
 
 def held_out_names() -> dict[str, list[str]]:
@@ -24,42 +25,61 @@ def held_out_names() -> dict[str, list[str]]:
     return {language: [row[i] for row in rows] for i, language in enumerate(EMOJI_LANGUAGES)}
 
 
-def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `emoji`: accuracy@1 in percent of each language against English, and the geometry of all names.
+class Emoji(Suite):
+    """Accuracy@1 in percent of each language against English, and the geometry of all names.
 
     Scores: "emoji-de/forward" (German names looking for their English one), "/backward", "/mean"; "emoji/mean" and
     the other two over 13 languages; "emoji/related" and "/unrelated", mean cosine of translations and of all pairs;
     "emoji/rankme" and "/pc1_share" of all names.
     """
-    names = held_out_names()
-    vectors = Vectors(encoder, [name for each in names.values() for name in each])
-    english = vectors.take(names["en"])
-    found = {
-        language: bitext_accuracy(vectors.take(each), english)
-        for language, each in names.items()
-        if language != "en"
-    }
-    scores = group_means(found, {"emoji": found}, DIRECTIONS)
-    related = [
-        float((geometry.unit(vectors.take(names[language])) * geometry.unit(english)).sum(-1).mean())
-        for language in found
-    ]
-    scores["emoji/related"] = fmean(related)
-    scores["emoji/unrelated"] = float(geometry.mean_cosine(vectors.matrix))
-    scores["emoji/rankme"] = float(geometry.rankme(vectors.matrix))
-    scores["emoji/pc1_share"] = float(geometry.pc1_share(vectors.matrix))
-    scores |= {
-        f"emoji-{language}/{m}": value for language, each in found.items() for m, value in each.items()
-    }
-    block = protocols.describe(
-        encoder,
-        suite="emoji",
-        name="emoji_bitext_accuracy_at_1",
-        aggregation="cosine, nearest of the other language's names; mean over 13 languages",
-        text="raw",
-        sentences=vectors.sentences,
-        data={"emoji": {"source": "emoji", "languages": len(names), "names": len(names["en"])}},
-        warnings=vectors.non_finite_note("they find nothing, and cosines and geometry are no numbers"),
-        notes=["names of held-out emoji share words with names that were trained on"],
+
+    name = "emoji"
+    packages: ClassVar = {"emoji": "emoji"}
+    optional = True
+    metrics = (
+        Metric("emoji/forward", "emoji names to English, accuracy@1", "higher"),
+        Metric("emoji/backward", "English to emoji names, accuracy@1", "higher"),
+        Metric("emoji/mean", "emoji bitext accuracy@1, mean of 13 languages", "higher"),
+        Metric("emoji/related", "cosine of translations", None, 3),
+        Metric("emoji/unrelated", "cosine of all pairs", None, 3),
+        Metric("emoji/rankme", "RankMe", "higher", 1),
+        Metric("emoji/pc1_share", "PC1 share of variance", "lower", 3),
     )
-    return scores, block
+
+    def load(self, settings: Settings) -> dict[str, list[str]]:
+        """Names by language."""
+        return held_out_names()
+
+    def score(self, encoder: Encoder, data: dict[str, list[str]], settings: Settings) -> Scored:
+        """Accuracies, cosines and rank."""
+        vectors = Vectors(encoder, [name for each in data.values() for name in each])
+        english = vectors.take(data["en"])
+        found = {
+            language: bitext_accuracy(vectors.take(each), english)
+            for language, each in data.items()
+            if language != "en"
+        }
+        scores = group_means(found, {"emoji": found}, DIRECTIONS)
+        related = [
+            float((geometry.unit(vectors.take(data[language])) * geometry.unit(english)).sum(-1).mean())
+            for language in found
+        ]
+        scores["emoji/related"] = fmean(related)
+        scores["emoji/unrelated"] = float(geometry.mean_cosine(vectors.matrix))
+        scores["emoji/rankme"] = float(geometry.rankme(vectors.matrix))
+        scores["emoji/pc1_share"] = float(geometry.pc1_share(vectors.matrix))
+        scores |= {
+            f"emoji-{language}/{m}": value for language, each in found.items() for m, value in each.items()
+        }
+        block = protocols.describe(
+            encoder,
+            suite=self.name,
+            name="emoji_bitext_accuracy_at_1",
+            aggregation="cosine, nearest of the other language's names; mean over 13 languages",
+            text="raw",
+            sentences=vectors.sentences,
+            data={"emoji": {"source": "emoji", "languages": len(data), "names": len(data["en"])}},
+            warnings=vectors.non_finite_note("they find nothing, and cosines and geometry are no numbers"),
+            notes=["names of held-out emoji share words with names that were trained on"],
+        )
+        return scores, block

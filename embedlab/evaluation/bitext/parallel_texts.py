@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.core.hub import hub_rows
+from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
 from embedlab.evaluation.core.settings import chosen
 
 # XTREME's bitext retrieval (Hu et al. 2020, table 1), by Tatoeba's codes.

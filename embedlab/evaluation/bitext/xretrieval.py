@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.devices import scoring_device
-from embedlab.evaluation.core.means import group_means, of_pairs
+from embedlab.evaluation.core.correlation import group_means, of_pairs
 from embedlab.evaluation.core.nearest import TopK, unit
-from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
+from embedlab.evaluation.core.settings import limit_note, row_limit, scoring_device
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, embed
-from embedlab.evaluation.finetune.qa_data import TASKS, Grid, load_grid, there
+from embedlab.evaluation.finetune.qa_data import Grid, load_grids
 
 _DEPTH = 10
 
@@ -40,8 +39,8 @@ def accuracy_and_mrr(queries: Tensor, documents: Tensor, gold: Tensor) -> dict[s
     }
 
 
-def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `xretrieval`. Settings: data_dir (folder of retrieval/; None: the hub), tasks (xquad, mlqa;
+class CrossRetrieval(Suite):
+    """Settings: data_dir (folder of retrieval/; None: the hub), tasks (xquad, mlqa;
     default those that are there), languages, limit (questions of each pair of languages), query_prompt and
     corpus_prompt (put before each text: "query: " and "passage: " for E5), device.
 
@@ -49,38 +48,47 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     "xquad-same/accuracy" (question and passage in one language), "xquad-cross/accuracy" (in two), and
     "xquad-pooled/accuracy".
     """
-    folder, limit = folder_of(settings, "retrieval"), row_limit(settings)
-    wanted = names(settings, "tasks")
-    tasks = [t for t in chosen(wanted, TASKS, "tasks") if wanted is not None or there(t, folder)] or list(
-        TASKS
-    )
-    grids = {task: load_grid(task, folder, names(settings, "languages"), limit) for task in tasks}
-    prompts = {side: str(settings.get(f"{side}_prompt") or "") for side in ("query", "corpus")}
-    place = scoring_device(settings.get("device"))
-    scores: dict[str, float] = {}
-    for task, grid in grids.items():
-        scores |= _scores(encoder, task, grid, prompts, place)
-    block = protocols.describe(
-        encoder,
-        suite="xretrieval",
-        name="question_to_passage",
-        aggregation="mean over questions of a pair of languages; mean over pairs",
-        text="raw",
-        sentences=[
-            prompts["corpus"] + text for grid in grids.values() for q in grid.values() for text in q.passages
-        ],
-        data={
-            task: {
-                "source": sorted({q.source for q in grid.values()}),
-                "questions": {f"{asked}-{of}": len(q) for (of, asked), q in grid.items()},
-                "passages": {q.passage_language: len(q.passages) for q in grid.values()},
-            }
-            for task, grid in grids.items()
-        },
-        warnings=limit_note(limit),
-        prompts=prompts,
-    )
-    return scores, block
+
+    name = "xretrieval"
+    folders = ("retrieval",)
+    keys = ("tasks", "languages", "limit", "query_prompt", "corpus_prompt")
+
+    def load(self, settings: Settings) -> dict[str, Grid]:
+        """Questions and passages by task."""
+        return load_grids(settings)
+
+    def score(self, encoder: Encoder, data: dict[str, Grid], settings: Settings) -> Scored:
+        """Accuracy and mean reciprocal rank of each pair of languages."""
+        limit = row_limit(settings)
+        prompts = {side: str(settings.get(f"{side}_prompt") or "") for side in ("query", "corpus")}
+        place = scoring_device(settings.get("device"))
+        scores: dict[str, float] = {}
+        for task, grid in data.items():
+            scores |= _scores(encoder, task, grid, prompts, place)
+        block = protocols.describe(
+            encoder,
+            suite=self.name,
+            name="question_to_passage",
+            aggregation="mean over questions of a pair of languages; mean over pairs",
+            text="raw",
+            sentences=[
+                prompts["corpus"] + text
+                for grid in data.values()
+                for q in grid.values()
+                for text in q.passages
+            ],
+            data={
+                task: {
+                    "source": sorted({q.source for q in grid.values()}),
+                    "questions": {f"{asked}-{of}": len(q) for (of, asked), q in grid.items()},
+                    "passages": {q.passage_language: len(q.passages) for q in grid.values()},
+                }
+                for task, grid in data.items()
+            },
+            warnings=limit_note(limit),
+            prompts=prompts,
+        )
+        return scores, block
 
 
 def _scores(

@@ -1,10 +1,16 @@
-"""Rank and product-moment correlation in torch: on the device, without a host sync, in float64 where it
-exists."""
+"""Rank and product-moment correlation in torch: on the device, without a host sync, in float64 where it exists;
+and means over groups of tasks, languages or pairs of languages."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from statistics import fmean
+from typing import TypeVar
+
 import torch
 from torch import Tensor
+
+Member = TypeVar("Member")
 
 
 def precise(x: Tensor) -> Tensor:
@@ -62,3 +68,25 @@ def pair_cosine(x: Tensor, y: Tensor) -> Tensor:
     dot = (x * y).sum(dim=-1)
     squared = (x * x).sum(dim=-1) * (y * y).sum(dim=-1)
     return (dot / squared.sqrt()).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def group_means(
+    found: Mapping[Member, Mapping[str, float]],
+    groups: Mapping[str, Collection[Member]],
+    metrics: Sequence[str],
+) -> dict[str, float]:
+    """ "group/metric" -> mean over the group's members in `found`; a group without members has none."""
+    return {
+        f"{group}/{metric}": fmean(found[member][metric] for member in members)
+        for group, members in groups.items()
+        if members
+        for metric in metrics
+    }
+
+
+def of_pairs(pairs: Collection[tuple[str, str]], same: str, across: str) -> dict[str, list[tuple[str, str]]]:
+    """Pairs of languages in two groups: of one language, and of two."""
+    return {
+        same: [pair for pair in pairs if pair[0] == pair[1]],
+        across: [pair for pair in pairs if pair[0] != pair[1]],
+    }

@@ -1,4 +1,4 @@
-"""Reading the tab-separated evaluation files: gzip or plain, one header line, no quoting."""
+"""Reading evaluation data: tab-separated files (gzip or plain, one header line, no quoting) and the hub's rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import gzip
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from embedlab.console import quiet
 from embedlab.errors import UserError
 
 
@@ -31,7 +36,7 @@ def find_file(data_dir: str | Path, name: str, kind: str | None = None) -> Path:
         file=folder,
         key="data_dir",
         value=str(data_dir),
-        fix=f"give the folder that holds {name}.tsv.gz, or leave data_dir out to use the hub",
+        fix=f"give the folder that holds {name}.tsv.gz",
     )
 
 
@@ -86,3 +91,58 @@ def read_tsv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
     if len(lines) == 1:
         raise UserError("has no rows", file=path, fix="fetch the file again")
     return table
+
+
+def numbered(
+    labels: Sequence[str], classes: Sequence[str], source: str | Path, key: str = "label"
+) -> NDArray[np.int64]:
+    """The place of each label in `classes`, [n].
+
+    Raises UserError with the row, in a file with one header line, of a label that is not in `classes`.
+    """
+    number = {name: i for i, name in enumerate(classes)}
+    for row, label in enumerate(labels, start=2):
+        if label not in number:
+            fix = f"one of {', '.join(classes)}"
+            raise UserError("unknown label", file=source, row=row, key=key, value=label, fix=fix)
+    return np.array([number[label] for label in labels], dtype=np.int64)
+
+
+def hub_rows(
+    name: str, config: str | None, split: str, columns: list[str], files: str, converted: bool = False
+) -> dict[str, list[Any]]:
+    """The named columns of one split as lists.
+
+    files: the local files to name in the error's fix. converted: read the hub's own Parquet copy (a branch
+    with a folder for each configuration), for data sets that are scripts, which `datasets` 4 no longer runs.
+
+    Raises UserError when the hub cannot be reached or the data set has no such column.
+    """
+    try:
+        from datasets import load_dataset
+
+        with quiet("huggingface_hub"):  # it reports every retry, and the error below says it all
+            if converted:
+                rows = load_dataset(name, data_dir=config, revision="refs/convert/parquet", split=split)
+            else:
+                rows = load_dataset(name, config, split=split)
+    except ImportError as error:
+        raise UserError(
+            "the package datasets is missing",
+            fix=f"pip install datasets, or give a folder with {files}",
+        ) from error
+    except Exception as error:  # the hub client raises a dozen unrelated types when it is offline
+        reason = str(error).strip().splitlines()
+        raise UserError(
+            f"cannot load {name} from the hub ({reason[0] if reason else type(error).__name__})",
+            key="data_dir",
+            fix=f"give a folder with {files}",
+        ) from error
+    missing = [column for column in columns if column not in rows.column_names]
+    if missing:
+        raise UserError(
+            f"has no column {missing[0]!r} (it has {', '.join(rows.column_names)})",
+            file=f"hub:{name}",
+            fix=f"give a folder with {files}",
+        )
+    return {column: list(rows[column]) for column in columns}

@@ -3,11 +3,10 @@ both."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-import os
 import platform
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.errors import UserError
-from embedlab.files import ordinary_mode
+from embedlab.files import whole_file
 
 REQUIRED: tuple[str, ...] = (
     "suite",
@@ -137,22 +136,18 @@ def check(block: Mapping[str, Any]) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes `content` to `path` in one piece: a reader sees the old file or the new one. NaN becomes
-    null. UserError where it cannot be written."""
+    """Writes `content` to `path` in one piece: a reader sees the old file or the new one. NaN becomes null.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    text = json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with whole_file(path) as new:
+            new.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot be written ({error.strerror})", file=path, fix="write elsewhere") from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(_plain(content), stream, indent=2, ensure_ascii=False, allow_nan=False)
-            stream.write("\n")
-        ordinary_mode(Path(temporary))
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _plain(value: Any) -> Any:
@@ -187,3 +182,44 @@ def read_scores(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
         raise UserError(
             f"is not a scores file ({error})", file=path, fix="write it with embedlab evaluate"
         ) from error
+
+
+class ResultCache:
+    """Finished parts of a long evaluation, on disk until the whole is done, so that a stopped one goes on.
+
+    `ResultCache(path, encoder, mode=...)`: what finished parts gave, by name, on disk after every `put`.
+
+    A part is found again only for the same encoder (weights, pooling, template, dtype, attention, device), the
+    same settings (the keywords), the same versions of all that computes, and the same `data`. Nothing is kept
+    where `path` is None, or for an encoder that cannot say what it is. A file that cannot be read counts as
+    none.
+    """
+
+    def __init__(self, path: str | Path | None, encoder: object, **settings: Any) -> None:
+        facts = encoder_facts(encoder)
+        known = facts["checkpoint"] != UNKNOWN
+        self._path = Path(path) if path is not None and known else None
+        self._identity = {**facts, **settings, "versions": versions()}
+        self._parts: dict[str, Any] = {}
+        if self._path is not None:
+            try:
+                self._parts = dict(json.loads(self._path.read_text(encoding="utf-8"))["parts"])
+            except (OSError, ValueError, KeyError, TypeError):
+                self._parts = {}
+
+    def get(self, name: str, data: Any) -> dict[str, Any] | None:
+        """What `put` was given for `name`; None where there is none, or it was made otherwise."""
+        part = self._parts.get(name)
+        if not isinstance(part, Mapping) or part.get("key") != self._key(data):
+            return None
+        return dict(part["result"])
+
+    def put(self, name: str, data: Any, result: Mapping[str, Any]) -> None:
+        """Keep the `result` of one part; `data` is what it was computed from, as plain values."""
+        self._parts[name] = {"key": self._key(data), "result": dict(result)}
+        if self._path is not None:
+            write_json(self._path, {"parts": self._parts})
+
+    def _key(self, data: Any) -> str:
+        text = json.dumps([self._identity, data], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()

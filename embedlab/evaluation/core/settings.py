@@ -1,7 +1,8 @@
-"""Reading a suite's settings: what every multilingual suite takes, checked once."""
+"""Reading a suite's settings, each checked in one way: numbers, names, folders, the device, packages."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,21 @@ def limit_note(limit: int | None) -> list[str]:
     if limit is None:
         return []
     return [f"limit={limit}: only the first rows of each set were used, not comparable with published scores"]
+
+
+def require(module: str, package: str) -> None:
+    """UserError where `package`, which holds `module`, is not installed."""
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f"the package {package} is missing", fix="pip install 'embedlab[eval]'")
+
+
+def scoring_device(name: str | None) -> str:
+    """Where a scorer's own arithmetic runs: `name`, else CUDA if there is one, else the CPU.
+
+    Never mps: it has no float64, and what a scorer computes is too small to gain from it.
+    """
+    import torch
+
+    if name in (None, "auto"):
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cpu" if str(name) == "mps" else str(name)

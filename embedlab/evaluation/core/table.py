@@ -7,7 +7,6 @@ says n.
 from __future__ import annotations
 
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,6 @@ from typing import IO, Any, Literal
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
-
-from embedlab.evaluation.sts.sts import LABELS, SEVEN
 
 Scores = Mapping[str, float]
 Better = Literal["higher", "lower"] | None
@@ -32,29 +29,6 @@ class Metric:
     label: str
     better: Better = None
     digits: int = 2
-
-
-STS_METRICS: tuple[Metric, ...] = tuple(
-    Metric(f"{t}/spearman", LABELS[t], "higher") for t in (*SEVEN, "sts7")
-)
-LEE_METRICS: tuple[Metric, ...] = (
-    Metric("lee/spearman", "Lee human similarity, Spearman", "higher"),
-    Metric("lee/pearson", "Lee human similarity, Pearson", "higher"),
-)
-
-
-def geometry_metrics(prefix: str = "geometry") -> tuple[Metric, ...]:
-    """Geometry rows for the scores under `prefix`/."""
-    return (
-        Metric(f"{prefix}/alignment", "alignment", "lower", 3),
-        Metric(f"{prefix}/uniformity", "uniformity", "lower", 3),
-        Metric(f"{prefix}/mean_cosine", "mean cosine", None, 3),
-        Metric(f"{prefix}/effective_rank", "effective rank", "higher", 1),
-        Metric(f"{prefix}/rankme", "RankMe", "higher", 1),
-        Metric(f"{prefix}/pc1_share", "PC1 share of variance", "lower", 3),
-        Metric(f"{prefix}/alignment_ratio", "alignment ratio (our reconstruction)", "lower", 3),
-        Metric(f"{prefix}/uniformity_ratio", "uniformity ratio (our reconstruction)", "higher", 3),
-    )
 
 
 def mean_and_sd(values: Sequence[float], digits: int) -> str:
@@ -196,31 +170,6 @@ def _verdict(change: float, metric: Metric) -> str:
     if metric.better is None or math.isnan(change) or round(change, metric.digits) == 0:
         return ""
     return "better" if (change > 0) == (metric.better == "higher") else "worse"
-
-
-def suite_tables(suite: str, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
-    """What `embedlab evaluate` prints of one suite run on the encoder `name`; the caption is the protocol,
-    short."""
-    title, caption = f"{suite}: {name}", protocol_line(protocol)
-    if suite == "sts":
-        headline = str(protocol["text"])
-        rows = {f"{name} ({headline})": [scores]}
-        for other in {"raw", "tok"} - {headline}:
-            mark = f"_{other}/"
-            second = {key.replace(mark, "/"): value for key, value in scores.items() if mark in key}
-            rows |= {f"{name} ({other})": [second]} if second else {}
-        return [score_table(rows, STS_METRICS, title, caption)]
-    if suite == "geometry":
-        separation = Metric("geometry/separation", "separation of rating groups, STS-B test", "higher", 2)
-        return [suite_table(scores, 1, title, (*geometry_metrics(), separation), caption)]
-    if suite == "lee":
-        return [suite_table(scores, 1, title, (*LEE_METRICS, *geometry_metrics("lee")), caption)]
-    if suite == "languages":
-        groups = dict.fromkeys(key.partition("/")[0].partition("-")[0] for key in scores)
-        parts = {g: {k: v for k, v in scores.items() if re.match(f"{g}[-/]", k)} for g in groups}
-        last = list(groups)[-1]
-        return [task_table(part, 1, title, caption if g == last else "") for g, part in parts.items()]
-    return [task_table(scores, 1, title, caption)]
 
 
 def task_table(scores: Scores, n: int, title: str, caption: str = "") -> Table:

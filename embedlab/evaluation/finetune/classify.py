@@ -41,7 +41,7 @@ class Labelled:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FinetuneResult:
     """predictions: name of a test set -> labels [n]; fitted: the training; max_length: tokens of a row at
     most; half: trained and scored in bfloat16."""
 
@@ -65,7 +65,7 @@ def classify(
     settings: Mapping[str, Any],
     name: str,
     dev: Labelled | None = None,
-) -> Outcome:
+) -> FinetuneResult:
     """Fine-tunes a copy of `encoder` on `training` and predicts each of `tests`.
 
     dev: accuracy on it chooses the weights (`FineTuneConfig.evaluations` looks); None: the last ones.
@@ -92,7 +92,7 @@ def classify(
 
     fitted = train(model, buckets(training), config, name=name, half=half, dev=look)
     predictions = {key: _labels(model, buckets(data), half).numpy() for key, data in tests.items()}
-    return Outcome(predictions, fitted, rows.max_length, half)
+    return FinetuneResult(predictions, fitted, rows.max_length, half)
 
 
 def _labels(model: Classifier, data: Buckets, half: bool) -> Tensor:

@@ -1,12 +1,16 @@
-"""The keys `finetune.*` of `embedlab evaluate`."""
+"""The keys `finetune.*` of `embedlab evaluate`, and what the suites that read them share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from embedlab.errors import UserError
+from embedlab.evaluation.core.suite import Settings, Suite
+
+if TYPE_CHECKING:
+    from embedlab.config.backbone import BackboneInfo
 
 Vector = Literal["first", "mean"]
 
@@ -75,3 +79,17 @@ class FineTuneConfig:
     def plain(self) -> dict[str, Any]:
         """For the protocol block."""
         return asdict(self)
+
+
+class FineTunedSuite(Suite):
+    """A suite that trains a head and a copy of the encoder's backbone."""
+
+    defaults: ClassVar[FineTuneConfig]
+
+    def fits(self, info: BackboneInfo | None, towers: int) -> str | None:
+        """An encoder of several towers has no one backbone to train."""
+        return "fine-tuning needs an encoder with one backbone" if towers > 1 else None
+
+    def config(self, settings: Settings) -> FineTuneConfig:
+        """How to train: the suite's own defaults, and the keys ``finetune.*``."""
+        return self.defaults.with_settings(settings)

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.core.hub import hub_rows
-from embedlab.evaluation.core.labels import numbered
+from embedlab.evaluation.core.files import find_file, hub_rows, numbered, read_tsv
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
+from embedlab.evaluation.core.suite import Scored, Settings
 from embedlab.evaluation.finetune.classify import Labelled, classify
-from embedlab.evaluation.finetune.config import FineTuneConfig
+from embedlab.evaluation.finetune.config import FineTuneConfig, FineTunedSuite
 
 DEFAULTS = FineTuneConfig(epochs=3, lr=2e-5, batch_size=16, max_length=128)
 _HUB = "nyu-mll/glue"
@@ -63,51 +62,62 @@ TASKS: dict[str, Task] = {
 SMALL = ("cola", "sst2", "mrpc", "rte")
 
 
-def run(encoder: Any, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `glue`. Settings: data_dir (folder of glue/ and transfer/; None: the hub), tasks (default
+class GLUE(FineTunedSuite):
+    """Settings: data_dir (folder of glue/ and transfer/; None: the hub), tasks (default
     `SMALL`), limit (rows of each split), finetune.* (`FineTuneConfig`), dtype.
 
     Scores in percent: "cola/mcc", "mrpc/accuracy", "mrpc/f1", ..., and their mean over tasks "glue/mean" (CoLA:
     Matthews correlation; the others: accuracy). The last weights are scored: dev must not choose them.
     """
-    config = DEFAULTS.with_settings(settings)
-    limit = row_limit(settings)
-    tasks = chosen(names(settings, "tasks") or SMALL, tuple(TASKS), "tasks")
-    loaded = {name: load(name, settings) for name in tasks}
-    scores: dict[str, float] = {}
-    fits = {}
-    for name, (training, test) in loaded.items():
-        task = TASKS[name]
-        kept = training.head(limit), test.head(limit)
-        loaded[name] = kept
-        outcome = classify(encoder, kept[0], {name: kept[1]}, len(task.classes), config, settings, name)
-        fits[name] = outcome.plain()
-        for metric in task.metrics:
-            scores[f"{name}/{metric}"] = METRICS[metric](outcome.predictions[name], kept[1].labels)
-    if len(tasks) > 1:
-        scores["glue/mean"] = fmean(scores[f"{name}/{TASKS[name].metrics[0]}"] for name in tasks)
-    local_mrpc = "mrpc" in loaded and not loaded["mrpc"][0].source.startswith("hub:")
-    block = protocols.describe(
-        encoder,
-        suite="glue",
-        name="glue_dev",
-        aggregation="first metric of each task, mean over tasks",
-        text="raw",
-        data={
-            name: {"train": training.source, "test": test.source, "rows": [len(training), len(test)]}
-            for name, (training, test) in loaded.items()
-        },
-        warnings=limit_note(limit),
-        notes=["encoder template and pooling play no part: the head reads the backbone's last layer"]
-        + (
-            ["mrpc: trained on GLUE's train and dev, scored on its test set (SentEval's files)"]
-            if local_mrpc
-            else []
-        ),
-        seed=config.seed,
-        finetune=config.plain() | {"tasks": fits},
-    )
-    return scores, block
+
+    name = "glue"
+    folders = ("glue", "transfer")
+    keys = ("tasks", "limit", "finetune")
+    defaults = DEFAULTS
+
+    def load(self, settings: Settings) -> dict[str, tuple[Labelled, Labelled]]:
+        """Train and scored set by task."""
+        self.config(settings)
+        limit = row_limit(settings)
+        tasks = chosen(names(settings, "tasks") or SMALL, tuple(TASKS), "tasks")
+        loaded = {name: load(name, settings) for name in tasks}
+        return {name: (train.head(limit), test.head(limit)) for name, (train, test) in loaded.items()}
+
+    def score(self, encoder: Any, data: dict[str, tuple[Labelled, Labelled]], settings: Settings) -> Scored:
+        """Train on each task, and score its metrics."""
+        config = self.config(settings)
+        scores: dict[str, float] = {}
+        fits = {}
+        for name, (training, test) in data.items():
+            task = TASKS[name]
+            result = classify(encoder, training, {name: test}, len(task.classes), config, settings, name)
+            fits[name] = result.plain()
+            for metric in task.metrics:
+                scores[f"{name}/{metric}"] = METRICS[metric](result.predictions[name], test.labels)
+        if len(data) > 1:
+            scores["glue/mean"] = fmean(scores[f"{name}/{TASKS[name].metrics[0]}"] for name in data)
+        local_mrpc = "mrpc" in data and not data["mrpc"][0].source.startswith("hub:")
+        block = protocols.describe(
+            encoder,
+            suite=self.name,
+            name="glue_dev",
+            aggregation="first metric of each task, mean over tasks",
+            text="raw",
+            data={
+                name: {"train": training.source, "test": test.source, "rows": [len(training), len(test)]}
+                for name, (training, test) in data.items()
+            },
+            warnings=limit_note(row_limit(settings)),
+            notes=["encoder template and pooling play no part: the head reads the backbone's last layer"]
+            + (
+                ["mrpc: trained on GLUE's train and dev, scored on its test set (SentEval's files)"]
+                if local_mrpc
+                else []
+            ),
+            seed=config.seed,
+            finetune=config.plain() | {"tasks": fits},
+        )
+        return scores, block
 
 
 def load(name: str, settings: Mapping[str, Any]) -> tuple[Labelled, Labelled]:

@@ -7,26 +7,26 @@ every pair is a cell of a matrix whose diagonal is XLT.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.means import group_means, of_pairs
-from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
+from embedlab.evaluation.core.correlation import group_means, of_pairs
+from embedlab.evaluation.core.settings import folder_of, limit_note, row_limit
+from embedlab.evaluation.core.suite import Scored, Settings
 from embedlab.evaluation.finetune.answers import scores as answer_scores
 from embedlab.evaluation.finetune.buckets import Buckets
-from embedlab.evaluation.finetune.config import FineTuneConfig
+from embedlab.evaluation.finetune.config import FineTuneConfig, FineTunedSuite
 from embedlab.evaluation.finetune.fit import Fitted, predict, train, use_half
 from embedlab.evaluation.finetune.models import SpanReader, sentence_encoder, trainable_copy
 from embedlab.evaluation.finetune.qa_data import (
-    TASKS,
     Grid,
     Questions,
     TrainingQuestions,
-    load_grid,
+    load_grids,
     load_training,
-    there,
 )
 from embedlab.evaluation.finetune.rows import Rows
 from embedlab.evaluation.finetune.windows import (
@@ -43,8 +43,16 @@ DEFAULTS = FineTuneConfig(epochs=2, lr=3e-5, batch_size=12, max_length=384, stri
 _METRICS = ("f1", "em", "f1_squad", "em_squad")
 
 
-def run(encoder: Any, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `qa`. Settings: data_dir (folder of retrieval/; None: SQuAD, XQuAD and MLQA test from the
+@dataclass(frozen=True)
+class QAData:
+    """Questions to train on, and those that are scored, by task."""
+
+    training: TrainingQuestions
+    grids: dict[str, Grid]
+
+
+class QA(FineTunedSuite):
+    """Settings: data_dir (folder of retrieval/; None: SQuAD, XQuAD and MLQA test from the
     hub), tasks (xquad, mlqa; default those that are there), languages, train (file stem, "en"), limit
     (training rows, and questions of each pair of languages), finetune.* (`FineTuneConfig`), dtype.
 
@@ -52,62 +60,70 @@ def run(encoder: Any, settings: Mapping[str, Any]) -> tuple[dict[str, float], di
     for XQuAD): "xquad-de-en/f1" (German questions, English passages), the means "xquad-xlt/f1" (question and
     passage of one language) and "xquad-gxlt/f1" (of two languages). The protocol block has the matrices.
     """
-    config = DEFAULTS.with_settings(settings)
-    folder, limit = folder_of(settings, "retrieval"), row_limit(settings)
-    wanted = names(settings, "tasks")
-    tasks = [t for t in chosen(wanted, TASKS, "tasks") if wanted is not None or there(t, folder)] or list(
-        TASKS
-    )
-    grids = {task: load_grid(task, folder, names(settings, "languages"), limit) for task in tasks}
-    training = load_training(folder, str(settings.get("train") or "en"), limit)
-    reader = Reader(encoder, config, settings)
-    fitted = reader.fit(training)
-    scores: dict[str, float] = {}
-    matrices: dict[str, Any] = {}
-    for task, grid in grids.items():
-        found = {
-            pair: answer_scores(answers, grid[pair].answers, pair[0])
-            for pair, answers in reader.answers(grid)
-        }
-        scores |= _task_scores(task, found)
-        matrices[task] = {
-            metric: {
-                of: {by: round(found[of, by][metric], 2) for o, by in found if o == of} for of, _ in found
+
+    name = "qa"
+    folders = ("retrieval",)
+    keys = ("tasks", "languages", "train", "limit", "finetune")
+    defaults = DEFAULTS
+
+    def load(self, settings: Settings) -> QAData:
+        """Training questions and grids."""
+        self.config(settings)
+        grids = load_grids(settings)
+        folder, train = folder_of(settings, "retrieval"), str(settings.get("train") or "en")
+        return QAData(load_training(folder, train, row_limit(settings)), grids)
+
+    def score(self, encoder: Any, data: QAData, settings: Settings) -> Scored:
+        """Train a reader, and score its answers."""
+        config, limit = self.config(settings), row_limit(settings)
+        reader = Reader(encoder, config, settings)
+        fitted = reader.fit(data.training)
+        scores: dict[str, float] = {}
+        matrices: dict[str, Any] = {}
+        for task, grid in data.grids.items():
+            found = {
+                pair: answer_scores(answers, grid[pair].answers, pair[0])
+                for pair, answers in reader.answers(grid)
             }
-            for metric in ("f1", "em")
-        }
-    block = protocols.describe(
-        encoder,
-        suite="qa",
-        name="extractive_qa",
-        aggregation="mean over questions; xlt: mean over languages; gxlt: mean over pairs of two languages",
-        text="raw",
-        data={
-            "train": {
-                "source": training.source,
-                "rows": len(training.rows),
-                "dropped": training.dropped,
-                "windows": reader.training_windows,
-            },
-            **{
-                task: {
-                    "source": sorted({q.source for q in grid.values()}),
-                    "questions": {f"{by}-{of}": len(q) for (of, by), q in grid.items()},
+            scores |= _task_scores(task, found)
+            matrices[task] = {
+                metric: {
+                    of: {by: round(found[of, by][metric], 2) for o, by in found if o == of} for of, _ in found
                 }
-                for task, grid in grids.items()
+                for metric in ("f1", "em")
+            }
+        block = protocols.describe(
+            encoder,
+            suite=self.name,
+            name="extractive_qa",
+            aggregation="mean over questions; xlt: mean over languages; gxlt: mean over pairs of two languages",
+            text="raw",
+            data={
+                "train": {
+                    "source": data.training.source,
+                    "rows": len(data.training.rows),
+                    "dropped": data.training.dropped,
+                    "windows": reader.training_windows,
+                },
+                **{
+                    task: {
+                        "source": sorted({q.source for q in grid.values()}),
+                        "questions": {f"{by}-{of}": len(q) for (of, by), q in grid.items()},
+                    }
+                    for task, grid in data.grids.items()
+                },
             },
-        },
-        warnings=limit_note(limit),
-        notes=[
-            "f1, em: MLQA's normalisation in the passage's language; *_squad: SQuAD v1.1's",
-            "a cell is question language - passage language; the matrices are passage -> question",
-            "encoder template and pooling play no part: the head reads the backbone's last layer",
-        ],
-        seed=config.seed,
-        matrices=matrices,
-        finetune=config.plain() | reader.plain() | fitted.plain(),
-    )
-    return scores, block
+            warnings=limit_note(limit),
+            notes=[
+                "f1, em: MLQA's normalisation in the passage's language; *_squad: SQuAD v1.1's",
+                "a cell is question language - passage language; the matrices are passage -> question",
+                "encoder template and pooling play no part: the head reads the backbone's last layer",
+            ],
+            seed=config.seed,
+            matrices=matrices,
+            finetune=config.plain() | reader.plain() | fitted.plain(),
+        )
+        return scores, block
 
 
 def _task_scores(task: str, found: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, float]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.core.hub import hub_rows
-from embedlab.evaluation.core.settings import chosen
+from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
+from embedlab.evaluation.core.settings import chosen, folder_of, names, row_limit
 
 TASKS = ("xquad", "mlqa")
 XQUAD_LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
@@ -237,3 +237,15 @@ def load_training(folder: Path | None, name: str = "en", limit: int | None = Non
             "no answer is found in its passage", file=path, fix="columns question, passage, answer"
         )
     return TrainingQuestions(kept, len(triples) - len(kept), str(path))
+
+
+def load_grids(settings: Mapping[str, Any]) -> dict[str, Grid]:
+    """The grids of the key ``tasks``, by default of those that are there.
+
+    Raises UserError for an unknown task or language, a missing or broken file.
+    """
+    folder, limit = folder_of(settings, "retrieval"), row_limit(settings)
+    wanted = names(settings, "tasks")
+    tasks = chosen(wanted, TASKS, "tasks")
+    tasks = [task for task in tasks if wanted is not None or there(task, folder)] or list(TASKS)
+    return {task: load_grid(task, folder, names(settings, "languages"), limit) for task in tasks}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,12 +12,11 @@ import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.files import find_file, is_there, read_tsv
-from embedlab.evaluation.core.hub import hub_rows
-from embedlab.evaluation.core.labels import numbered
+from embedlab.evaluation.core.files import find_file, hub_rows, is_there, numbered, read_tsv
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
+from embedlab.evaluation.core.suite import Scored, Settings
 from embedlab.evaluation.finetune.classify import Labelled, classify
-from embedlab.evaluation.finetune.config import FineTuneConfig
+from embedlab.evaluation.finetune.config import FineTuneConfig, FineTunedSuite
 
 CLASSES = ("entailment", "neutral", "contradiction")
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
@@ -95,51 +95,75 @@ def load_training(
     return Labelled(first, second, np.array(labels, dtype=np.int64), ", ".join(wanted))
 
 
-def run(encoder: Any, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `xnli`. Settings: data_dir (folder of nli/; None: the hub), languages (to test on), train
+@dataclass(frozen=True)
+class XNLIData:
+    """English pairs to train on, English dev where it is there, and the test sets by language."""
+
+    training: Labelled
+    dev: Labelled | None
+    tests: dict[str, Labelled]
+
+
+class XNLI(FineTunedSuite):
+    """Settings: data_dir (folder of nli/; None: the hub), languages (to test on), train
     (stems of English files, `TRAINING`), limit (rows of each file), finetune.* (`FineTuneConfig`), dtype.
 
     English dev chooses the weights, where it is there. Scores in percent: "xnli-de/accuracy", ...,
     "xnli/accuracy" (mean over languages), "xnli-zeroshot/accuracy" (mean without English).
     """
-    config = DEFAULTS.with_settings(settings)
-    folder, limit = folder_of(settings, "nli"), row_limit(settings)
-    tested = chosen(names(settings, "languages"), languages(folder), "languages")
-    tests = {language: load(folder, language, "test") for language in tested}
-    has_dev = folder is None or is_there(folder, "xnli_dev_en")
-    dev = load(folder, "en", "dev") if has_dev else None
-    held_out = [tests[key] for key in tests if key == "en"] + ([dev] if dev is not None else [])
-    training = load_training(folder, names(settings, "train"), held_out, limit)
-    tests = {language: data.head(limit) for language, data in tests.items()}
-    dev = dev.head(limit) if dev is not None else None
-    outcome = classify(encoder, training, tests, len(CLASSES), config, settings, "xnli", dev)
-    found = {
-        language: 100 * float((outcome.predictions[language] == data.labels).mean())
-        for language, data in tests.items()
-    }
-    scores = {"xnli/accuracy": fmean(found.values())}
-    if others := [score for language, score in found.items() if language != "en"]:
-        scores["xnli-zeroshot/accuracy"] = fmean(others)
-    scores |= {f"xnli-{language}/accuracy": score for language, score in found.items()}
-    block = protocols.describe(
-        encoder,
-        suite="xnli",
-        name="xnli_zero_shot",
-        aggregation="accuracy; mean over languages",
-        text="raw",
-        data={
-            "train": {"source": training.source, "rows": len(training)},
-            "dev": {"source": dev.source, "rows": len(dev)} if dev is not None else None,
-            "test": {language: len(data) for language, data in tests.items()},
-        },
-        warnings=limit_note(limit),
-        notes=[
-            "the weights are those of the best English dev accuracy"
-            if dev is not None
-            else "no dev file: the last weights",
-            "encoder template and pooling play no part: the head reads the backbone's last layer",
-        ],
-        seed=config.seed,
-        finetune=config.plain() | outcome.plain(),
-    )
-    return scores, block
+
+    name = "xnli"
+    folders = ("nli",)
+    keys = ("languages", "train", "limit", "finetune")
+    defaults = DEFAULTS
+
+    def load(self, settings: Settings) -> XNLIData:
+        """Training, dev and test pairs."""
+        self.config(settings)
+        folder, limit = folder_of(settings, "nli"), row_limit(settings)
+        tested = chosen(names(settings, "languages"), languages(folder), "languages")
+        tests = {language: load(folder, language, "test") for language in tested}
+        has_dev = folder is None or is_there(folder, "xnli_dev_en")
+        dev = load(folder, "en", "dev") if has_dev else None
+        held_out = [tests[key] for key in tests if key == "en"] + ([dev] if dev is not None else [])
+        training = load_training(folder, names(settings, "train"), held_out, limit)
+        tests = {language: data.head(limit) for language, data in tests.items()}
+        dev = dev.head(limit) if dev is not None else None
+        return XNLIData(training, dev, tests)
+
+    def score(self, encoder: Any, data: XNLIData, settings: Settings) -> Scored:
+        """Train on English, and name the labels of each language."""
+        config = self.config(settings)
+        result = classify(
+            encoder, data.training, data.tests, len(CLASSES), config, settings, "xnli", data.dev
+        )
+        found = {
+            language: 100 * float((result.predictions[language] == test.labels).mean())
+            for language, test in data.tests.items()
+        }
+        scores = {"xnli/accuracy": fmean(found.values())}
+        if others := [score for language, score in found.items() if language != "en"]:
+            scores["xnli-zeroshot/accuracy"] = fmean(others)
+        scores |= {f"xnli-{language}/accuracy": score for language, score in found.items()}
+        block = protocols.describe(
+            encoder,
+            suite=self.name,
+            name="xnli_zero_shot",
+            aggregation="accuracy; mean over languages",
+            text="raw",
+            data={
+                "train": {"source": data.training.source, "rows": len(data.training)},
+                "dev": {"source": data.dev.source, "rows": len(data.dev)} if data.dev is not None else None,
+                "test": {language: len(test) for language, test in data.tests.items()},
+            },
+            warnings=limit_note(row_limit(settings)),
+            notes=[
+                "the weights are those of the best English dev accuracy"
+                if data.dev is not None
+                else "no dev file: the last weights",
+                "encoder template and pooling play no part: the head reads the backbone's last layer",
+            ],
+            seed=config.seed,
+            finetune=config.plain() | result.plain(),
+        )
+        return scores, block

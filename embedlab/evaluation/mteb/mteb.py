@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder
 
 LISTS = Path(__file__).parent / "task_lists"
@@ -24,8 +26,17 @@ _SAID = "#:"  # begins the lines of a list file that are said where the list is 
 log = logging.getLogger(__name__)
 
 
-def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `mteb`.
+@dataclass(frozen=True)
+class MTEBTasks:
+    """mteb's task objects, the folder of each whose data are local, and what the lists of tasks say of themselves."""
+
+    tasks: list[Any]
+    local: dict[str, str]
+    notes: list[str]
+
+
+class MTEB(Suite):
+    """Tasks of the package `mteb`.
 
     Settings: tasks (names of mteb, names of our lists such as jtcse_zeroshot, paths of .txt files with a name
     a line; default STSBenchmark), data_dir (folder with local copies: ORGANISATION/NAME or NAME of the data
@@ -38,61 +49,71 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     type the mean of their main scores, "mteb_classification/main_score". A task that fails (its data are not
     here, say) is a warning, and UserError when none succeeds.
     """
-    mteb = _mteb()
-    tasks = resolve_tasks(settings.get("tasks"), settings.get("languages"))
-    notes = list_notes(settings.get("tasks"))
-    for note in notes:  # before hours of scoring
-        log.warning("%s", note)
-    local = _use_local_data(tasks, settings.get("data_dir"))
-    prompts = dict(settings.get("prompts") or {})
-    model = _adapter(encoder, prompts)
-    folder = settings.get("mteb_cache")
-    cache = mteb.ResultCache(cache_path=folder) if folder else None
-    result = mteb.evaluate(
-        model,
-        tasks,
-        cache=cache,
-        raise_error=False,
-        show_progress_bar=False,
-        encode_kwargs={"batch_size": 64},
-    )
-    failures = {failed.task_name: _first_line(failed.exception) for failed in result.exceptions or ()}
-    done = [task_result for task_result in result.task_results if task_result.scores]
-    if not done:
-        name, reason = next(iter(failures.items()), ("mteb", "no task was scored"))
-        raise UserError(
-            f"{name} cannot be scored ({reason})",
-            key="tasks",
-            fix="data_dir=FOLDER with the task's data, or a machine that reaches the hub",
+
+    name = "mteb"
+    keys = ("tasks", "languages", "prompts", "mteb_cache")
+    packages: ClassVar = {"mteb": "mteb"}
+
+    def load(self, settings: Settings) -> MTEBTasks:
+        """The tasks by name; mteb itself reads their data."""
+        tasks = resolve_tasks(settings.get("tasks"), settings.get("languages"))
+        notes = list_notes(settings.get("tasks"))
+        return MTEBTasks(tasks, _use_local_data(tasks, settings.get("data_dir")), notes)
+
+    def score(self, encoder: Encoder, data: MTEBTasks, settings: Settings) -> Scored:
+        """The main score of each task."""
+        mteb = _mteb()
+        for note in data.notes:  # before hours of scoring
+            log.warning("%s", note)
+        prompts = dict(settings.get("prompts") or {})
+        model = _adapter(encoder, prompts)
+        folder = settings.get("mteb_cache")
+        cache = mteb.ResultCache(cache_path=folder) if folder else None
+        result = mteb.evaluate(
+            model,
+            data.tasks,
+            cache=cache,
+            raise_error=False,
+            show_progress_bar=False,
+            encode_kwargs={"batch_size": 64},
         )
-    scores = _flat([(task_result, _task_type(tasks, task_result.task_name)) for task_result in done])
-    block = protocol.describe(
-        encoder,
-        suite="mteb",
-        name="mteb",
-        aggregation="mean over subsets and splits of a task; mean over tasks of a type",
-        text="raw",
-        data={
-            task_result.task_name: {
-                "source": local.get(task_result.task_name, "hub"),
-                # A local copy carries no revision: what mteb says is the one that the hub would have been
-                # asked for.
-                "revision": None if task_result.task_name in local else task_result.dataset_revision,
-                "splits": {
-                    split: [entry["hf_subset"] for entry in entries]
-                    for split, entries in task_result.scores.items()
-                },
-                "prompts": model.used.get(task_result.task_name, {}),
-            }
-            for task_result in done
-        },
-        warnings=[f"{name} was not scored: {reason}" for name, reason in failures.items()],
-        notes=notes,
-        prompts=prompts,
-        mteb=mteb.__version__,
-        similarity="cosine",
-    )
-    return scores, block
+        failures = {failed.task_name: _first_line(failed.exception) for failed in result.exceptions or ()}
+        done = [task_result for task_result in result.task_results if task_result.scores]
+        if not done:
+            name, reason = next(iter(failures.items()), ("mteb", "no task was scored"))
+            raise UserError(
+                f"{name} cannot be scored ({reason})",
+                key="tasks",
+                fix="data_dir=FOLDER with the task's data, or a machine that reaches the hub",
+            )
+        scores = _flat([(task_result, _task_type(data.tasks, task_result.task_name)) for task_result in done])
+        block = protocol.describe(
+            encoder,
+            suite=self.name,
+            name="mteb",
+            aggregation="mean over subsets and splits of a task; mean over tasks of a type",
+            text="raw",
+            data={
+                task_result.task_name: {
+                    "source": data.local.get(task_result.task_name, "hub"),
+                    # A data.local copy carries no revision: what mteb says is the one that the hub would have been
+                    # asked for.
+                    "revision": None if task_result.task_name in data.local else task_result.dataset_revision,
+                    "splits": {
+                        split: [entry["hf_subset"] for entry in entries]
+                        for split, entries in task_result.scores.items()
+                    },
+                    "prompts": model.used.get(task_result.task_name, {}),
+                }
+                for task_result in done
+            },
+            warnings=[f"{name} was not scored: {reason}" for name, reason in failures.items()],
+            notes=data.notes,
+            prompts=prompts,
+            mteb=mteb.__version__,
+            similarity="cosine",
+        )
+        return scores, block
 
 
 def resolve_tasks(names: str | Sequence[str] | None, languages: Sequence[str] | None = None) -> list[Any]:

@@ -26,8 +26,10 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
+from embedlab.evaluation.core.table import Scores
 from embedlab.evaluation.core.vectors import unique
-from embedlab.evaluation.sts.sts import all_sentences, load_sts, row_count_warning
+from embedlab.evaluation.sts.sts import STSPairs, all_sentences, load_sts, row_count_warning
 
 if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
@@ -213,34 +215,52 @@ def flatten(profiles: Sequence[Profile]) -> dict[str, float]:
     return scores
 
 
-def run(encoder: Any, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite ``cls_energy`` on the sentences of STS-B dev.
+class CLSEnergy(Suite):
+    """Energy and attention on the sentences of STS-B dev.
 
-    Settings: data_dir (None: the hub), sts_text, and figure (a file to draw the profile in; needs
-    matplotlib).
+    Settings: data_dir (None: the hub), sts_text, and figure (a file to draw the profile in; needs matplotlib).
     """
-    pairs = load_sts("stsb", settings.get("data_dir"), settings.get("sts_text") or "raw", split="dev")
-    sentences, _ = unique(all_sentences([pairs]))
-    profiles = [profile(tower, sentences) for tower in towers(encoder)]
-    scores = flatten(profiles)
-    if settings.get("figure"):
-        from embedlab.report.cls_energy import save_profile
 
-        save_profile({"encoder": scores}, Path(str(settings["figure"])))
-    warning = row_count_warning(pairs)
-    block = protocols.describe(
-        encoder,
-        suite="cls_energy",
-        name="cls_energy_stsb_dev",
-        aggregation="mean over sentences, by layer, then over towers; E_CLS is E1 at the last layer",
-        text=pairs.text,
-        sentences=sentences,
-        data={"stsb (dev)": {"source": pairs.source, "sentences": len(sentences)}},
-        warnings=[warning] if warning else [],
-        notes=[
-            "our reading of E_CLS: the paper's formula is not known",
-            "attention weights without dropout, fp32",
-        ],
-        towers=len(profiles),
-    )
-    return scores, block
+    name = "cls_energy"
+    folders = ("sts",)
+    keys = ("sts_text", "figure")
+
+    def fits(self, info: BackboneInfo | None, towers: int) -> str | None:
+        """Only encoders whose blocks are known."""
+        if info is None or looks_into(info):
+            return None
+        return f"it cannot look into the blocks of {info.model_type}"
+
+    def load(self, settings: Settings) -> STSPairs:
+        """STS-B dev."""
+        return load_sts("stsb", settings.get("data_dir"), settings.get("sts_text") or "raw", split="dev")
+
+    def score(self, encoder: Any, data: STSPairs, settings: Settings) -> Scored:
+        """Every quantity by layer."""
+        sentences, _ = unique(all_sentences([data]))
+        profiles = [profile(tower, sentences) for tower in towers(encoder)]
+        scores = flatten(profiles)
+        warning = row_count_warning(data)
+        block = protocols.describe(
+            encoder,
+            suite=self.name,
+            name="cls_energy_stsb_dev",
+            aggregation="mean over sentences, by layer, then over towers; E_CLS is E1 at the last layer",
+            text=data.text,
+            sentences=sentences,
+            data={"stsb (dev)": {"source": data.source, "sentences": len(sentences)}},
+            warnings=[warning] if warning else [],
+            notes=[
+                "our reading of E_CLS: the paper's formula is not known",
+                "attention weights without dropout, fp32",
+            ],
+            towers=len(profiles),
+        )
+        return scores, block
+
+    def figures(self, scores: Scores, protocol: Mapping[str, Any], settings: Settings) -> None:
+        """The profile, where a file is named for it."""
+        if settings.get("figure"):
+            from embedlab.evaluation.core.figures import save_profile
+
+            save_profile({"encoder": scores}, Path(str(settings["figure"])))

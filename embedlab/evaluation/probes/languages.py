@@ -7,6 +7,7 @@ the first principal component loses its share, translations come closer than oth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation.bitext.parallel_texts import NTREX, ParallelTable, parallel_table
+from embedlab.evaluation.core import geometry
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.devices import scoring_device
 from embedlab.evaluation.core.nearest import TopK, unit
-from embedlab.evaluation.core.settings import folder_of, limit_note, names, row_limit, whole
+from embedlab.evaluation.core.settings import folder_of, limit_note, names, row_limit, scoring_device, whole
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
+from embedlab.evaluation.core.table import Scores, Table, protocol_line, task_table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
-from embedlab.evaluation.probes import geometry
 
 SEED = 0
 LIMIT = 1000
@@ -121,8 +123,10 @@ def _softmax_regression(x: Tensor, labels: Tensor, classes: int, l2: float) -> T
     return weight.detach()
 
 
-def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `languages`. Settings: data_dir (folder of parallel/), table (file stem, NTREX), pivot
+class Languages(Suite):
+    """What languages leave in the vectors.
+
+    Settings: data_dir (folder of parallel/), table (file stem, NTREX), pivot
     (first language), languages, limit (sentences of each language, 1,000), neighbours (10), device, figure
     (FILE.png: spectrum by language), map (FILE.png: map of the sentences) and projection (tsne, umap).
 
@@ -131,47 +135,81 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     of languages; "identity/accuracy" (language probe, percent), "identity/chance", "purity/knn" (percent),
     "purity/chance". The protocol block holds singular values by language and both cosine matrices.
     """
-    limit = row_limit(settings, LIMIT)
-    table = parallel_table(
-        folder_of(settings, "parallel"), settings.get("table") or NTREX, names(settings, "languages"), limit
-    )
-    _check_probe(len(table), table.source)
-    pivot = str(settings.get("pivot") or table.languages[0])
-    if pivot not in table.languages:
-        raise UserError("is not there", key="pivot", value=pivot, fix=f"one of {', '.join(table.languages)}")
-    neighbours = whole(settings, "neighbours", 10)
-    vectors = Vectors(encoder, [text for texts in table.texts.values() for text in texts])
-    vectors.require_finite()
-    vectors.matrix = vectors.matrix.to(scoring_device(settings.get("device")))
-    stack = torch.stack([vectors.take(texts) for texts in table.texts.values()])  # [languages, n, D]
-    scores, values = _spectra(table, stack)
-    related, unrelated = pair_cosines(stack)
-    scores |= _cosine_scores(table, pivot, related, unrelated)
-    scores |= _language_scores(stack, neighbours)
-    block = protocols.describe(
-        encoder,
-        suite="languages",
-        name="language_geometry",
-        aggregation=f"{len(table)} sentences in each of {len(table.languages)} languages",
-        text="raw",
-        sentences=vectors.sentences,
-        data={"table": {"source": table.source, "languages": table.languages, "rows": len(table)}},
-        warnings=limit_note(settings.get("limit")),
-        notes=[
-            "unit rows; pc*_share and effective_rank centred, rankme not",
-            "probe: standardised unit rows, linear softmax, 60/20/20 split by sentence",
-        ],
-        seed=SEED,
-        neighbours=neighbours,
-        singular_values=values,
-        cosine={
-            "languages": table.languages,
-            "related": related.cpu().numpy().round(5).tolist(),
-            "unrelated": unrelated.cpu().numpy().round(5).tolist(),
-        },
-    )
-    _figures(settings, table, stack, values)
-    return scores, block
+
+    name = "languages"
+    folders = ("parallel",)
+    hub = False
+    keys = ("languages", "limit", "table", "pivot", "neighbours", "figure", "map", "projection")
+
+    def load(self, settings: Settings) -> ParallelTable:
+        """The table of translations."""
+        folder, limit = folder_of(settings, "parallel"), row_limit(settings, LIMIT)
+        table = parallel_table(folder, settings.get("table") or NTREX, names(settings, "languages"), limit)
+        _check_probe(len(table), table.source)
+        pivot = str(settings.get("pivot") or table.languages[0])
+        if pivot not in table.languages:
+            raise UserError(
+                "is not there", key="pivot", value=pivot, fix=f"one of {', '.join(table.languages)}"
+            )
+        whole(settings, "neighbours", 10)
+        return table
+
+    def score(self, encoder: Encoder, data: ParallelTable, settings: Settings) -> Scored:
+        """Spectra, cosines, probe and purity."""
+        pivot = str(settings.get("pivot") or data.languages[0])
+        neighbours = whole(settings, "neighbours", 10)
+        vectors = Vectors(encoder, [text for texts in data.texts.values() for text in texts])
+        vectors.require_finite()
+        vectors.matrix = vectors.matrix.to(scoring_device(settings.get("device")))
+        stack = torch.stack([vectors.take(texts) for texts in data.texts.values()])  # [languages, n, D]
+        scores, values = _spectra(data, stack)
+        related, unrelated = pair_cosines(stack)
+        scores |= _cosine_scores(data, pivot, related, unrelated)
+        scores |= _language_scores(stack, neighbours)
+        block = protocols.describe(
+            encoder,
+            suite=self.name,
+            name="language_geometry",
+            aggregation=f"{len(data)} sentences in each of {len(data.languages)} languages",
+            text="raw",
+            sentences=vectors.sentences,
+            data={"table": {"source": data.source, "languages": data.languages, "rows": len(data)}},
+            warnings=limit_note(settings.get("limit")),
+            notes=[
+                "unit rows; pc*_share and effective_rank centred, rankme not",
+                "probe: standardised unit rows, linear softmax, 60/20/20 split by sentence",
+            ],
+            seed=SEED,
+            neighbours=neighbours,
+            singular_values=values,
+            cosine={
+                "languages": data.languages,
+                "related": related.cpu().numpy().round(5).tolist(),
+                "unrelated": unrelated.cpu().numpy().round(5).tolist(),
+            },
+        )
+        if settings.get("map"):
+            from embedlab.evaluation.core import figures
+
+            how = str(settings.get("projection") or "tsne")
+            figures.save_map(stack.cpu().numpy(), data.languages, str(settings["map"]), how)
+        return scores, block
+
+    def figures(self, scores: Scores, protocol: Mapping[str, Any], settings: Settings) -> None:
+        """The spectrum by language, where a file is named for it."""
+        if settings.get("figure"):
+            from embedlab.evaluation.core import figures
+
+            figures.save_spectrum(protocol["singular_values"], str(settings["figure"]))
+
+    def tables(self, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
+        """A table for each kind of score."""
+        groups = dict.fromkeys(key.partition("/")[0].partition("-")[0] for key in scores)
+        parts = {g: {k: v for k, v in scores.items() if re.match(f"{g}[-/]", k)} for g in groups}
+        last, caption = list(groups)[-1], protocol_line(protocol)
+        return [
+            task_table(part, 1, self.title(name), caption if g == last else "") for g, part in parts.items()
+        ]
 
 
 def _spectra(table: ParallelTable, stack: Tensor) -> tuple[dict[str, float], dict[str, list[float]]]:
@@ -212,17 +250,3 @@ def _language_scores(stack: Tensor, neighbours: int) -> dict[str, float]:
         "purity/knn": 100 * float(purity(rows, labels, neighbours).mean()),
         "purity/chance": 100 * (n - 1) / (count * n - 1),
     }
-
-
-def _figures(
-    settings: Mapping[str, Any], table: ParallelTable, stack: Tensor, values: Mapping[str, Any]
-) -> None:
-    if not settings.get("figure") and not settings.get("map"):
-        return
-    from embedlab.report import languages as figures
-
-    if settings.get("figure"):
-        figures.save_spectrum(values, str(settings["figure"]))
-    if settings.get("map"):
-        how = str(settings.get("projection") or "tsne")
-        figures.save_map(stack.cpu().numpy(), table.languages, str(settings["map"]), how)

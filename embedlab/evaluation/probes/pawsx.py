@@ -17,11 +17,10 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import pair_cosine
-from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.core.hub import hub_rows
-from embedlab.evaluation.core.means import group_means
+from embedlab.evaluation.core.correlation import group_means, pair_cosine
+from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
 from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 
 LANGUAGES = ("de", "en", "es", "fr", "ja", "ko", "zh")
@@ -97,37 +96,50 @@ def score(cosine: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `pawsx`. Settings: data_dir, languages (English), split (dev, test), limit.
+class PAWSX(Suite):
+    """Paraphrase or not. Settings: data_dir, languages (English), split (dev, test), limit.
 
     Scores: "pawsx-en/average_precision" and so on; with several languages their mean "pawsx/...".
     """
-    limit, split = row_limit(settings), settings.get("split") or "dev"
-    loaded = load(settings.get("data_dir"), split, names(settings, "languages"), limit)
-    vectors = Vectors(encoder, [text for pairs in loaded.values() for text in (*pairs.first, *pairs.second)])
-    found = {
-        f"pawsx-{language}": score(pair_cosine(vectors.take(p.first), vectors.take(p.second)), p.labels)
-        for language, p in loaded.items()
-    }
-    scores = {f"{task}/{metric}": value for task, each in found.items() for metric, value in each.items()}
-    if len(found) > 1:
-        scores |= group_means(found, {"pawsx": found}, ("average_precision", "roc_auc"))
-    block = protocols.describe(
-        encoder,
-        suite="pawsx",
-        name=f"pawsx_{split}",
-        aggregation="average precision and ROC area of the cosine",
-        text="raw",
-        sentences=vectors.sentences,
-        data={
-            f"pawsx-{language}": {
-                "source": p.source,
-                "pairs": len(p.labels),
-                "paraphrases": int(p.labels.sum()),
-            }
-            for language, p in loaded.items()
-        },
-        warnings=limit_note(limit) + vectors.non_finite_note(),
-        notes=["average precision at chance is the share of paraphrases"],
-    )
-    return scores, block
+
+    name = "pawsx"
+    folders = ("nli",)
+    keys = ("languages", "limit", "split")
+
+    def load(self, settings: Settings) -> dict[str, Pairs]:
+        """Pairs by language."""
+        split, languages = settings.get("split") or "dev", names(settings, "languages")
+        return load(settings.get("data_dir"), split, languages, row_limit(settings))
+
+    def score(self, encoder: Encoder, data: dict[str, Pairs], settings: Settings) -> Scored:
+        """Average precision and ROC area of the cosine."""
+        limit, split = row_limit(settings), settings.get("split") or "dev"
+        vectors = Vectors(
+            encoder, [text for pairs in data.values() for text in (*pairs.first, *pairs.second)]
+        )
+        found = {
+            f"pawsx-{language}": score(pair_cosine(vectors.take(p.first), vectors.take(p.second)), p.labels)
+            for language, p in data.items()
+        }
+        scores = {f"{task}/{metric}": value for task, each in found.items() for metric, value in each.items()}
+        if len(found) > 1:
+            scores |= group_means(found, {"pawsx": found}, ("average_precision", "roc_auc"))
+        block = protocols.describe(
+            encoder,
+            suite=self.name,
+            name=f"pawsx_{split}",
+            aggregation="average precision and ROC area of the cosine",
+            text="raw",
+            sentences=vectors.sentences,
+            data={
+                f"pawsx-{language}": {
+                    "source": p.source,
+                    "pairs": len(p.labels),
+                    "paraphrases": int(p.labels.sum()),
+                }
+                for language, p in data.items()
+            },
+            warnings=limit_note(limit) + vectors.non_finite_note(),
+            notes=["average precision at chance is the share of paraphrases"],
+        )
+        return scores, block

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,9 +13,10 @@ from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.correlation import pair_cosine, spearman
 from embedlab.evaluation.core.settings import task_names, whole
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 from embedlab.evaluation.probes.noise import NOISES, perturb
-from embedlab.evaluation.sts.sts import SEVEN, STSPairs, Text, all_sentences, load_sts, score_tasks
+from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_sts, score_tasks
 
 DEFAULT_RATE = 0.2
 LENGTHS = ((1, 10), (11, 20), (21, 32), (33, None))
@@ -27,8 +27,8 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 _FEW = 30
 
 
-def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `robustness`.
+class Robustness(Suite):
+    """STS under noise, and by length.
 
     Settings: data_dir (STS files; None: the hub), tasks (STS tasks, default all seven), sts_text (raw, tok),
     noises (default all of typos, case, punctuation, truncation; []: none, the lengths alone), noise_rate (a
@@ -40,45 +40,61 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     "length_33+/spearman", ...: the pairs of the tasks rated from 0 to 5 (not SICK-R) together, each pair
     once.
     """
-    tasks = task_names(settings, SEVEN, "STS")
-    rates = _rates(settings.get("noises"), settings.get("noise_rate"))
-    seed = whole(settings, "noise_seed", 0, least=0)
-    text = cast(Text, settings.get("sts_text") or "raw")
-    clean = [load_sts(task, settings.get("data_dir"), text) for task in tasks]
-    vectors = Vectors(encoder, all_sentences(clean))
-    warnings = vectors.non_finite_note()
-    scores = {key: value for key, value in score_tasks(vectors, clean).items() if key.endswith("/spearman")}
-    base = dict(scores)
-    by_length, counts = score_lengths(vectors, clean)
-    scores |= by_length
-    changed = {}
-    for noise, rate in rates.items():
-        noisy = [noisy_pairs(pairs, noise, rate, seed) for pairs in clean]
-        found = score_tasks(Vectors(encoder, all_sentences(noisy)), noisy)
-        for key, value in base.items():
-            task = key.partition("/")[0]
-            scores[f"{task}_{noise}/spearman"] = found[key]
-            scores[f"{task}_{noise}/change"] = found[key] - value
-        changed[noise] = _share_changed(clean, noisy)
-    warnings += [
-        f"length {bucket} has {n} pairs: its score says little" for bucket, n in counts.items() if n < _FEW
-    ]
-    block = protocol.describe(
-        encoder,
-        suite="robustness",
-        name="sts_robustness",
-        aggregation="all",
-        text=text,
-        sentences=vectors.sentences,
-        data={pairs.task: {"source": pairs.source, "pairs": len(pairs)} for pairs in clean},
-        warnings=warnings,
-        notes=["lengths are words and punctuation marks of the longer sentence"],
-        seed=seed,
-        noise_rates=rates,
-        sentences_changed=changed,
-        length_pairs=counts,
-    )
-    return scores, block
+
+    name = "robustness"
+    folders = ("sts",)
+    keys = ("tasks", "sts_text", "noises", "noise_rate", "noise_seed")
+
+    def load(self, settings: Settings) -> list[STSPairs]:
+        """The tasks without noise."""
+        tasks = task_names(settings, SEVEN, "STS")
+        _rates(settings.get("noises"), settings.get("noise_rate"))
+        whole(settings, "noise_seed", 0, least=0)
+        text = settings.get("sts_text") or "raw"
+        return [load_sts(task, settings.get("data_dir"), text) for task in tasks]
+
+    def score(self, encoder: Encoder, data: list[STSPairs], settings: Settings) -> Scored:
+        """Spearman with and without noise, and by length."""
+        rates = _rates(settings.get("noises"), settings.get("noise_rate"))
+        seed = whole(settings, "noise_seed", 0, least=0)
+        vectors = Vectors(encoder, all_sentences(data))
+        warnings = vectors.non_finite_note()
+        scores = {
+            key: value for key, value in score_tasks(vectors, data).items() if key.endswith("/spearman")
+        }
+        base = dict(scores)
+        by_length, counts = score_lengths(vectors, data)
+        scores |= by_length
+        changed = {}
+        for noise, rate in rates.items():
+            noisy = [noisy_pairs(pairs, noise, rate, seed) for pairs in data]
+            found = score_tasks(Vectors(encoder, all_sentences(noisy)), noisy)
+            for key, value in base.items():
+                task = key.partition("/")[0]
+                scores[f"{task}_{noise}/spearman"] = found[key]
+                scores[f"{task}_{noise}/change"] = found[key] - value
+            changed[noise] = _share_changed(data, noisy)
+        warnings += [
+            f"length {bucket} has {n} pairs: its score says little"
+            for bucket, n in counts.items()
+            if n < _FEW
+        ]
+        block = protocol.describe(
+            encoder,
+            suite=self.name,
+            name="sts_robustness",
+            aggregation="all",
+            text=data[0].text,
+            sentences=vectors.sentences,
+            data={pairs.task: {"source": pairs.source, "pairs": len(pairs)} for pairs in data},
+            warnings=warnings,
+            notes=["lengths are words and punctuation marks of the longer sentence"],
+            seed=seed,
+            noise_rates=rates,
+            sentences_changed=changed,
+            length_pairs=counts,
+        )
+        return scores, block
 
 
 def noisy_pairs(pairs: STSPairs, noise: str, rate: float, seed: int) -> STSPairs:

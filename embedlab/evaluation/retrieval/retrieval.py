@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
-from embedlab.evaluation.core.devices import scoring_device
 from embedlab.evaluation.core.nearest import BACKENDS, Backend, TopK, unit
-from embedlab.evaluation.core.packages import require
-from embedlab.evaluation.core.settings import whole
+from embedlab.evaluation.core.settings import require, scoring_device, whole
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, embed
 from embedlab.evaluation.retrieval.beir import Collection, is_collection, load_collection
 
@@ -28,8 +27,8 @@ Run = dict[str, dict[str, float]]
 """query id -> document id -> score."""
 
 
-def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `retrieval`.
+class Retrieval(Suite):
+    """Retrieval on collections in BEIR's layout.
 
     Settings: data_dir (a BEIR folder, or a folder of such folders), tasks (names of those folders; default
     all), split (test), similarity (cosine or dot), depth (documents a query, 1000: MAP is over these), index
@@ -40,67 +39,87 @@ def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float]
     Scores x100: "scifact/ndcg@10", "scifact/mrr@10", "scifact/recall@100", "scifact/map"; with several
     collections their means "retrieval/ndcg@10", ... Queries without a relevant document are not asked.
     """
+
+    name = "retrieval"
+    folders = ("retrieval",)
+    hub = False
+    keys = (
+        "tasks",
+        "split",
+        "similarity",
+        "depth",
+        "index",
+        "query_prompt",
+        "corpus_prompt",
+        "codes",
+        "skip_same_id",
+    )
+    packages: ClassVar = {"ir_measures": "ir-measures"}
+
+    def load(self, settings: Settings) -> list[Collection]:
+        """The collections."""
+        how = _how(settings)
+        folders = _folders(settings.get("data_dir"), settings.get("tasks"))
+        return [load_collection(folder, settings.get("split") or "test", how["codes"]) for folder in folders]
+
+    def score(self, encoder: Encoder, data: list[Collection], settings: Settings) -> Scored:
+        """nDCG, MRR, recall and MAP of each collection."""
+        require("ir_measures", "ir-measures")
+        how = _how(settings)
+        scores: dict[str, float] = {}
+        for collection in data:
+            found = search(
+                encoder, collection, how["depth"], similarity=how["similarity"], index=how["index"],
+                query_prompt=how["prompts"]["query"], corpus_prompt=how["prompts"]["corpus"],
+                skip_same_id=how["skip_same_id"], device=settings.get("device"),
+            )  # fmt: skip
+            measured = measure(found, collection.qrels)
+            scores |= {f"{collection.name}/{name}": value for name, value in measured.items()}
+        if len(data) > 1:
+            for name in _MEASURES:
+                scores[f"retrieval/{name}"] = float(np.mean([scores[f"{c.name}/{name}"] for c in data]))
+        block = protocol.describe(
+            encoder,
+            suite=self.name,
+            name="beir",
+            aggregation="mean over queries; mean of collections",
+            text="raw",
+            sentences=[how["prompts"]["corpus"] + text for c in data for text in c.documents.values()],
+            data={
+                c.name: {
+                    "source": c.source,
+                    "split": c.split,
+                    "documents": len(c.documents),
+                    "queries": len(c.queries),
+                }
+                for c in data
+            },
+            warnings=[
+                f"{c.name}: {c.dangling} judgements name a query or document that is not there and were ignored"
+                for c in data
+                if c.dangling
+            ],
+            **how,
+            ir_measures=_version("ir-measures"),
+        )
+        return scores, block
+
+
+def _how(settings: Settings) -> dict[str, Any]:
+    """What the collections are searched with, as the protocol block says it. UserError for a wrong value."""
     similarity, index = settings.get("similarity") or "cosine", settings.get("index") or "torch"
     if similarity not in SIMILARITIES:
         raise UserError("no such similarity", key="similarity", value=similarity, fix="choose cosine or dot")
     if index not in BACKENDS:
         raise UserError("no such index", key="index", value=index, fix="choose torch or faiss")
-    depth = whole(settings, "depth", 1000)
-    prompts = {side: settings.get(f"{side}_prompt") or "" for side in ("query", "corpus")}
-    skip_same_id = bool(settings.get("skip_same_id"))
-    folders = _folders(settings.get("data_dir"), settings.get("tasks"))
-    split, codes = settings.get("split") or "test", settings.get("codes") or "binary"
-    collections = [load_collection(folder, split, codes) for folder in folders]
-    require("ir_measures", "ir-measures")
-    scores: dict[str, float] = {}
-    for collection in collections:
-        found = search(
-            encoder,
-            collection,
-            depth,
-            similarity=similarity,
-            index=index,
-            query_prompt=prompts["query"],
-            corpus_prompt=prompts["corpus"],
-            skip_same_id=skip_same_id,
-            device=settings.get("device"),
-        )
-        scores |= {
-            f"{collection.name}/{name}": value for name, value in measure(found, collection.qrels).items()
-        }
-    if len(collections) > 1:
-        for name in _MEASURES:
-            scores[f"retrieval/{name}"] = float(np.mean([scores[f"{c.name}/{name}"] for c in collections]))
-    block = protocol.describe(
-        encoder,
-        suite="retrieval",
-        name="beir",
-        aggregation="mean over queries; mean of collections",
-        text="raw",
-        sentences=[prompts["corpus"] + text for c in collections for text in c.documents.values()],
-        data={
-            c.name: {
-                "source": c.source,
-                "split": c.split,
-                "documents": len(c.documents),
-                "queries": len(c.queries),
-            }
-            for c in collections
-        },
-        warnings=[
-            f"{c.name}: {c.dangling} judgements name a query or document that is not there and were ignored"
-            for c in collections
-            if c.dangling
-        ],
-        similarity=similarity,
-        depth=depth,
-        index=index,
-        prompts=prompts,
-        skip_same_id=skip_same_id,
-        codes=codes,
-        ir_measures=_version("ir-measures"),
-    )
-    return scores, block
+    return {
+        "similarity": similarity,
+        "depth": whole(settings, "depth", 1000),
+        "index": index,
+        "prompts": {side: settings.get(f"{side}_prompt") or "" for side in ("query", "corpus")},
+        "skip_same_id": bool(settings.get("skip_same_id")),
+        "codes": settings.get("codes") or "binary",
+    }
 
 
 def search(

@@ -17,6 +17,7 @@ from scipy.stats import rankdata
 from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import pair_cosine
 from embedlab.evaluation.core.settings import whole
+from embedlab.evaluation.core.table import Table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_sts
 
@@ -95,27 +96,48 @@ def _summary(task: str, point: float, samples: NDArray[np.float64]) -> dict[str,
     }
 
 
-def run(
-    first: Encoder, second: Encoder, settings: Mapping[str, Any]
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """Compare two encoders on STS; settings as of the suite ``sts``, and ``resamples``."""
-    tasks = [
-        load_sts(task, settings.get("data_dir"), settings.get("sts_text") or "raw")
-        for task in settings.get("tasks") or SEVEN
-    ]
-    resamples = whole(settings, "resamples", RESAMPLES)
-    block = protocols.describe(
-        second,
-        suite="compare",
-        name="sts_paired_bootstrap",
-        aggregation=f"all; {resamples} resamples of sentence pairs, the same for both encoders; 95 % interval",
-        text=settings.get("sts_text") or "raw",
-        sentences=all_sentences(tasks),
-        data={pairs.task: {"source": pairs.source, "pairs": len(pairs)} for pairs in tasks},
-        seed=SEED,
-        against=protocols.encoder_facts(first),
-        notes=[
-            "The interval is over the pairs of the test sets, for these two encoders; seeds are another matter."
-        ],
-    )
-    return compare_sts(first, second, tasks, resamples), block
+class Comparison:
+    """Two encoders on STS. Settings: those of the suite ``sts``, and ``resamples``."""
+
+    keys = ("resamples",)
+
+    def load(self, settings: Mapping[str, Any]) -> list[STSPairs]:
+        """The tasks.
+
+        Raises:
+            UserError: a wrong setting, a missing or broken file.
+        """
+        whole(settings, "resamples", RESAMPLES)
+        text = settings.get("sts_text") or "raw"
+        return [load_sts(task, settings.get("data_dir"), text) for task in settings.get("tasks") or SEVEN]
+
+    def score(
+        self, first: Encoder, second: Encoder, tasks: list[STSPairs], settings: Mapping[str, Any]
+    ) -> tuple[dict[str, float], dict[str, Any]]:
+        """``second`` minus ``first``, as of `compare_sts`, and the protocol block."""
+        resamples = whole(settings, "resamples", RESAMPLES)
+        block = protocols.describe(
+            second,
+            suite="compare",
+            name="sts_paired_bootstrap",
+            aggregation=f"all; {resamples} resamples of sentence pairs, the same for both encoders; 95 % interval",
+            text=settings.get("sts_text") or "raw",
+            sentences=all_sentences(tasks),
+            data={pairs.task: {"source": pairs.source, "pairs": len(pairs)} for pairs in tasks},
+            seed=SEED,
+            against=protocols.encoder_facts(first),
+            notes=[
+                "The interval is over the pairs of the test sets, for these two encoders; seeds are another matter."
+            ],
+        )
+        return compare_sts(first, second, tasks, resamples), block
+
+    def table(self, names: tuple[str, str], changes: Mapping[str, float], note: str) -> Table:
+        """One row a task; names of ``second`` and ``first``."""
+        rows = tuple(
+            (task, f"{changes[f'{task}/change']:+.2f}",
+             f"[{changes[f'{task}/change_low']:+.2f}, {changes[f'{task}/change_high']:+.2f}]")
+            for task in dict.fromkeys(key.split("/")[0] for key in changes)
+        )  # fmt: skip
+        title = f"{names[0]} minus {names[1]}, Spearman x100"
+        return Table(title, ("task", "change", "95 % over pairs"), rows, note)

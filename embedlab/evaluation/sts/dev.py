@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from embedlab.evaluation.core.correlation import pair_cosine, ranks, standardise
-from embedlab.evaluation.core.vectors import unique
-from embedlab.evaluation.probes.geometry import (
+from embedlab.evaluation.core.geometry import (
     POSITIVE_RATING,
     alignment,
     effective_rank,
     mean_cosine,
     uniformity,
 )
+from embedlab.evaluation.core.vectors import unique
 from embedlab.evaluation.sts.sts import STSPairs, all_sentences
 
 

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,9 +19,11 @@ from scipy.stats import rankdata
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
+from embedlab.evaluation.core.geometry import geometry_metrics, summary, unit
 from embedlab.evaluation.core.settings import whole
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
+from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, suite_table
 from embedlab.evaluation.core.vectors import Encoder, embed
-from embedlab.evaluation.probes.geometry import summary, unit
 
 RESAMPLES = 1000
 SEED = 0
@@ -147,22 +149,42 @@ def compare(
     return result
 
 
-def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `lee`: correlations with their intervals, and the geometry of the 50 documents. Settings:
-    resamples."""
-    lee = load_lee()
-    resamples = whole(settings, "resamples", RESAMPLES)
-    vectors = embed(encoder, lee.documents)
-    scores = score(vectors, lee, resamples)
-    shape = summary(vectors)
-    block = protocols.describe(
-        encoder,
-        suite="lee",
-        name="lee_cosine_human",
-        aggregation=f"all 1,225 pairs; 95% interval: {resamples} bootstrap samples over documents",
-        text="raw",
-        sentences=lee.documents,
-        data={"lee": {"source": "gensim", "documents": len(lee.documents)}},
-        seed=SEED,
+class Lee(Suite):
+    """Correlations with their intervals, and the geometry of the 50 documents. Settings: resamples."""
+
+    name = "lee"
+    keys = ("resamples",)
+    packages: ClassVar = {"gensim": "gensim"}
+    optional = True
+    metrics = (
+        Metric("lee/spearman", "Lee human similarity, Spearman", "higher"),
+        Metric("lee/pearson", "Lee human similarity, Pearson", "higher"),
+        *geometry_metrics("lee"),
     )
-    return {f"lee/{name}": value for name, value in {**scores, **shape}.items()}, block
+
+    def load(self, settings: Settings) -> LeeSet:
+        """The documents and their ratings."""
+        whole(settings, "resamples", RESAMPLES)
+        return load_lee()
+
+    def score(self, encoder: Encoder, data: LeeSet, settings: Settings) -> Scored:
+        """ "lee/spearman" and so on."""
+        resamples = whole(settings, "resamples", RESAMPLES)
+        vectors = embed(encoder, data.documents)
+        scores = score(vectors, data, resamples)
+        shape = summary(vectors)
+        block = protocols.describe(
+            encoder,
+            suite=self.name,
+            name="lee_cosine_human",
+            aggregation=f"all 1,225 pairs; 95% interval: {resamples} bootstrap samples over documents",
+            text="raw",
+            sentences=data.documents,
+            data={"lee": {"source": "gensim", "documents": len(data.documents)}},
+            seed=SEED,
+        )
+        return {f"lee/{name}": value for name, value in {**scores, **shape}.items()}, block
+
+    def tables(self, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
+        """One row a quantity."""
+        return [suite_table(scores, 1, self.title(name), self.metrics, protocol_line(protocol))]

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import pair_cosine, pearson, spearman
-from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.core.hub import hub_rows
+from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
 from embedlab.evaluation.core.settings import task_names
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
+from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, score_table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 
 Text = Literal["raw", "tok"]
@@ -140,7 +141,7 @@ def _from_file(task: str, split: str, text: Text, source: _Source, path: Path) -
                 file=path,
                 key="sts_text",
                 value=text,
-                fix="use sts_text=raw, or add SentEval's tokens as these columns",
+                fix="use raw, or add SentEval's tokens as these columns",
             )
         first, second = [" ".join(s.split()) for s in first], [" ".join(s.split()) for s in second]
     kept = [i for i, rating in enumerate(table[source.gold]) if rating.strip()]
@@ -190,7 +191,7 @@ def _from_hub(task: str, split: str, text: Text, source: _Source) -> STSPairs:
             f"{source.hub} has raw text only",
             key="sts_text",
             value=text,
-            fix="give data_dir=FOLDER with SentEval's tokens, or use sts_text=raw",
+            fix="give a folder with SentEval's tokens, or use raw",
         )
     columns = ["score", "sentence1", "sentence2"]
     files = "the STS files (sts12_test.tsv.gz ... sick_test.tsv.gz)"
@@ -275,43 +276,78 @@ def all_sentences(tasks: Sequence[STSPairs]) -> list[str]:
     return [sentence for pairs in tasks for side in (pairs.first, pairs.second) for sentence in side]
 
 
-def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `sts`. Settings: data_dir (None: the hub), sts_text (raw, tok: the headline), tasks (default
-    SEVEN).
+class STS(Suite):
+    """The seven STS tasks.
 
-    The headline variant has the plain names ("sts7/spearman"); the other one, where the source has it, is
-    scored from the same call of the encoder under "sts7_tok/spearman" (or "sts7_raw/...").
+    Settings: data_dir (None: the hub), sts_text (raw, tok: the headline), tasks (default SEVEN).
+
+    The headline variant has the plain names ("sts7/spearman"); the other one, where the source has it, is scored from
+    the same call of the encoder under "sts7_tok/spearman" (or "sts7_raw/...").
     """
-    data_dir = settings.get("data_dir")
-    headline: Text = settings.get("sts_text") or "raw"
-    tasks = task_names(settings, SEVEN, "STS")
-    main = [load_sts(task, data_dir, headline) for task in tasks]
-    second: Text = "tok" if headline == "raw" else "raw"
-    notes = [note for pairs in main for note in pairs.notes]
-    other: list[STSPairs] = []
-    try:
-        other = [load_sts(task, data_dir, second) for task in tasks]
-        notes += [note for pairs in other for note in pairs.notes]
-    except UserError:
-        notes.append(f"text variant {second} is not in this source, so it was not scored")
-    vectors = Vectors(encoder, all_sentences([*main, *other]))
-    scores = score_tasks(vectors, main)
-    for key, value in score_tasks(vectors, other).items():
-        task, metric = key.split("/")
-        scores[f"{task}_{second}/{metric}"] = value
-    warnings = [warning for pairs in main if (warning := row_count_warning(pairs))]
-    warnings += vectors.non_finite_note()
-    if len(vectors.matrix) > 1 and bool((vectors.matrix == vectors.matrix[0]).all()):
-        warnings.append("all sentence vectors are equal (a collapsed encoder): no correlation, counted as 0")
-    block = protocols.describe(
-        encoder,
-        suite="sts",
-        name="sts7_senteval" if not warnings and set(tasks) == set(SEVEN) else "sts_cosine_spearman",
-        aggregation="all",
-        text=headline,
-        sentences=vectors.sentences,
-        data={pairs.task: {"source": pairs.source, "pairs": len(pairs)} for pairs in main},
-        warnings=warnings,
-        notes=notes,
-    )
-    return scores, block
+
+    name = "sts"
+    folders = ("sts",)
+    keys = ("tasks", "sts_text")
+    metrics = tuple(Metric(f"{t}/spearman", LABELS[t], "higher") for t in (*SEVEN, "sts7"))
+
+    def load(self, settings: Settings) -> Variants:
+        """The tasks as the headline has them, and in the other text variant."""
+        headline: Text = settings.get("sts_text") or "raw"
+        tasks = task_names(settings, SEVEN, "STS")
+        main = [load_sts(task, settings.get("data_dir"), headline) for task in tasks]
+        second: Text = "tok" if headline == "raw" else "raw"
+        notes = [note for pairs in main for note in pairs.notes]
+        other: list[STSPairs] = []
+        try:
+            other = [load_sts(task, settings.get("data_dir"), second) for task in tasks]
+            notes += [note for pairs in other for note in pairs.notes]
+        except UserError:
+            notes.append(f"text variant {second} is not in this source, so it was not scored")
+        return Variants(main, other, notes)
+
+    def score(self, encoder: Encoder, data: Variants, settings: Settings) -> Scored:
+        """ "sts12/spearman" and so on."""
+        vectors = Vectors(encoder, all_sentences([*data.main, *data.other]))
+        scores = score_tasks(vectors, data.main)
+        headline = data.main[0].text
+        for key, value in score_tasks(vectors, data.other).items():
+            task, metric = key.split("/")
+            scores[f"{task}_{data.other[0].text}/{metric}"] = value
+        warnings = [warning for pairs in data.main if (warning := row_count_warning(pairs))]
+        warnings += vectors.non_finite_note()
+        if len(vectors.matrix) > 1 and bool((vectors.matrix == vectors.matrix[0]).all()):
+            warnings.append(
+                "all sentence vectors are equal (a collapsed encoder): no correlation, counted as 0"
+            )
+        published = not warnings and {pairs.task for pairs in data.main} == set(SEVEN)
+        block = protocols.describe(
+            encoder,
+            suite=self.name,
+            name="sts7_senteval" if published else "sts_cosine_spearman",
+            aggregation="all",
+            text=headline,
+            sentences=vectors.sentences,
+            data={pairs.task: {"source": pairs.source, "pairs": len(pairs)} for pairs in data.main},
+            warnings=warnings,
+            notes=data.notes,
+        )
+        return scores, block
+
+    def tables(self, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
+        """One row a text variant."""
+        headline = str(protocol["text"])
+        rows = {f"{name} ({headline})": [scores]}
+        for other in {"raw", "tok"} - {headline}:
+            mark = f"_{other}/"
+            second = {key.replace(mark, "/"): value for key, value in scores.items() if mark in key}
+            rows |= {f"{name} ({other})": [second]} if second else {}
+        return [score_table(rows, self.metrics, self.title(name), protocol_line(protocol))]
+
+
+@dataclass(frozen=True)
+class Variants:
+    """STS tasks in the headline's text variant and in the other one, which may not be there."""
+
+    main: list[STSPairs]
+    other: list[STSPairs]
+    notes: list[str]

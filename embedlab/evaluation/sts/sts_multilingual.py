@@ -6,7 +6,6 @@ translated second one keeps its human rating (Reimers & Gurevych 2020 build thei
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import pair_cosine, pearson, spearman
-from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.core.hub import hub_rows
-from embedlab.evaluation.core.means import group_means
+from embedlab.evaluation.core.correlation import group_means, pair_cosine, pearson, spearman
+from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
 from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 from embedlab.evaluation.sts.sts import STSPairs, all_sentences
 
@@ -114,37 +112,50 @@ def score(vectors: Vectors, first: STSPairs, second: STSPairs) -> dict[str, floa
     return {"spearman": 100 * float(spearman(cosine, gold)), "pearson": 100 * float(pearson(cosine, gold))}
 
 
-def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `sts_multilingual`. Settings: data_dir, languages, split (test, dev), limit.
+class STSMultilingual(Suite):
+    """Translated STS-B. Settings: data_dir, languages, split (test, dev), limit.
 
     Scores: "stsb-de/spearman" (both sentences German), "stsb-en-de/spearman" (English and German), their
     means without English "stsb-monolingual/spearman" and "stsb-crosslingual/spearman".
     """
-    limit, split = row_limit(settings), settings.get("split") or "test"
-    loaded = load(settings.get("data_dir"), split, names(settings, "languages"), limit)
-    vectors = Vectors(encoder, all_sentences(list(loaded.values())))
-    others = [name for name in loaded if name != "en"]
-    found = {f"stsb-{name}": score(vectors, pairs, pairs) for name, pairs in loaded.items()}
-    means = {"stsb-monolingual": [f"stsb-{name}" for name in others]}
-    if "en" in loaded:
-        found |= {f"stsb-en-{name}": score(vectors, loaded["en"], loaded[name]) for name in others}
-        means["stsb-crosslingual"] = [f"stsb-en-{name}" for name in others]
-    scores = group_means(found, means, ("spearman", "pearson"))
-    scores |= {f"{task}/{metric}": value for task, each in found.items() for metric, value in each.items()}
-    counts = [
-        f"{p.task} has {len(p)} pairs where STS-B {split} has {p.expected}"
-        for p in loaded.values()
-        if limit is None and len(p) != p.expected
-    ]
-    block = protocols.describe(
-        encoder,
-        suite="sts_multilingual",
-        name=f"stsb_multi_mt_{split}",
-        aggregation="all pairs of a language; mean over languages but English",
-        text="raw",
-        sentences=vectors.sentences,
-        data={p.task: {"source": p.source, "pairs": len(p)} for p in loaded.values()},
-        warnings=limit_note(limit) + counts + vectors.non_finite_note(),
-        notes=["translations by DeepL; ratings of the English pairs"],
-    )
-    return scores, block
+
+    name = "sts_multilingual"
+    folders = ("sts_multilingual",)
+    keys = ("languages", "limit", "split")
+
+    def load(self, settings: Settings) -> dict[str, STSPairs]:
+        """Pairs by language."""
+        split, languages = settings.get("split") or "test", names(settings, "languages")
+        return load(settings.get("data_dir"), split, languages, row_limit(settings))
+
+    def score(self, encoder: Encoder, data: dict[str, STSPairs], settings: Settings) -> Scored:
+        """Spearman and Pearson of each language and pair."""
+        limit, split = row_limit(settings), settings.get("split") or "test"
+        vectors = Vectors(encoder, all_sentences(list(data.values())))
+        others = [name for name in data if name != "en"]
+        found = {f"stsb-{name}": score(vectors, pairs, pairs) for name, pairs in data.items()}
+        means = {"stsb-monolingual": [f"stsb-{name}" for name in others]}
+        if "en" in data:
+            found |= {f"stsb-en-{name}": score(vectors, data["en"], data[name]) for name in others}
+            means["stsb-crosslingual"] = [f"stsb-en-{name}" for name in others]
+        scores = group_means(found, means, ("spearman", "pearson"))
+        scores |= {
+            f"{task}/{metric}": value for task, each in found.items() for metric, value in each.items()
+        }
+        counts = [
+            f"{p.task} has {len(p)} pairs where STS-B {split} has {p.expected}"
+            for p in data.values()
+            if limit is None and len(p) != p.expected
+        ]
+        block = protocols.describe(
+            encoder,
+            suite=self.name,
+            name=f"stsb_multi_mt_{split}",
+            aggregation="all pairs of a language; mean over languages but English",
+            text="raw",
+            sentences=vectors.sentences,
+            data={p.task: {"source": p.source, "pairs": len(p)} for p in data.values()},
+            warnings=limit_note(limit) + counts + vectors.non_finite_note(),
+            notes=["translations by DeepL; ratings of the English pairs"],
+        )
+        return scores, block

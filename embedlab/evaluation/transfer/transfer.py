@@ -21,10 +21,9 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
-from embedlab.evaluation.core.devices import scoring_device
-from embedlab.evaluation.core.kept import Kept
-from embedlab.evaluation.core.packages import require
-from embedlab.evaluation.core.settings import task_names
+from embedlab.evaluation.core.protocol import ResultCache
+from embedlab.evaluation.core.settings import require, scoring_device, task_names
+from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, SharedVectors, embed
 from embedlab.evaluation.transfer.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
 from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, Split, load_transfer, source
@@ -51,7 +50,7 @@ _ALIASES = {"dev": "fast", "fasttest": "fast"}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProbeResult:
     """Accuracies in percent; `folds`: test accuracy of each outer fold (one entry without outer folds);
     `l2`: the chosen value of each; `predictions`: labels of the test split, None under cross-validation."""
 
@@ -62,67 +61,89 @@ class Outcome:
     predictions: np.ndarray | None = None
 
 
-def run(encoder: Encoder, settings: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The suite `transfer`. Settings: data_dir (None: the hub), tasks (default `SEVEN`), mode (test, or fast
+class Transfer(Suite):
+    """The seven transfer tasks.
+
+    Settings: data_dir (None: the hub), tasks (default `SEVEN`), mode (test, or fast
     for 5 folds with rmsprop; scores of different modes do not compare), device (where classifiers are
     trained: cpu, cuda), kept (a file for finished tasks: a stopped run that is started again goes on after
     them).
 
     Scores: "mr/accuracy", "mr/dev_accuracy", ..., "mrpc/f1", and over all seven "transfer7/accuracy".
     """
-    name = settings.get("mode") or "test"
-    name = _ALIASES.get(name, name)
+
+    name = "transfer"
+    folders = ("transfer",)
+    keys = ("tasks", "mode")
+
+    def load(self, settings: Settings) -> dict[str, dict[str, Split]]:
+        """Splits by task."""
+        mode = MODES[mode_name(settings)]
+        data_dir = settings.get("data_dir")
+        tasks = task_names(settings, SEVEN, "transfer")
+        loaded = {task: load_transfer(task, data_dir) for task in tasks}
+        for task, splits in loaded.items():
+            # Only where there is a key for it.
+            check_rows(
+                task, splits, mode.folds, data_dir, "mode=fast for 5 folds" if "mode" in settings else ""
+            )
+        return loaded
+
+    def score(self, encoder: Encoder, data: dict[str, dict[str, Split]], settings: Settings) -> Scored:
+        """Fit the classifiers of each task."""
+        name = mode_name(settings)
+        mode, data_dir, device = MODES[name], settings.get("data_dir"), scoring_device(settings.get("device"))
+        kept = ResultCache(settings.get("kept"), encoder, suite=self.name, mode=name, l2_grid=L2_GRID)
+        shared = SharedVectors(encoder, {task: _all_texts(splits) for task, splits in data.items()})
+        scores: dict[str, float] = {}
+        chosen: dict[str, list[float]] = {}
+        reused: list[str] = []
+        for task, splits in data.items():
+            rows = {split: [s.first, s.second, s.labels.tolist()] for split, s in splits.items()}
+            result = kept.get(task, rows)
+            if result is not None:
+                reused.append(task)
+            else:
+                result = _score_task(shared, task, splits, mode, device)
+                kept.put(task, rows, result)
+            scores |= result["scores"]
+            chosen[task] = result["l2"]
+        if set(data) == set(SEVEN):
+            for metric in ("accuracy", "dev_accuracy"):
+                scores[f"transfer7/{metric}"] = float(np.mean([scores[f"{task}/{metric}"] for task in SEVEN]))
+        block = protocol.describe(
+            encoder,
+            suite=self.name,
+            name="senteval_transfer" if name == "test" else "senteval_transfer_fast",
+            aggregation="mean over folds (MR, CR, SUBJ, MPQA); mean of tasks",
+            text="tok",
+            sentences=[text for splits in data.values() for text in _all_texts(splits)],
+            data={
+                task: {
+                    "source": source(task, data_dir),
+                    "rows": {split: len(rows) for split, rows in splits.items()},
+                }
+                for task, splits in data.items()
+            },
+            warnings=_row_warnings(data),
+            notes=[f"scored before an interruption: {', '.join(reused)}"] if reused else [],
+            seed=SEED,
+            mode=name,
+            folds=mode.folds,
+            l2_grid=list(L2_GRID),
+            l2_chosen=chosen,
+            classifier={**vars(mode.classifier), "hidden": 0, "loss": "mean cross-entropy"},
+        )
+        return scores, block
+
+
+def mode_name(settings: Settings) -> str:
+    """The key ``mode``: test or fast. UserError for another."""
+    given = settings.get("mode") or "test"
+    name = str(_ALIASES.get(given, given))
     if name not in MODES:
         raise UserError("no such mode", key="mode", value=name, fix="choose test or fast")
-    tasks = task_names(settings, SEVEN, "transfer")
-    data_dir, device = settings.get("data_dir"), scoring_device(settings.get("device"))
-    # All at once: bad input shows before the first encoding.
-    loaded = {task: load_transfer(task, data_dir) for task in tasks}
-    for task, splits in loaded.items():
-        check_rows(task, splits, MODES[name].folds, data_dir)
-    kept = Kept(settings.get("kept"), encoder, suite="transfer", mode=name, l2_grid=L2_GRID)
-    shared = SharedVectors(encoder, {task: _all_texts(splits) for task, splits in loaded.items()})
-    scores: dict[str, float] = {}
-    chosen: dict[str, list[float]] = {}
-    reused: list[str] = []
-    for task, splits in loaded.items():
-        data = {split: [rows.first, rows.second, rows.labels.tolist()] for split, rows in splits.items()}
-        result = kept.get(task, data)
-        if result is not None:
-            reused.append(task)
-        else:
-            result = _score_task(shared, task, splits, MODES[name], device)
-            kept.put(task, data, result)
-        scores |= result["scores"]
-        chosen[task] = result["l2"]
-    if set(tasks) == set(SEVEN):
-        for metric in ("accuracy", "dev_accuracy"):
-            scores[f"transfer7/{metric}"] = float(np.mean([scores[f"{task}/{metric}"] for task in SEVEN]))
-    mode = MODES[name]
-    block = protocol.describe(
-        encoder,
-        suite="transfer",
-        name="senteval_transfer" if name == "test" else "senteval_transfer_fast",
-        aggregation="mean over folds (MR, CR, SUBJ, MPQA); mean of tasks",
-        text="tok",
-        sentences=[text for splits in loaded.values() for text in _all_texts(splits)],
-        data={
-            task: {
-                "source": source(task, data_dir),
-                "rows": {split: len(rows) for split, rows in splits.items()},
-            }
-            for task, splits in loaded.items()
-        },
-        warnings=_row_warnings(loaded),
-        notes=[f"scored before an interruption: {', '.join(reused)}"] if reused else [],
-        seed=SEED,
-        mode=name,
-        folds=mode.folds,
-        l2_grid=list(L2_GRID),
-        l2_chosen=chosen,
-        classifier={**vars(mode.classifier), "hidden": 0, "loss": "mean cross-entropy"},
-    )
-    return scores, block
+    return name
 
 
 def _score_task(
@@ -139,14 +160,14 @@ def _score_task(
 
 def evaluate_task(
     encoder: Encoder, task: str, splits: Mapping[str, Split], mode: Mode, device: str | torch.device = "cpu"
-) -> Outcome:
+) -> ProbeResult:
     """Encode one task's texts and score it by its protocol, for which no split may be too small (`check_rows`)."""
     return task_outcome(embed(encoder, _all_texts(splits)), task, splits, mode, device)
 
 
 def task_outcome(
     vectors: Tensor, task: str, splits: Mapping[str, Split], mode: Mode, device: str | torch.device = "cpu"
-) -> Outcome:
+) -> ProbeResult:
     """The protocol of one task on `vectors` of its texts, split after split, in each the first texts and then
     the second ones, for which no split may be too small (`check_rows`).
     """
@@ -164,7 +185,9 @@ def task_outcome(
     return nested_kfold_outcome(data, rows["all"], mode)
 
 
-def check_rows(task: str, splits: Mapping[str, Split], folds: int, data_dir: Any = None) -> None:
+def check_rows(
+    task: str, splits: Mapping[str, Split], folds: int, data_dir: Any = None, other: str = ""
+) -> None:
     """See that there are rows for the folds that the protocol of a task cuts.
 
     Raises:
@@ -182,7 +205,7 @@ def check_rows(task: str, splits: Mapping[str, Split], folds: int, data_dir: Any
             raise UserError(
                 f"has {there} {what}, and {folds} folds need {least}",
                 file=source(task, data_dir, [split]),
-                fix="give the whole data set, or mode=fast for 5 folds",
+                fix="give the whole data set" + (f", or {other}" if other else ""),
             )
 
 
@@ -191,7 +214,7 @@ def _leaving(rows: int, folds: int) -> int:
     return next(n for n in count(rows) if n - -(-n // folds) >= rows)
 
 
-def nested_kfold_outcome(data: LabelledVectors, rows: np.ndarray, mode: Mode) -> Outcome:
+def nested_kfold_outcome(data: LabelledVectors, rows: np.ndarray, mode: Mode) -> ProbeResult:
     """Nested stratified k-fold over `rows`: every fold and L2 value in one call of `fit_linear`."""
     outer = stratified_folds(data, rows, mode.folds)
     jobs = [
@@ -205,12 +228,12 @@ def nested_kfold_outcome(data: LabelledVectors, rows: np.ndarray, mode: Mode) ->
     finals = fit_linear(data, last, mode.classifier)
     folds = [_percent(data, fit, held_out) for fit, (_, held_out) in zip(finals, outer, strict=True)]
     dev = [score for _, score in chosen]
-    return Outcome(
+    return ProbeResult(
         round(float(np.mean(folds)), 2), round(float(np.mean(dev)), 2), folds, [l2 for l2, _ in chosen]
     )
 
 
-def kfold_outcome(data: LabelledVectors, train: np.ndarray, test: np.ndarray, mode: Mode) -> Outcome:
+def kfold_outcome(data: LabelledVectors, train: np.ndarray, test: np.ndarray, mode: Mode) -> ProbeResult:
     """Stratified k-fold over `train` chooses the L2; then train against test."""
     jobs = [Job(rest, dev, L2_GRID) for rest, dev in stratified_folds(data, train, mode.folds)]
     l2, dev_accuracy = _choose(fit_linear(data, jobs, mode.classifier))
@@ -220,7 +243,7 @@ def kfold_outcome(data: LabelledVectors, train: np.ndarray, test: np.ndarray, mo
 
 def split_outcome(
     data: LabelledVectors, train: np.ndarray, dev: np.ndarray, test: np.ndarray, mode: Mode
-) -> Outcome:
+) -> ProbeResult:
     """Fixed train, dev and test. Upstream fits the chosen L2 a second time, with the same seed: the same
     classifier.
     """
@@ -258,10 +281,12 @@ def final_job(rows: np.ndarray, l2: float, mode: Mode) -> Job:
     return Job(rows[order[dev:]], rows[order[:dev]], (l2,), drawn=len(rows))
 
 
-def _on_test(data: LabelledVectors, fit: Fitted, test: np.ndarray, l2: float, dev_accuracy: float) -> Outcome:
+def _on_test(
+    data: LabelledVectors, fit: Fitted, test: np.ndarray, l2: float, dev_accuracy: float
+) -> ProbeResult:
     predicted = data.predict(fit.weight, torch.as_tensor(test, device=data.x.device))[0]
     accuracy = _percent(data, fit, test)
-    return Outcome(accuracy, dev_accuracy, [accuracy], [l2], predicted.cpu().numpy())
+    return ProbeResult(accuracy, dev_accuracy, [accuracy], [l2], predicted.cpu().numpy())
 
 
 def _percent(data: LabelledVectors, fit: Fitted, rows: np.ndarray) -> float:

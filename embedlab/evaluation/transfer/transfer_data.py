@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core.files import find_file, read_tsv
-from embedlab.evaluation.core.hub import hub_rows
-from embedlab.evaluation.core.labels import numbered
+from embedlab.evaluation.core.files import find_file, hub_rows, numbered, read_tsv
 
 SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
 LABELS = {

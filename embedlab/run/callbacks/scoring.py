@@ -15,7 +15,7 @@ from torch import Tensor
 from embedlab.distributed.gather import rank, world_size
 from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.engine.fsdp import sharded
-from embedlab.evaluation.probes.geometry import singular_values
+from embedlab.evaluation.core.geometry import singular_values
 from embedlab.files import writing
 
 if TYPE_CHECKING:

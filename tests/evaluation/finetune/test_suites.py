@@ -11,7 +11,7 @@ import torch
 
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation import suite
 from embedlab.evaluation.finetune import glue, xnli
 from embedlab.evaluation.finetune.classify import Labelled
 from embedlab.evaluation.finetune.config import FineTuneConfig
@@ -58,7 +58,7 @@ def test_xnli_learns_english_and_scores_every_language(encoder: SentenceEncoder,
         "finetune": {**QUICK, "steps": 160, "evaluations": 2, "seed": 1},
     }
     with torch.random.fork_rng():
-        scores, block = SUITES["xnli"](encoder, settings)
+        scores, block = suite("xnli").run(encoder, settings)
     assert scores["xnli-en/accuracy"] > 90
     assert scores["xnli-xx/accuracy"] < 10
     assert scores["xnli/accuracy"] == pytest.approx(
@@ -81,7 +81,7 @@ def test_training_repeats_by_seed_and_leaves_the_random_state(
     expected = torch.rand(1)
     torch.manual_seed(5)
     losses = [
-        SUITES["xnli"](encoder, {**settings, "finetune": {**config, "seed": seed}})[1]["finetune"][
+        suite("xnli").run(encoder, {**settings, "finetune": {**config, "seed": seed}})[1]["finetune"][
             "last_loss"
         ]
         for seed in (0, 0, 1)
@@ -115,7 +115,7 @@ def test_qa_learns_to_copy_the_place_and_fills_the_matrix(encoder: SentenceEncod
     ]
     write_tsv(tmp_path / "en.tsv.gz", ["qid", "question", "passage", "answer"], rows)
     settings = {"data_dir": tmp_path, "finetune": {**QUICK, "steps": 80, "max_length": 48}}
-    scores, block = SUITES["qa"](encoder, settings)
+    scores, block = suite("qa").run(encoder, settings)
     assert {key.split("/")[0] for key in scores} == {
         "xquad-xlt", "xquad-gxlt", "xquad-en-en", "xquad-en-de", "xquad-de-en", "xquad-de-de"
     }  # fmt: skip
@@ -141,7 +141,7 @@ def test_glue_tasks_and_metrics(encoder: SentenceEncoder, tmp_path: Path) -> Non
             rows = [[y, *text] for y, text in zip(labels, texts, strict=True)]
             write_tsv(tmp_path / folder / f"{name}_{split}.tsv.gz", header, rows)
     settings = {"data_dir": tmp_path, "tasks": "cola,mrpc", "finetune": {**QUICK, "steps": 40}}
-    scores, block = SUITES["glue"](encoder, settings)
+    scores, block = suite("glue").run(encoder, settings)
     assert set(scores) == {"cola/mcc", "cola/accuracy", "mrpc/accuracy", "mrpc/f1", "glue/mean"}
     assert scores["cola/mcc"] > 80
     assert scores["glue/mean"] == pytest.approx((scores["cola/mcc"] + scores["mrpc/accuracy"]) / 2)
@@ -178,7 +178,7 @@ def test_bad_settings(
 ) -> None:
     write_nli(tmp_path)
     with pytest.raises(UserError, match=message):
-        SUITES[suite](encoder, {"data_dir": tmp_path, **settings})
+        suite(suite).run(encoder, {"data_dir": tmp_path, **settings})
 
 
 def test_a_wrong_label_names_its_row(encoder: SentenceEncoder, tmp_path: Path) -> None:
@@ -186,12 +186,12 @@ def test_a_wrong_label_names_its_row(encoder: SentenceEncoder, tmp_path: Path) -
     rows = [["neutral", "a", "b"], ["maybe", "a", "b"]]
     write_tsv(tmp_path / "xnli_test_en.tsv.gz", ["label", "premise", "hypothesis"], rows)
     with pytest.raises(UserError, match=r"xnli_test_en.tsv.gz:3: unknown label \(label=maybe\)"):
-        SUITES["xnli"](encoder, {"data_dir": tmp_path})
+        suite("xnli").run(encoder, {"data_dir": tmp_path})
 
 
 def test_an_encoder_without_a_backbone_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="one backbone"):
-        SUITES["xnli"](HashedWords(), {"data_dir": write_nli(tmp_path)})
+        suite("xnli").run(HashedWords(), {"data_dir": write_nli(tmp_path)})
 
 
 def test_a_loss_that_is_no_number_is_one_line(encoder: SentenceEncoder, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_loss_that_is_no_number_is_one_line(encoder: SentenceEncoder, tmp_path
         "finetune": {**QUICK, "lr": 1e30, "steps": 20, "warmup": 0.0},
     }
     with pytest.raises(UserError, match="the loss is not finite at step"):
-        SUITES["xnli"](encoder, settings)
+        suite("xnli").run(encoder, settings)
 
 
 def test_defaults_of_the_configuration_file_are_those_of_the_code() -> None:

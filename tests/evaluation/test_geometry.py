@@ -163,6 +163,6 @@ def test_suite_refuses_vectors_that_are_not_finite(tmp_path: Path) -> None:
             return np.full((len(sentences), 4), np.inf, dtype=np.float32)
 
     write_sts_folder(tmp_path, pairs=10)
-    for suite, settings in (("geometry", {"data_dir": str(tmp_path)}), ("lee", {})):
+    for name, settings in (("geometry", {"data_dir": str(tmp_path)}), ("lee", {})):
         with pytest.raises(UserError, match="vectors are not finite, the first for"):
-            suite(suite).run(Broken(), settings)
+            suite(name).run(Broken(), settings)

@@ -193,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.query = parse_qs(url.query)
         self.token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         with self.hub.lock:
-            self._route(unquote(url.path), body)
+            self._route(url.path, body)
 
     do_GET = do_HEAD = do_POST = do_PUT = _serve
 
@@ -215,14 +215,16 @@ class _Handler(BaseHTTPRequestHandler):
             if repository := self._repository(m[1], m[2]):
                 self._info(repository, "main")
         elif m := re.fullmatch(
-            r"/api/(models|datasets)/(.+?)/(revision|tree|paths-info|preupload|commit|refs)(?:/([^/]+))?(?:/(.*))?",
+            r"/api/(models|datasets)/(.+?)/(revision|tree|paths-info|preupload|commit|refs|branch|tag)(?:/([^/]+))?(?:/(.*))?",
             path,
         ):
             if repository := self._repository(m[1], m[2]):
-                self._api(repository, m[3], m[4] or "main", (m[5] or "").strip("/"), body)
+                self._api(
+                    repository, m[3], unquote(m[4] or "main"), unquote(m[5] or "").strip("/"), body
+                )  # a branch may hold %2F
         elif m := re.fullmatch(r"/(?:(datasets)/)?(.+?)/resolve/([^/]+)/(.+)", path):
             if repository := self._repository(m[1] or "models", m[2]):
-                self._file(repository, m[3], m[4])
+                self._file(repository, unquote(m[3]), unquote(m[4]))
         else:
             self._error(404, "NotFound")
 
@@ -269,6 +271,8 @@ class _Handler(BaseHTTPRequestHandler):
         sha = repository.resolve(revision)
         if verb == "refs":
             self._json({"branches": [], "tags": [], "converts": []})
+        elif verb in ("branch", "tag"):
+            self._ref(repository, verb, revision, json.loads(body or b"{}"))
         elif sha is None:
             self._error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         elif verb == "revision":
@@ -295,6 +299,18 @@ class _Handler(BaseHTTPRequestHandler):
                 is_json = "json" in (self.headers.get("Content-Type") or "")
                 paths = (json.loads(body) if is_json else parse_qs(body.decode())).get("paths", [])
                 self._json([entries[p] for p in paths if p in entries])
+
+    def _ref(self, repository: Repository, verb: str, name: str, body: dict[str, Any]) -> None:
+        """A new branch, named in the path, or a tag of the revision there, named in the body."""
+        start = repository.resolve(body.get("startingPoint", "main") if verb == "branch" else name)
+        new = name if verb == "branch" else body["tag"]
+        if start is None:
+            self._error(404, "RevisionNotFound", f"Invalid rev id: {name}")
+        elif new in repository.refs:
+            self._error(409, "Conflict", f"Reference {new} already exists")
+        else:
+            repository.refs[new] = start
+            self._json({})
 
     def _file(self, repository: Repository, revision: str, path: str) -> None:
         sha = repository.resolve(revision)

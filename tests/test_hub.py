@@ -78,12 +78,15 @@ def test_push_and_download(hub: Hub, tmp_path: Path) -> None:
         target.write_bytes(data)
     code = f"""
 h.create_repo('a/b'); h.create_repo('a/b', exist_ok=True)
+h.create_branch('a/b', branch='x/y')
+h.upload_file(repo_id='a/b', path_or_fileobj=b'1', path_in_repo='only here', revision='x/y')
 info = h.upload_folder(repo_id='a/b', folder_path={str(tmp_path / "out")!r})
 print(json.dumps([info.oid, read(get('a/b', revision=info.oid))]))"""
     sha, files = _run(hub, tmp_path, code, RIGHT_TOKEN)
     assert sha == hub.repositories["models", "a/b"].refs["main"]
     assert files == _hex(FILES)
     assert hub.files("a/b") == FILES
+    assert hub.files("a/b", "x/y") == {"only here": b"1"}
     assert any(method == "PUT" and path.startswith("/lfs/") for method, path in hub.requests)
 
 
@@ -91,3 +94,12 @@ def test_data_set(hub: Hub, tmp_path: Path) -> None:
     hub.add_dataset("a/rows", {"train.csv": b"x,y\n1,one\n2,two\n"})
     code = "import datasets; print(json.dumps(datasets.load_dataset('a/rows', split='train').to_list()))"
     assert _run(hub, tmp_path, code) == [{"x": 1, "y": "one"}, {"x": 2, "y": "two"}]
+
+
+def test_switches(hub: Hub, tmp_path: Path) -> None:
+    hub.add_model("a/b", FILES)
+    code = "print(json.dumps(attempt(get, 'a/b')))"
+    hub.down()
+    assert _run(hub, tmp_path, code) == "LocalEntryNotFoundError"
+    hub.up()
+    assert _run(hub, tmp_path, code) == _hex(FILES)

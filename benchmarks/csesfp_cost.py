@@ -43,6 +43,7 @@ from embedlab.cli.compose import compose
 from embedlab.config.run import RunConfig
 from embedlab.config.template import Template
 from embedlab.data import iter_texts
+from embedlab.distributed.devices import on_cuda, precision_of
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.module import Method
@@ -50,6 +51,8 @@ from embedlab.engine.optimizer import build_optimizer
 from embedlab.engine.precision import ComputeCopy, copyable
 from embedlab.methods import method_class, method_config
 from embedlab.pooling import build_pooling
+from embedlab.run.check import check_run, resolved_step
+from embedlab.run.parse import parse_run
 
 WARM_UPS = 5
 
@@ -106,7 +109,7 @@ class Bench:
 
     def __init__(self, config: RunConfig, two_stage: str) -> None:
         self.config = config
-        self.cuda = config.trainer.on_cuda()
+        self.cuda = on_cuda(config.trainer)
         self.device = rank_device(self.cuda)
         torch.manual_seed(config.seed)
         self.backbone, self.tokenizer = load_backbone(config.backbone)
@@ -117,9 +120,9 @@ class Bench:
         parameters = [p for p in self.backbone.parameters() if p.requires_grad]
         self.optimizer, _ = build_optimizer(config.optimizer, parameters, 10_000, self.device)
         self.parameters = parameters
-        precision = config.trainer.resolved_precision()
+        precision = precision_of(config.trainer)
         self.dtype = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
-        self.step_mode = config.resolved_step()
+        self.step_mode = resolved_step(config)
         self.captures = False
         self.pool: Any = None
         self.copy: ComputeCopy | None = None
@@ -389,8 +392,8 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     values = compose("train", ["experiment=csesfp_cost", *options.overrides])
     named = [o.removeprefix("template=") for o in options.overrides if o.startswith("template=")]
-    config = RunConfig.from_dict(values)
-    config.check()
+    config = parse_run(values)
+    check_run(config)
     bench = Bench(config, named[-1] if named else "eol_sum")
     sizes = [int(size) for size in options.batch.split(",")]
     wanted = max(sizes) * (64 if options.fit else options.texts)

@@ -43,12 +43,12 @@ def second_tower(overrides: list[str], folder: Path) -> Path:
     """The backbone of these overrides with noise of a hundredth of each weight's spread."""
     from embedlab.backbones import load_backbone
     from embedlab.cli.compose import compose
-    from embedlab.config.run import RunConfig
     from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.encoders.tokenization import Tokenization
     from embedlab.pooling import build_pooling
+    from embedlab.run.parse import parse_run
 
-    config = RunConfig.from_dict(compose("train", overrides))
+    config = parse_run(compose("train", overrides))
     backbone, tokenizer = load_backbone(config.backbone)
     with torch.no_grad():
         for p in backbone.parameters():
@@ -60,14 +60,14 @@ def second_tower(overrides: list[str], folder: Path) -> Path:
 def measure(overrides: list[str], folder: Path) -> tuple[list[float], float]:
     """Milliseconds of each step in the second half, and the peak memory in bytes (0 on the CPU)."""
     from embedlab.cli.compose import compose
-    from embedlab.config.run import RunConfig
+    from embedlab.run.parse import parse_run
     from embedlab.run.run import train
 
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    train(RunConfig.from_dict(compose("train", overrides)), folder)
+    train(parse_run(compose("train", overrides)), folder)
     with (folder / "metrics.csv").open() as file:
         times = [float(row["speed/step_ms"]) for row in csv.DictReader(file) if row.get("speed/step_ms")]
     # The host runs ahead until the queue of the device is full: the first half shows launches, not steps.

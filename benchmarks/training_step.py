@@ -143,14 +143,14 @@ def this_project(
     from lightning.pytorch import Callback
 
     from embedlab.cli.compose import compose
-    from embedlab.config.run import RunConfig
     from embedlab.run.finish import Finale, load_dev
+    from embedlab.run.parse import parse_run
     from embedlab.run.run import build, build_trainer
 
     out = Path(tempfile.mkdtemp())
     (out / "text.txt").write_text("\n".join(texts[: batch * steps]), encoding="utf-8")
     device = "auto" if torch.cuda.is_available() else "cpu"
-    config = RunConfig.from_dict(compose("train", [
+    config = parse_run(compose("train", [
         "backbone=local", f"backbone.path={folder}", f"data.files={out / 'text.txt'}", f"data.batch_size={batch}",
         f"data.cache_dir={out / 'cache'}", f"trainer={device}", f"trainer.max_steps={steps}", f"step={step}",
         "trainer.log_every_n_steps=50", "callbacks.progress=none", "callbacks.checkpoint.at_end=false",

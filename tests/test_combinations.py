@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from embedlab.cli.compose import compose
-from embedlab.config.run import RunConfig
 from embedlab.errors import UserError
 from embedlab.files import assets_dir, conf_dir
 from embedlab.methods import method_class
+from embedlab.run.check import check_run
+from embedlab.run.parse import parse_run
 
 DATA_OF = {"masked_lm": ("wikipedia", 128), "causal_lm": ("wikipedia", 128), "bepa": ("parallel", None)}
 DATA_OF["bepa_official"] = DATA_OF["bepa"]
@@ -61,7 +62,7 @@ def test_every_combination_is_accepted_or_refused_with_a_reason(groups, base) ->
         values["data"] = {**groups["data"][data], "files": "text.txt", "pack": pack}
         began = time.process_time()
         try:
-            warnings = RunConfig.from_dict(values).check()
+            warnings = check_run(parse_run(values))
             assert all(isinstance(line, str) for line in warnings)
             assert all(line for line in warnings)
             accepted += 1
@@ -71,7 +72,7 @@ def test_every_combination_is_accepted_or_refused_with_a_reason(groups, base) ->
         if spent > 1.0:  # an import, or a machine that was taken away: once more
             began = time.process_time()
             with suppress(UserError):
-                RunConfig.from_dict(values).check()
+                check_run(parse_run(values))
             spent = time.process_time() - began
         slowest = max(slowest, spent)
     assert accepted > 100
@@ -92,7 +93,7 @@ def test_the_papers_own_combinations_are_sound(groups, base) -> None:  # type: i
         values = {**base, "backbone": groups["backbone"][backbone], "method": groups["method"][method]}
         values |= {"pooling": groups["pooling"][pooling], "template": groups["template"][template]}
         values["data"] = {**groups["data"][data], "files": "text.txt", "pack": pack}
-        RunConfig.from_dict(values).check()
+        check_run(parse_run(values))
 
 
 @pytest.mark.parametrize("path", sorted((conf_dir() / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
@@ -103,7 +104,7 @@ def test_every_experiment_composes(path: Path) -> None:
         if key in composed.get(section, {}):
             composed[section][key] = "what/the/stage/made"
     del composed["stages_dir"]
-    RunConfig.from_dict(composed)
+    parse_run(composed)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import yaml
 
 from embedlab.cli.lightning_cli import EmbedlabCLI
 from embedlab.cli.lightning_values import from_file
-from embedlab.config.run import RunConfig
+from embedlab.distributed.devices import device_count
+from embedlab.run.parse import parse_run
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -30,10 +31,8 @@ def test_the_run_files_are_read(name: str, world: int, monkeypatch: pytest.Monke
     assert EmbedlabCLI("fit", ["--config", str(path)]).status == 0
     values, extra = from_file(yaml.safe_load(path.read_text()))
     assert (seen["extra"], extra) == ({}, {})
-    config = RunConfig.from_dict(
-        {k: v for k, v in seen["values"].items() if k not in ("stages", "stages_dir")}
-    )
-    assert config.trainer.device_count() * config.trainer.num_nodes == world
+    config = parse_run({k: v for k, v in seen["values"].items() if k not in ("stages", "stages_dir")})
+    assert device_count(config.trainer) * config.trainer.num_nodes == world
     assert config.ckpt_path == "auto", "the same command goes on with an interrupted run"
     assert values["method"] == seen["values"]["method"]
     assert str(seen["folder"]) == {8: "runs/simcse-8", 16: "runs/slurm-5-simcse"}[world]

@@ -11,6 +11,7 @@ import pytest
 
 from embedlab.cli.compose import compose
 from embedlab.config.run import RunConfig
+from embedlab.run.parse import parse_run
 
 WORDS = "the a cat dog house river runs sees likes red old small happy fast of in on with bird tree"
 
@@ -55,6 +56,6 @@ def compose_run(
         basics = ["backbone=local", f"backbone.path={folder}", f"data.files={text_file}", "trainer=cpu",
                   "data.batch_size=8", "optimizer.lr=1e-3", "callbacks.progress=none", "data.report=false",
                   "trainer.log_every_n_steps=1", "evaluation.final=[]", "evaluation.before=false"]  # fmt: skip
-        return RunConfig.from_dict(compose("train", [*basics, *overrides]))
+        return parse_run(compose("train", [*basics, *overrides]))
 
     return make

@@ -21,8 +21,10 @@ from embedlab.config.backbone import BackboneConfig
 from embedlab.config.data import DataConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig
+from embedlab.distributed.devices import device_count
 from embedlab.distributed.ranks import launched
 from embedlab.errors import UserError
+from embedlab.run.check import check_rows, check_run
 from embedlab.run.folder import check_free
 
 if TYPE_CHECKING:
@@ -106,7 +108,7 @@ class EmbedlabCLI(LightningCLI):
 
     def _begin(self, values: dict[str, Any], folder: Path, extra: dict[str, Any]) -> int:
         from embedlab.cli.train import fit, train_one
-        from embedlab.config.run import RunConfig
+        from embedlab.run.parse import parse_run
         from embedlab.run.run import Run
         from embedlab.run.stages import has_stages, run_stages, summary
 
@@ -119,16 +121,16 @@ class EmbedlabCLI(LightningCLI):
             if status:
                 return status
         values = {k: v for k, v in values.items() if k not in ("stages", "stages_dir")}
-        config = RunConfig.from_dict(values)
+        config = parse_run(values)
         if wants_processes(config):
-            config.check()
+            check_run(config)
             if self.subcommand == "fit":
-                config.check_rows(config.data.most_rows)
+                check_rows(config, config.data.most_rows)
             arguments = [*self.command_line, f"--trainer.default_root_dir={folder}"]
             if staged:
                 raise UserError("a run with stages on several devices", key="stages", fix="embedlab train")
             module = f"embedlab.cli.{self.subcommand}"
-            return start_ranks(module, arguments, config.trainer.device_count())
+            return start_ranks(module, arguments, device_count(config.trainer))
         if self.subcommand == "fit":
             status = fit(config, folder, extra=extra)
             if staged and not status:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from embedlab.console import SAID
+from embedlab.distributed.devices import device_count
 from embedlab.distributed.ranks import launched
 from embedlab.errors import UserError
 
@@ -40,7 +41,7 @@ def wants_processes(config: RunConfig) -> bool:
             value=config.trainer.num_nodes,
             fix="srun embedlab fit --config FILE, or torchrun (docs/clusters.md)",
         )
-    return config.trainer.device_count() > 1
+    return device_count(config.trainer) > 1
 
 
 def start_ranks(module: str, arguments: Sequence[str], processes: int) -> int:

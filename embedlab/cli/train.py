@@ -13,8 +13,9 @@ from embedlab.cli.hydra_main import in_sweep, run, run_dir
 from embedlab.cli.processes import start_ranks, wants_processes
 from embedlab.console import say_once
 from embedlab.data.sources import check_source
+from embedlab.distributed.devices import device_count
 from embedlab.run.folder import check_free
-from embedlab.run.parse import light_sections
+from embedlab.run.parse import parse_run, parse_shared
 
 log = logging.getLogger(__name__)
 AS_FILE = "--cli-config"
@@ -50,11 +51,12 @@ def train_one(values: dict[str, Any], folder: Path, whole: Path | None = None) -
 
     ``whole``: the folder to resume in, where this run is a stage of a larger one.
     """
+    shared = None
     if not values.get("stages"):  # whose results may be values that are not there yet
-        sections = light_sections(values)
-        if values.get("ckpt_path") is None:  # a run that goes on may have nothing left to read
-            check_source(sections["data"])
-    from embedlab.config.run import RunConfig
+        shared = parse_shared(values)
+        if shared["ckpt_path"] is None:  # a run that goes on may have nothing left to read
+            check_source(shared["data"])
+    from embedlab.run.check import check_rows, check_run
     from embedlab.run.stages import has_stages, run_stages, summary
 
     if has_stages(values):
@@ -64,14 +66,14 @@ def train_one(values: dict[str, Any], folder: Path, whole: Path | None = None) -
         if not status:
             summary(folder, values)
         return status
-    config = RunConfig.from_dict(values)
+    config = parse_run(values, shared)
     if wants_processes(config):
-        config.check()
+        check_run(config)
         if _has_ended(config, folder):
             return 0
         check_source(config.data)
-        config.check_rows(config.data.most_rows)
-        return _spawn(values, folder, config.trainer.device_count(), whole or folder)
+        check_rows(config, config.data.most_rows)
+        return _spawn(values, folder, device_count(config.trainer), whole or folder)
     return fit(config, folder, whole)
 
 

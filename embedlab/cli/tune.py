@@ -12,6 +12,7 @@ import yaml
 
 from embedlab.cli.compose import compose
 from embedlab.errors import UserError
+from embedlab.run.check import check_run
 
 USAGE = """\
 usage: embedlab tune [tune.KEY=VALUE …] key=value … key=SWEEP …
@@ -66,11 +67,11 @@ def _own(argument: str) -> tuple[str, Any]:
 
 def _checked(overrides: list[str]) -> dict[str, Any]:
     """A configuration that would train; what would not is said before a process is started."""
-    from embedlab.config.run import RunConfig
+    from embedlab.run.parse import parse_run
     from embedlab.run.stages import has_stages
 
     values = compose("train", overrides)
-    config = RunConfig.from_dict({k: v for k, v in values.items() if k not in ("stages", "stages_dir")})
+    config = parse_run({k: v for k, v in values.items() if k not in ("stages", "stages_dir")})
     if not has_stages(values):
-        config.check()
+        check_run(config)
     return values

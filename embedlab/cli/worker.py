@@ -21,10 +21,10 @@ def main(argv: list[str]) -> int:
     path, folder, whole = argv
     level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
     logging.basicConfig(level=level, format="[%(asctime)s][%(name)s][%(levelname)s] - %(message)s")
-    from embedlab.config.run import RunConfig
+    from embedlab.run.parse import parse_run
 
     values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    return fit(RunConfig.from_dict(values), Path(folder), Path(whole))
+    return fit(parse_run(values), Path(folder), Path(whole))
 
 
 if __name__ == "__main__":

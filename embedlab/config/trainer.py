@@ -60,44 +60,6 @@ class TrainerConfig:
                 fix="1, auto, or [0,1]",
             )
 
-    def on_cuda(self) -> bool:
-        """Whether the run uses CUDA; ``UserError`` when it asks for a device that is not there."""
-        import torch
-
-        available = torch.cuda.is_available()
-        if self.accelerator in ("cuda", "gpu") and not available:
-            raise UserError(
-                "this machine has no CUDA device",
-                key="trainer.accelerator",
-                value=self.accelerator,
-                fix="trainer=cpu",
-            )
-        return available and self.accelerator in ("auto", "cuda", "gpu")
-
-    def device_count(self) -> int:
-        """Processes that the run wants on this node."""
-        import torch
-
-        if isinstance(self.devices, tuple):
-            return len(self.devices)
-        if self.devices in ("auto", -1, "-1"):
-            return torch.cuda.device_count() if self.on_cuda() else 1
-        return int(self.devices)
-
-    def resolved_precision(self) -> str:
-        import torch
-
-        if self.precision == "16-mixed" and not self.on_cuda():
-            raise UserError(
-                "half precision with loss scaling needs a CUDA device",
-                key="trainer.precision",
-                value=self.precision,
-                fix="trainer.precision=bf16-mixed or 32-true",
-            )
-        if self.precision != "auto":
-            return self.precision
-        return "bf16-mixed" if self.on_cuda() and torch.cuda.is_bf16_supported() else "32-true"
-
 
 @dataclass(frozen=True)
 class LoggerConfig:

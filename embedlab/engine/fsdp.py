@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -16,42 +16,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import OptimStateKeyType
 
 from embedlab.backbones.backbone import Backbone
-from embedlab.errors import UserError
-
-if TYPE_CHECKING:
-    from embedlab.config.run import RunConfig
-
-
-def check_sharded(config: RunConfig) -> None:
-    """Whether a run's weights can be sharded.
-
-    Raises:
-        UserError: not with this method, adapter or selection.
-    """
-    strategy = config.trainer.strategy
-    if not strategy.startswith("fsdp"):
-        return
-    if config.adapter.r is not None:
-        raise UserError(
-            "frozen and 4-bit weights cannot be sharded with the trained ones",
-            key="trainer.strategy",
-            value=strategy,
-            fix="trainer=ddp: each card has the whole (4-bit) base",
-        )
-    if not config.method.shardable:
-        raise UserError(
-            "this method cannot be sharded",
-            key="trainer.strategy",
-            value=strategy,
-            fix="trainer=ddp, or a method that calls the backbone as a whole, such as simcse",
-        )
-    if config.evaluation.selection != "last":
-        raise UserError(
-            "the best weights of a sharded model are not kept aside",
-            key="evaluation.select",
-            value=config.evaluation.select,
-            fix="evaluation.select=last",
-        )
 
 
 class Sharded(ModelParallelStrategy):

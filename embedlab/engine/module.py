@@ -16,6 +16,7 @@ from embedlab.backbones import load_backbone
 from embedlab.backbones.adapters import adapt, rank_device
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import MethodConfig
+from embedlab.distributed.devices import on_cuda
 from embedlab.distributed.gather import world_size
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.grad_cache import R, cached
@@ -90,7 +91,7 @@ class Method(LightningModule):
             tokenizer: of a backbone that begins from scratch; None: the checkpoint's own.
         """
         backbone, tokenizer = load_backbone(run.backbone, head=cls.head_kind, tokenizer=tokenizer)
-        adapt(backbone, run.adapter, run.backbone, rank_device(run.trainer.on_cuda(), run.trainer.devices))
+        adapt(backbone, run.adapter, run.backbone, rank_device(on_cuda(run.trainer), run.trainer.devices))
         tokenization = Tokenization(tokenizer, run.template, preparation=run.method.preparation)
         return SentenceEncoder(backbone, build_pooling(run.pooling, backbone.info), tokenization)
 

@@ -21,6 +21,7 @@ from embedlab.evaluation.core.table import before_after_table
 from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import load_sts
 from embedlab.files import writing
+from embedlab.run.check import resolved_packing, resolved_step
 from embedlab.run.folder import AFTER as AFTER
 
 if TYPE_CHECKING:
@@ -164,8 +165,8 @@ class FinalEvaluation:
             "sentences": self.data.n_rows,
             "device": device_name(self.device or self.encoder.device),
             "seed": self.config.seed,
-            "step": self.config.resolved_step(),
-            "unpad": self.config.resolved_unpad(),
+            "step": resolved_step(self.config),
+            "unpad": resolved_packing(self.config),
             "precision": str(trainer.precision),
         }
         self.encoder.card = {"training": training, "config": self.config.plain}

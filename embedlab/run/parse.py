@@ -1,33 +1,93 @@
-"""The sections of a configuration that are checked without torch, which takes seconds to load."""
+"""A composed configuration, read once: the shared sections without torch, then the method's and the pooling's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
+from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
-from embedlab.config.build import from_dict
+from embedlab.config.build import from_dict, section
 from embedlab.config.data import data_config
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.run import RunConfig
+from embedlab.config.template import Template
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
 from embedlab.errors import UserError
 
-_CLASSES = {
+_SHARED: dict[str, Any] = {
     "backbone": BackboneConfig,
     "trainer": TrainerConfig,
     "logger": LoggerConfig,
     "callbacks": CallbacksConfig,
     "evaluation": ScoringConfig,
+    "adapter": AdapterConfig,
+    "optimizer": OptimizerConfig,
 }
+_STEPS = ("auto", "eager", "compile", "graph")
 
 
-def light_sections(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those sections of a composed configuration, typed, by name.
+def parse_shared(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections that every run has, typed, by the names of `RunConfig`; torch, which takes seconds, is not loaded.
 
     Raises:
-        UserError: one is missing; an unknown key or a value out of range.
+        UserError: a section is missing; an unknown key or a value out of range.
     """
-    for name in ("data", *_CLASSES):
-        if name not in values:
+    # A key that no section resembles is a variable of an experiment's file, such as `arm`.
+    sections = [f.name for f in fields(RunConfig) if f.name != "plain"]
+    for key in values:
+        near = get_close_matches(key, sections, n=1, cutoff=0.8)
+        if near and key not in (*sections, "stages"):
+            raise UserError("unknown key", key=key, value=values[key], fix=f"did you mean {near[0]}?")
+    for name in ("data", *_SHARED, "seed", "step", "method", "pooling"):
+        if name not in values and name != "adapter":
             raise UserError("a section of the configuration is missing", key=name)
-    typed: dict[str, Any] = {name: from_dict(cls, values[name], name) for name, cls in _CLASSES.items()}
-    return typed | {"data": data_config(values["data"])}
+    shared = {name: from_dict(record, values.get(name, {}), name) for name, record in _SHARED.items()}
+    template = values.get("template")
+    if template and section(template, "template").get("text"):
+        shared["template"] = from_dict(Template, template, "template")
+    else:
+        shared["template"] = None
+    return shared | {"data": data_config(values["data"])} | _plain_values(values)
+
+
+def parse_run(values: dict[str, Any], shared: Mapping[str, Any] | None = None) -> RunConfig:
+    """The whole configuration.
+
+    Args:
+        values: as composed.
+        shared: of `parse_shared`, where that has been read already.
+
+    Raises:
+        UserError: a missing section, an unknown key or a value out of range.
+    """
+    shared = parse_shared(values) if shared is None else shared
+    from embedlab.methods import method_config
+    from embedlab.pooling import pooling_config
+
+    method, pooling = method_config(values["method"]), pooling_config(values["pooling"])
+    return RunConfig(**shared, method=method, pooling=pooling, plain=values)
+
+
+def _plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands beside the sections."""
+    seed, step, ckpt_path = values["seed"], values["step"], values.get("ckpt_path")
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise UserError(
+            "the seed is a number from 0 on",
+            key="seed",
+            value="null" if seed is None else seed,
+            fix="a whole number from 0 to 4294967295",
+        )
+    if ckpt_path is not None and not isinstance(ckpt_path, str):
+        raise UserError("not a path", key="ckpt_path", value=ckpt_path, fix="FILE.ckpt, last or auto")
+    if step not in _STEPS:
+        raise UserError("unknown way to run a step", key="step", value=step, fix=", ".join(_STEPS))
+    # YAML has read true and false; LightningCLI hands them on as words.
+    given = values.get("unpad", "auto")
+    unpad = {"true": True, "false": False}.get(str(given).lower(), given)
+    if not isinstance(unpad, bool) and unpad != "auto":
+        raise UserError("neither yes nor no", key="unpad", value=given, fix="auto, true or false")
+    return {"seed": seed, "step": step, "unpad": unpad, "ckpt_path": ckpt_path}

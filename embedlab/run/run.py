@@ -23,6 +23,7 @@ from embedlab.config.run import RunConfig
 from embedlab.console import LEAF_SPEC
 from embedlab.data import SentenceDataModule, iter_texts
 from embedlab.data.sources import check_source
+from embedlab.distributed.devices import on_cuda
 from embedlab.distributed.ranks import global_rank
 from embedlab.encoders.checkpoint import load_encoder
 from embedlab.encoders.encoder import whole_folder
@@ -51,6 +52,7 @@ from embedlab.run.callbacks.randomness import Randomness
 from embedlab.run.callbacks.scoring import DevScoring
 from embedlab.run.callbacks.selection import LossSelection
 from embedlab.run.callbacks.train_log import TrainLog
+from embedlab.run.check import check_rows, check_run, resolved_packing, resolved_step
 from embedlab.run.finish import FinalEvaluation, check_final, load_dev
 from embedlab.run.folder import check_free
 from embedlab.run.metrics_file import MetricsFile
@@ -106,7 +108,7 @@ class Run:
         extra: dict[str, Any] | None = None,
         part: bool = False,
     ) -> None:
-        for line in config.check():
+        for line in check_run(config):
             log.warning(line)
         self.config, self.folder = config, Path(folder)
         _quiet_loggers()
@@ -132,7 +134,7 @@ class Run:
             # Nothing of an earlier run is touched before it is known that this one can begin.
             if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
                 check_parameters(self.method, parameters_of(self.checkpoint))
-            config.check_rows(self.data.n_rows)
+            check_rows(config, self.data.n_rows)
         self.record = Record(self.folder) if rank_zero and fits else None
         if self.record is not None:
             if self.checkpoint is not None:
@@ -188,12 +190,12 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     tokenizer = _fresh_tokenizer(config, folder) if config.backbone.source == "fresh" else None
     method = cls.from_run(config, tokenizer)
     runners = {"eager": EagerStep, "compile": CompiledStep, "graph": CapturedStep}
-    method.use(runners[config.resolved_step()](packing=config.resolved_unpad()))
+    method.use(runners[resolved_step(config)](packing=resolved_packing(config)))
     fields = {
         view: (column, Tokenization(method.encoder.tokenizer, template, config.data.max_length))
         for view, (column, template) in cls.fields(config.method, config.data.roles, config.template).items()
     }
-    emit = "rows" if config.trainer.on_cuda() else "tokens"
+    emit = "rows" if on_cuda(config.trainer) else "tokens"
     validation = [torch.zeros(1)] if config.evaluation.sts_dir is not None else None
     return method, SentenceDataModule(config.data, fields, config.seed, emit=emit, validation=validation)
 
@@ -234,7 +236,7 @@ def build_trainer(
             Progress(refresh_rate=10) if progress == "rich" else PlainProgress(refresh_rate=every)
         )
     accumulate = config.optimizer.accumulate
-    captured = config.resolved_step() == "graph"
+    captured = resolved_step(config) == "graph"
     frozen_bf16 = settings.resolved_precision() == "bf16-true" and config.adapter.r is not None
     trainer = _trainer(
         accelerator=settings.accelerator,
@@ -397,7 +399,7 @@ def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule) -> No
         candidates = f"{met} in-batch candidates an anchor, "
     log.info(
         "step=%s precision=%s devices=%d | batch %d on each device, %s%d sentences an update",
-        config.resolved_step(),
+        resolved_step(config),
         trainer.precision,
         world,
         per_device,

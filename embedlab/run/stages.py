@@ -35,6 +35,7 @@ from embedlab.config.recipe import differences
 from embedlab.distributed.ranks import launched
 from embedlab.errors import UserError
 from embedlab.run.callbacks.checkpoints import find_checkpoint, kept_in
+from embedlab.run.check import check_run
 from embedlab.run.folder import AFTER
 
 log = logging.getLogger(__name__)
@@ -239,9 +240,9 @@ def _check(values: dict[str, Any], wanted: list[str], home: Path) -> None:
 
     A finished stage needs nothing any more; where all are, nothing trains before the main run, which checks itself.
     """
-    from embedlab.config.run import RunConfig
     from embedlab.data.sources import check_source
     from embedlab.run.finish import check_final
+    from embedlab.run.parse import parse_run
 
     content = copy.deepcopy(values)
     left: dict[str | None, dict[str, Any]] = {}
@@ -258,9 +259,9 @@ def _check(values: dict[str, Any], wanted: list[str], home: Path) -> None:
     if left:
         left[None] = content
     for of, own in left.items():
-        config = RunConfig.from_dict(own)
+        config = parse_run(own)
         if of not in unseen:
-            config.check()
+            check_run(config)
         check_final(config.evaluation)
         check_source(config.data)
 

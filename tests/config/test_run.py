@@ -7,6 +7,7 @@ from embedlab.config.trainer import TrainerConfig
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES
 from embedlab.run.callbacks.checkpoints import LAST
+from embedlab.run.check import check_run, resolved_packing, resolved_step
 from embedlab.run.run import train
 
 
@@ -42,7 +43,7 @@ from embedlab.run.run import train
 )
 def test_a_value_that_cannot_be_meant_is_one_line(compose_run, override, line):  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=line):
-        compose_run(override).check()
+        check_run(compose_run(override))
 
 
 @pytest.mark.parametrize(
@@ -61,19 +62,19 @@ def test_a_value_that_cannot_be_meant_is_one_line(compose_run, override, line): 
 )
 def test_a_suite_that_could_not_score_the_result_is_refused(compose_run, model_type, overrides, suite, why):  # type: ignore[no-untyped-def]
     settings = (*overrides, "evaluation.final=[lee,sts]")
-    compose_run(*settings, model_type=model_type).check()
+    check_run(compose_run(*settings, model_type=model_type))
     with pytest.raises(UserError, match=rf"{why} \(evaluation.final={suite}\). Fix: leave {suite} out"):
-        compose_run(*settings[:-1], f"evaluation.final=[lee,{suite}]", model_type=model_type).check()
+        check_run(compose_run(*settings[:-1], f"evaluation.final=[lee,{suite}]", model_type=model_type))
 
 
 def test_every_suite_can_score_an_ordinary_encoder(compose_run):  # type: ignore[no-untyped-def]
-    compose_run(f"evaluation.final=[{','.join(SUITES)}]").check()
+    check_run(compose_run(f"evaluation.final=[{','.join(SUITES)}]"))
 
 
 def test_a_contrastive_batch_of_one_teaches_nothing(compose_run):  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=r"there are none \(data.batch_size=1\)"):
-        compose_run("data.batch_size=1").check()
-    compose_run("data.batch_size=1", "method=masked_lm").check()
+        check_run(compose_run("data.batch_size=1"))
+    check_run(compose_run("data.batch_size=1", "method=masked_lm"))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_a_run_of_too_few_rows_leaves_no_configuration(compose_run, tmp_path):  
 def test_a_runs_folder_as_backbone_names_its_export(compose_run, tmp_path):  # type: ignore[no-untyped-def]
     train(compose_run("trainer.max_steps=1"), tmp_path / "run")
     with pytest.raises(UserError, match="the folder of a run") as caught:
-        compose_run(f"backbone.path={tmp_path / 'run'}").check()
+        check_run(compose_run(f"backbone.path={tmp_path / 'run'}"))
     key, _, export = str(caught.value.fix).partition("=")
     assert key == caught.value.key == "backbone.path"
     train(compose_run(f"backbone.path={export}", "trainer.max_steps=1"), tmp_path / "again")
@@ -126,10 +127,10 @@ def test_batches_of_two_sizes_are_not_captured(compose_run, monkeypatch):  # typ
     monkeypatch.setattr(TrainerConfig, "on_cuda", lambda self: True)
     monkeypatch.setattr(TrainerConfig, "device_count", lambda self: 1)
     cuda = "trainer.precision=bf16-mixed"
-    assert compose_run(cuda).resolved_step() == "graph"
-    assert compose_run(cuda, "data.drop_last=false").resolved_step() == "compile"
+    assert resolved_step(compose_run(cuda)) == "graph"
+    assert resolved_step(compose_run(cuda, "data.drop_last=false")) == "compile"
     with pytest.raises(UserError, match=r"batches of one size.*Fix: data\.drop_last=true"):
-        compose_run(cuda, "data.drop_last=false", "step=graph").resolved_step()
+        resolved_step(compose_run(cuda, "data.drop_last=false", "step=graph"))
 
 
 @pytest.mark.parametrize(
@@ -142,34 +143,34 @@ def test_batches_of_two_sizes_are_not_captured(compose_run, monkeypatch):  # typ
 )
 def test_unpad_is_refused_where_padding_stays(compose_run, overrides, cause):  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=cause):
-        compose_run("unpad=true", *overrides).resolved_unpad()
-    assert compose_run("unpad=auto", *overrides).resolved_unpad() is False
+        resolved_packing(compose_run("unpad=true", *overrides))
+    assert resolved_packing(compose_run("unpad=auto", *overrides)) is False
 
 
 def test_eager_steps_leave_out_padding_on_the_cpu_alone(compose_run, monkeypatch):  # type: ignore[no-untyped-def]
-    assert compose_run().resolved_unpad() is True
-    assert compose_run("unpad=false").resolved_unpad() is False
+    assert resolved_packing(compose_run()) is True
+    assert resolved_packing(compose_run("unpad=false")) is False
     monkeypatch.setattr(TrainerConfig, "on_cuda", lambda self: True)
-    assert compose_run("step=eager").resolved_unpad() is False
+    assert resolved_packing(compose_run("step=eager")) is False
 
 
 def test_unpad_names_what_it_cannot_do(compose_run, monkeypatch):  # type: ignore[no-untyped-def]
     monkeypatch.setattr(RunConfig, "resolved_step", lambda self: "graph")
-    assert compose_run().resolved_unpad() is True
-    assert compose_run("unpad=false").resolved_unpad() is False
-    assert compose_run("unpad=auto", model_type="modernbert").resolved_unpad() is False
+    assert resolved_packing(compose_run()) is True
+    assert resolved_packing(compose_run("unpad=false")) is False
+    assert resolved_packing(compose_run("unpad=auto", model_type="modernbert")) is False
     for overrides, model_type, cause in (
         (("backbone.attention=eager",), "bert", "attention"),
         ((), "modernbert", "modernbert"),
         (("data.pack=32", "method=masked_lm"), "bert", "masked_lm"),
     ):
         with pytest.raises(UserError, match=cause):
-            compose_run("unpad=true", *overrides, model_type=model_type).resolved_unpad()
+            resolved_packing(compose_run("unpad=true", *overrides, model_type=model_type))
     with pytest.raises(UserError, match="neither yes nor no"):
-        compose_run("unpad=perhaps").resolved_unpad()
+        resolved_packing(compose_run("unpad=perhaps"))
 
 
 @pytest.mark.parametrize("value", ["1", "0", "1.0", "yes", "null"])
 def test_unpad_is_a_switch_or_auto(compose_run, value):  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match="auto, true or false"):
-        compose_run(f"unpad={value}").resolved_unpad()
+        resolved_packing(compose_run(f"unpad={value}"))

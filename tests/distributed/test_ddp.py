@@ -32,6 +32,7 @@ from embedlab.methods.towers import tower_pooler
 from embedlab.pooling import build_pooling
 from embedlab.run.callbacks.randomness import Randomness
 from embedlab.run.callbacks.scoring import gather_rows
+from embedlab.run.check import check_run
 from tests.ranks import Step, free_port, gradients
 from tests.support import SENTENCES
 from tests.tiny_run import sentences
@@ -208,9 +209,9 @@ def test_a_run_on_two_ranks_is_the_run_on_one(
 def test_a_captured_step_is_refused_where_it_cannot_be(
     step: str, devices: int, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from embedlab.config.run import RunConfig
+    from embedlab.run.parse import parse_run
 
     if torch.cuda.is_available() and devices == 1:
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(UserError, match=r"one CUDA device.*step=graph.*step=compile"):
-        RunConfig.from_dict(settings(tiny("bert"), tmp_path, devices, f"step={step}")).check()
+        check_run(parse_run(settings(tiny("bert"), tmp_path, devices, f"step={step}")))

@@ -13,8 +13,9 @@ import yaml
 
 import embedlab
 from embedlab.cli.processes import start_ranks
-from embedlab.config.run import RunConfig
 from embedlab.errors import UserError
+from embedlab.run.check import check_run
+from embedlab.run.parse import parse_run
 from tests.distributed.test_ddp import losses, settings
 
 MORE = (
@@ -78,4 +79,4 @@ def test_what_cannot_be_sharded_is_refused(
     more: tuple[str, ...], part: str, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=part):
-        RunConfig.from_dict(fsdp(tiny("llama"), tmp_path, *more)).check()
+        check_run(parse_run(fsdp(tiny("llama"), tmp_path, *more)))

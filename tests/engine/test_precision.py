@@ -16,6 +16,7 @@ from embedlab.config.run import MethodConfig, RunConfig
 from embedlab.engine.module import Method
 from embedlab.engine.optimizer import build_optimizer
 from embedlab.errors import UserError
+from embedlab.run.check import check_run
 from embedlab.run.run import Run
 
 FULL = ("trainer.max_steps=4", "optimizer.warmup_steps=1")
@@ -70,14 +71,14 @@ def test_adapters_are_trained_in_fp32(precision, compose_run, tmp_path, monkeypa
 
 def test_bf16_weights_are_not_trained(compose_run):  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=r"trainer.precision=bf16-true.*adapter=lora"):
-        compose_run("trainer.precision=bf16-true").check()
-    compose_run(*LORA, "trainer.precision=bf16-true", model_type="llama").check()
+        check_run(compose_run("trainer.precision=bf16-true"))
+    check_run(compose_run(*LORA, "trainer.precision=bf16-true", model_type="llama"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_loss_scaling_on_a_cpu_is_refused(compose_run):  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=r"trainer.precision=16-mixed.*bf16-mixed"):
-        compose_run("trainer.precision=16-mixed").check()
+        check_run(compose_run("trainer.precision=16-mixed"))
 
 
 class Bare(Method):

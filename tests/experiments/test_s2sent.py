@@ -18,6 +18,8 @@ from omegaconf import OmegaConf
 from embedlab import files as _paths
 from embedlab.cli.compose import plain
 from embedlab.config.run import RunConfig
+from embedlab.run.check import backbone_info, check_run
+from embedlab.run.parse import parse_run
 
 SWEEPS = {
     "s2sent_table2": 9 * 7,
@@ -65,7 +67,7 @@ def run(experiment: str, *overrides: str) -> RunConfig:
         key, _, value = override.partition("=")
         if override not in groups:
             OmegaConf.update(config, key, yaml.safe_load(value))
-    return RunConfig.from_dict(plain(config))
+    return parse_run(plain(config))
 
 
 @pytest.mark.parametrize("experiment", SWEEPS)
@@ -73,7 +75,7 @@ def test_every_trial_is_a_sound_run(experiment: str) -> None:
     assert len(trials(experiment)) == SWEEPS[experiment]
     for job in trials(experiment, "seed=3"):
         config = run(experiment, *job)
-        config.check()
+        check_run(config)
         assert config.seed == 3
         assert config.method.tau == 0.05
         assert (config.data.max_length, config.optimizer.schedule, config.evaluation.every) == (
@@ -130,7 +132,7 @@ def test_the_prompt_columns_of_table_2_have_its_rows_at_the_mask_and_the_gated_o
 
 def test_robertas_prompt_columns_have_its_templates_and_the_same_arms() -> None:
     config, bert = (run(f"s2sent_table2_prompt{end}", "arm=low8_mask") for end in ("_roberta", ""))
-    assert config.info().model_type == "roberta"
+    assert backbone_info(config).model_type == "roberta"
     assert config.template == run("promptbert_roberta_unsup").template != bert.template
     assert config.method.second_template == run("promptbert_roberta_unsup").method.second_template
     assert config.pooling == bert.pooling
@@ -157,7 +159,7 @@ def test_table_3_pairs_each_read_out_with_both_divisors() -> None:
     assert found["cls_s2_global_exp"] == ("cls", "global_exp", "train")
     assert found["cls_s2"] == ("cls", "softmax", "train")
     assert found["mean_s2_global_exp"] == ("mean", "global_exp", "none")
-    warnings = run("s2sent_table3", "arm=cls_s2").check()
+    warnings = check_run(run("s2sent_table3", "arm=cls_s2"))
     assert any("table 3" in w for w in warnings)
 
 
@@ -200,8 +202,8 @@ def test_the_controls_are_the_poolings_named() -> None:
 )
 def test_promptberts_recipe(experiment: str, model_type: str, second: str) -> None:
     config = run(experiment)
-    assert config.check() == []
-    assert config.info().model_type == model_type
+    assert check_run(config) == []
+    assert backbone_info(config).model_type == model_type
     assert config.method.second_template.text == second
     assert (config.method.denoise, config.method.denoise_dev, config.method.mlp) == (True, True, "train")
     assert (config.data.batch_size, config.optimizer.lr, config.pooling.name) == (256, 1e-5, "mask")
@@ -209,4 +211,4 @@ def test_promptberts_recipe(experiment: str, model_type: str, second: str) -> No
 
 @pytest.mark.parametrize("experiment", ["s2sent_table2", "s2sent_fig6", "promptbert_bert_unsup"])
 def test_every_experiment_takes_another_backbone(experiment: str) -> None:
-    run(experiment, "backbone=distilbert").check()
+    check_run(run(experiment, "backbone=distilbert"))

@@ -10,8 +10,9 @@ import yaml
 
 from embedlab import files as _paths
 from embedlab.cli.compose import compose
-from embedlab.config.run import RunConfig
 from embedlab.errors import UserError
+from embedlab.run.check import check_run
+from embedlab.run.parse import parse_run
 from embedlab.run.stages import Stage, run_stages
 
 PUBLISHED = {
@@ -25,8 +26,8 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_recipe(name: str) -> None:
     backbone, batch, lr, words = PUBLISHED[name]
-    config = RunConfig.from_dict(compose("train", [f"experiment={name}"]))
-    assert config.check() == []
+    config = parse_run(compose("train", [f"experiment={name}"]))
+    assert check_run(config) == []
     assert config.backbone.name == backbone
     assert config.template is not None
     assert words in config.template.text
@@ -46,11 +47,11 @@ def test_published_recipe(name: str) -> None:
 
 
 def test_one_card_recipe_and_its_rival() -> None:
-    ours = RunConfig.from_dict(compose("train", ["experiment=csesfp_smollm2"]))
-    assert ours.check() == []
+    ours = parse_run(compose("train", ["experiment=csesfp_smollm2"]))
+    assert check_run(ours) == []
     rival = ["experiment=csesfp_smollm2", "method=prompteol", "template=eol", "pooling=last"]
-    theirs = RunConfig.from_dict(compose("train", rival))
-    (warning,) = theirs.check()
+    theirs = parse_run(compose("train", rival))
+    (warning,) = check_run(theirs)
     assert "no dropout of its own" in warning
     assert (theirs.data, theirs.optimizer, theirs.adapter) == (ours.data, ours.optimizer, ours.adapter)
 
@@ -70,21 +71,21 @@ def test_sensitivity_sweeps_ten_templates() -> None:
     values, texts = compose("train", ["experiment=csesfp_templates"]), set()
     for name in names:
         template = yaml.safe_load((_paths.conf_dir() / "template" / f"{name}.yaml").read_text())
-        assert RunConfig.from_dict(values | {"template": template}).check() == []
+        assert check_run(parse_run(values | {"template": template})) == []
         texts.add(template["text"])
     assert len(texts) == 10
 
 
 def test_cost_is_the_one_card_recipe() -> None:
-    config = RunConfig.from_dict(compose("train", ["experiment=csesfp_cost"]))
-    assert config.check() == []
+    config = parse_run(compose("train", ["experiment=csesfp_cost"]))
+    assert check_run(config) == []
     assert config.evaluation.final == ()
 
 
 def test_tiny_pretrains_its_own_decoder(tmp_path: Path) -> None:
     values = compose("train", ["experiment=csesfp_tiny", "trainer=cpu"])
-    stage = RunConfig.from_dict(Stage.read("pretrain", values["stages"]["pretrain"]).values(values))
-    assert stage.check() == []
+    stage = parse_run(Stage.read("pretrain", values["stages"]["pretrain"]).values(values))
+    assert check_run(stage) == []
     assert (stage.method.name, stage.backbone.source, stage.adapter.r) == ("causal_lm", "fresh", None)
     assert stage.template is None
     ran: list[str] = []
@@ -96,7 +97,7 @@ def test_tiny_pretrains_its_own_decoder(tmp_path: Path) -> None:
     _, main = run_stages(values, tmp_path, train_one)
     assert ran == ["pretrain"]
     assert main["backbone"]["path"] == str(tmp_path / "pretrain" / "export")
-    config = RunConfig.from_dict(main)
+    config = parse_run(main)
     assert (config.method.name, config.adapter.quantization) == ("csesfp", "nf4")
 
 
@@ -109,6 +110,6 @@ def test_tiny_on_a_decoder_that_is_there_pretrains_nothing(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", [*PUBLISHED, "csesfp_smollm2", "csesfp_cost"])
 def test_on_an_encoder_they_say_why_not(name: str) -> None:
-    config = RunConfig.from_dict(compose("train", [f"experiment={name}", "backbone=bert-base"]))
+    config = parse_run(compose("train", [f"experiment={name}", "backbone=bert-base"]))
     with pytest.raises(UserError, match=r"backbone=bert.*Fix: a decoder"):
-        config.check()
+        check_run(config)

@@ -8,6 +8,7 @@ import pytest
 
 from embedlab.cli.compose import compose
 from embedlab.config.run import RunConfig
+from embedlab.run.parse import parse_run
 from embedlab.run.stages import Stage
 
 RECIPES = {
@@ -22,7 +23,7 @@ def parts(experiment: str, *overrides: str) -> dict[str, RunConfig]:
     """The main run and its stages, by name."""
     values = compose("train", [f"experiment={experiment}", *overrides])
     stages = {name: Stage.read(name, content).values(values) for name, content in values["stages"].items()}
-    return {name: RunConfig.from_dict(own) for name, own in {**stages, "main": values}.items()}
+    return {name: parse_run(own) for name, own in {**stages, "main": values}.items()}
 
 
 @pytest.mark.parametrize("name", RECIPES)

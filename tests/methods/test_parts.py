@@ -46,6 +46,7 @@ import sys
 from pathlib import Path
 
 from embedlab.cli.compose import compose
+from embedlab.run.parse import parse_run
 from embedlab.config.run import RunConfig
 from embedlab.run.run import Run
 
@@ -57,7 +58,7 @@ values["method"] = {"name": "toy", "scale": 2.0}
 try:
     from embedlab.run.parse import parse_run as parse
 except ImportError:
-    parse = RunConfig.from_dict
+    parse = parse_run
 run = Run(parse(values), Path(folder))
 run.fit()
 assert run.trainer.global_step == 2

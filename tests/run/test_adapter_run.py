@@ -17,6 +17,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.run.callbacks.checkpoints import LAST, PREVIOUS
+from embedlab.run.check import backbone_info, check_run
 from embedlab.run.run import build, train
 from tests.support import tiny_backbone
 
@@ -172,19 +173,19 @@ def test_a_captured_step_recomputes_nothing(compose_run: Compose) -> None:
     for more in ("optimizer.chunk=4", "adapter.gradient_checkpointing=true"):
         config = _config(compose_run, "lora", "step=graph", more)
         with pytest.raises(UserError, match=r"step=graph.*step=compile"):
-            config.check()
+            check_run(config)
 
 
 def test_adapters_are_not_sharded(compose_run: Compose) -> None:
     with pytest.raises(UserError, match=r"trainer.strategy=fsdp.*trainer=ddp"):
-        _config(compose_run, "qlora", "trainer.strategy=fsdp").check()
+        check_run(_config(compose_run, "qlora", "trainer.strategy=fsdp"))
 
 
 def test_simcse_takes_the_adapters_dropout(compose_run: Compose) -> None:
     plain = ("method=simcse", "pooling=last")
     with pytest.raises(UserError, match=r"backbone.dropout=0.0"):
-        compose_run(*plain, model_type="llama").check()
-    compose_run(*plain, "adapter=lora", model_type="llama").check()
+        check_run(compose_run(*plain, model_type="llama"))
+    check_run(compose_run(*plain, "adapter=lora", model_type="llama"))
 
 
 def test_two_passes_warn_and_train(
@@ -195,7 +196,7 @@ def test_two_passes_warn_and_train(
     assert any("no dropout of its own" in r.getMessage() for r in caplog.records)
     assert embedlab.load(tmp_path).encode(TEXTS).shape == (3, 128)
     with pytest.raises(UserError, match=r"adapter.dropout=0.0"):
-        compose_run("method=prompteol", "template=eol", "pooling=last", model_type="llama").check()
+        check_run(compose_run("method=prompteol", "template=eol", "pooling=last", model_type="llama"))
 
 
 def test_causal_lm_learns_packed_text(compose_run: Compose, tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_causal_lm_learns_packed_text(compose_run: Compose, tmp_path: Path) -> N
     losses = [float(r.split(",")[column]) for r in rows[1:] if r.split(",")[column]]
     assert losses[-1] < 0.8 * losses[0]
     again = compose_run("backbone=local", f"backbone.path={tmp_path / 'export'}", *CSESFP)
-    assert again.info().kind == "decoder"
+    assert backbone_info(again).kind == "decoder"
 
 
 def test_text_is_prepared_for_scoring_alone(compose_run: Compose, tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ import torch
 import embedlab
 from embedlab.cli.compose import compose
 from embedlab.cli.train import train_one
-from embedlab.config.run import RunConfig
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.errors import UserError
 from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import load_sts
 from embedlab.methods.distil import Distil
 from embedlab.run.callbacks.scoring import DevScoring
+from embedlab.run.parse import parse_run
 from embedlab.run.run import build
 
 TEXTS = ["the cat runs", "a small red bird", ""]
@@ -137,7 +137,7 @@ def test_a_tower_is_trained_on_round_trip_translations_where_a_file_has_them(
     assert train_one(run, tmp_path / "run") == 0
     kept = json.loads((tmp_path / "run" / "scores.json").read_text())
     assert kept["training"]["sentences"] == len(rows)
-    _, data = build(RunConfig.from_dict(run), tmp_path / "probe")
+    _, data = build(parse_run(run), tmp_path / "probe")
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
     assert {"source", "target"} <= batch.keys(), "a sentence and its translation there and back"
@@ -275,7 +275,7 @@ def test_the_student_comes_near_its_frozen_teacher(
         "trainer.max_epochs=5",
         "evaluation.every=20",
     )
-    config = RunConfig.from_dict(run | {"stages": {}})
+    config = parse_run(run | {"stages": {}})
     method, _ = build(config, tmp_path / "probe")
     assert isinstance(method, Distil)
     method.train()

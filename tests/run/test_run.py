@@ -15,6 +15,7 @@ from embedlab.engine.step import NonFiniteLoss
 from embedlab.errors import UserError
 from embedlab.evaluation.sts.sts import load_sts
 from embedlab.run.callbacks.checkpoints import LAST
+from embedlab.run.check import check_run
 from embedlab.run.run import build, train
 
 GOLDEN = [2.6139, 2.1786, 2.1170, 2.1144, 2.1338]
@@ -132,7 +133,7 @@ def test_a_bad_configuration_is_refused_before_anything_is_loaded(override, key,
     if torch.cuda.is_available() and override in ("step=graph", "trainer=gpu"):
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(UserError, match=key):
-        compose_run(override).check()
+        check_run(compose_run(override))
 
 
 def logged(folder, name):  # type: ignore[no-untyped-def]

@@ -1,0 +1,200 @@
+"""Whether the parts of a run fit each other, and what its ``auto`` values come to; reads no weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from embedlab.backbones import probe
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import RunConfig
+from embedlab.data.plan import BatchPlan
+from embedlab.distributed.devices import device_count, on_cuda, precision_of
+from embedlab.errors import UserError
+from embedlab.evaluation.core.suite import suite
+from embedlab.kernels.packing import MODEL_TYPES
+
+
+def check_run(run: RunConfig) -> list[str]:
+    """Whether the parts fit each other.
+
+    Returns:
+        Warnings: combinations that are known to be poor.
+
+    Raises:
+        UserError: combinations that have no meaning, naming the key, the value and the fix.
+    """
+    run.adapter.check(run.backbone.source)
+    _check_sharded(run)
+    _check_backbone(run)
+    info = backbone_info(run)
+    warnings = run.pooling.check(info, run.template, run.method.name)
+    if run.data.name not in run.method.kinds:
+        raise UserError(
+            f"method={run.method.name} does not train on this kind of data",
+            key="data",
+            value=run.data.name,
+            fix=f"data={' or '.join(run.method.kinds)}",
+        )
+    warnings += run.method.check(info, run)
+    _check_batch(run)
+    _check_final(run, info)
+    resolved_step(run)
+    resolved_packing(run)
+    if precision_of(run.trainer) == "bf16-true" and run.adapter.r is None:
+        raise UserError(
+            "trained weights in bf16 lose updates below 1/256 of a weight",
+            key="trainer.precision",
+            value="bf16-true",
+            fix="bf16-mixed, or adapter=lora (a bf16 base, adapters in fp32)",
+        )
+    return warnings
+
+
+def check_rows(run: RunConfig, rows: int | None) -> None:
+    """UserError if training on so many rows has no batch for every device; None: not known yet."""
+    if rows is not None and not run.method.idle:
+        BatchPlan(rows, run.data.batch_size, world=_world(run), drop_last=run.data.drop_last)
+
+
+def backbone_info(run: RunConfig) -> BackboneInfo:
+    """What is known of the backbone before its weights are loaded."""
+    info = probe(run.backbone)
+    return replace(info, adapter_dropout=run.adapter.dropout) if run.adapter.r is not None else info
+
+
+def resolved_step(run: RunConfig) -> str:
+    """How a step runs. ``auto``: graph on one CUDA device in bf16-mixed or fp32 with batches of one size, else compile;
+    eager on the CPU.
+
+    Raises:
+        UserError: a captured step that cannot be.
+    """
+    cuda = on_cuda(run.trainer)
+    one = device_count(run.trainer) == 1 and run.trainer.num_nodes == 1
+    capturable = cuda and one and precision_of(run.trainer) in ("bf16-mixed", "32-true")
+    recomputes = run.optimizer.chunk is not None or run.adapter.gradient_checkpointing
+    if run.step == "auto":
+        if capturable and run.data.drop_last and not recomputes:
+            return "graph"
+        return "compile" if cuda else "eager"
+    if run.step != "graph":
+        return run.step
+    fix = "step=compile, or step=auto"
+    why = None
+    if recomputes:
+        # A graph has one course: activations cannot be computed again with the random state of before.
+        why = "computes no activation twice, as optimizer.chunk and adapter.gradient_checkpointing do"
+    elif not capturable:
+        why = "needs one CUDA device and precision bf16-mixed or 32-true"
+    elif not run.data.drop_last:
+        why = "needs batches of one size, and the last one of an epoch may be smaller (data.drop_last=false)"
+        fix = "data.drop_last=true, or step=compile"
+    if why is not None:
+        raise UserError(f"a captured step {why}", key="step", value=run.step, fix=fix)
+    return run.step
+
+
+def resolved_packing(run: RunConfig) -> bool:
+    """Whether a captured step, or an eager one on the CPU, leaves out padding (``unpad``).
+
+    Raises:
+        UserError: asked for where it cannot be.
+    """
+    if run.unpad is False:
+        return False
+    why = _cannot_pack(run)
+    if run.unpad is True and why is not None:
+        raise UserError(f"padding cannot be left out: {why}", key="unpad", value="true", fix="unpad=auto")
+    return why is None
+
+
+def _cannot_pack(run: RunConfig) -> str | None:
+    step = resolved_step(run)
+    if step != "graph" and (step != "eager" or on_cuda(run.trainer)):
+        return "that is for captured steps (step=graph), and for eager ones on the CPU"
+    if run.optimizer.chunk is not None or run.adapter.gradient_checkpointing:
+        return "optimizer.chunk and adapter.gradient_checkpointing compute padded rows again"
+    if not run.method.can_unpad:
+        return f"method={run.method.name} computes padded rows"
+    if run.data.pack is not None:
+        return "packed rows (data.pack) have none"
+    model_type = backbone_info(run).model_type
+    if model_type not in MODEL_TYPES:
+        return f"{model_type} is none of {', '.join(sorted(MODEL_TYPES))}"
+    if run.backbone.attention != "sdpa":
+        return f"it needs backbone.attention=sdpa, not {run.backbone.attention}"
+    return None
+
+
+def _world(run: RunConfig) -> int:
+    return device_count(run.trainer) * run.trainer.num_nodes
+
+
+def _check_backbone(run: RunConfig) -> None:
+    folder = Path(run.backbone.path or "").expanduser()
+    if run.backbone.source != "local" or (folder / "config.json").is_file():
+        return
+    if (folder / "export" / "config.json").is_file():
+        raise UserError(
+            "the folder of a run, not of a model",
+            key="backbone.path",
+            value=run.backbone.path,
+            fix=f"backbone.path={folder / 'export'}",
+        )
+
+
+def _check_batch(run: RunConfig) -> None:
+    in_batch = run.data.batch_size * _world(run)
+    if in_batch == 1 and run.method.needs_others and "negative" not in run.data.roles:
+        raise UserError(
+            f"method={run.method.name} compares a sentence with the others of its batch, and there are none",
+            key="data.batch_size",
+            value=run.data.batch_size,
+            fix="data.batch_size=64",
+        )
+
+
+def _check_final(run: RunConfig, info: BackboneInfo) -> None:
+    for name in run.evaluation.final:
+        # Without training the encoder is made of others than the run's backbone.
+        why = suite(name).fits(None if run.method.idle else info, run.method.towers)
+        if why is not None:
+            raise UserError(
+                f"{name} is not for what this run makes: {why}",
+                key="evaluation.final",
+                value=name,
+                fix=f"leave {name} out",
+            )
+
+
+def _check_sharded(run: RunConfig) -> None:
+    """Whether a run's weights can be sharded.
+
+    Raises:
+        UserError: not with this method, adapter or selection.
+    """
+    strategy = run.trainer.strategy
+    if not strategy.startswith("fsdp"):
+        return
+    if run.adapter.r is not None:
+        raise UserError(
+            "frozen and 4-bit weights cannot be sharded with the trained ones",
+            key="trainer.strategy",
+            value=strategy,
+            fix="trainer=ddp: each card has the whole (4-bit) base",
+        )
+    if not run.method.shardable:
+        raise UserError(
+            "this method cannot be sharded",
+            key="trainer.strategy",
+            value=strategy,
+            fix="trainer=ddp, or a method that calls the backbone as a whole, such as simcse",
+        )
+    if run.evaluation.selection != "last":
+        raise UserError(
+            "the best weights of a sharded model are not kept aside",
+            key="evaluation.select",
+            value=run.evaluation.select,
+            fix="evaluation.select=last",
+        )

@@ -19,7 +19,7 @@ import embedlab
 from embedlab.cli.compose import compose
 from embedlab.config.data import DataConfig
 from embedlab.data import build_token_table
-from embedlab.encoders.checkpoint import load_encoder
+from embedlab.encoders.loading import load_checkpoint
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.run.callbacks.checkpoints import find_checkpoint, unreadable
@@ -81,13 +81,13 @@ def test_a_checkpoint_with_code_is_refused(tmp_path: Path) -> None:
     path, ran = tmp_path / "last.ckpt", tmp_path / "ran"
     torch.save({"state_dict": {}, "embedlab": Bomb(ran)}, path)
     assert unreadable(path)
-    for load in (load_encoder, embedlab.load, lambda p: find_checkpoint(str(p), tmp_path)):
+    for load in (load_checkpoint, embedlab.load, lambda p: find_checkpoint(str(p), tmp_path)):
         with pytest.raises(UserError) as caught:
             load(path)
         assert "\n" not in str(caught.value)
     path.write_bytes(pickle.dumps(Bomb(ran)))
     with pytest.raises(UserError):
-        load_encoder(path)
+        load_checkpoint(path)
     assert not ran.exists()
     pickle.loads(path.read_bytes())
     assert ran.exists(), "guards the test: the pickle does do what it says"
@@ -98,12 +98,12 @@ def test_a_checkpoint_cannot_write_outside_its_folder(tmp_path: Path) -> None:
     files = {"../../escaped.json": "{}", "config.json": "{}"}
     torch.save({"state_dict": {}, "embedlab": {"encoder": {"files": files, "weights": {}}}}, path)
     with pytest.raises(UserError, match="leads out of its folder"):
-        load_encoder(path)
+        load_checkpoint(path)
     path = tmp_path / "weights.ckpt"
     record = {"files": {"config.json": "{}"}, "weights": {f"{tmp_path}/escaped.safetensors": "x."}}
     torch.save({"state_dict": {}, "embedlab": {"encoder": record}}, path)
     with pytest.raises(UserError, match="leads out of its folder"):
-        load_encoder(path)
+        load_checkpoint(path)
     assert not (tmp_path / "escaped.safetensors").exists()
 
 

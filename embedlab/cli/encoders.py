@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
-    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.base import Encoder
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def load_encoder(
     ckpt: str, max_length: int | None = None, pooling: Mapping[str, Any] | None = None
-) -> SentenceEncoder:
+) -> Encoder:
     """`embedlab.load(ckpt)`, with another `max_length` (what it counts: `embedlab.encoders.tokenization`) where
     given, and read by another pooling, which brings no weights of its own."""
     import embedlab
@@ -34,11 +34,11 @@ def load_encoder(
     return encoder
 
 
-def _read_by(encoder: SentenceEncoder, pooling: Mapping[str, Any]) -> None:
-    from embedlab.encoders.twin import TwinEncoder
+def _read_by(encoder: Encoder, pooling: Mapping[str, Any]) -> None:
+    from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.pooling import build_pooling, pooling_config
 
-    if isinstance(encoder, TwinEncoder):
+    if not isinstance(encoder, SentenceEncoder):
         raise UserError(
             "an encoder of two towers is read as it was trained", key="pooling", value=pooling.get("name"),
             fix="leave pooling out",
@@ -64,7 +64,7 @@ class Configured:
 
     def __init__(
         self,
-        encoder: SentenceEncoder,
+        encoder: Encoder,
         batch_size: int | None = None,
         dtype: str | None = None,
         normalize: bool = False,
@@ -80,7 +80,7 @@ class Configured:
         }
 
     @classmethod
-    def of(cls, encoder: SentenceEncoder, config: Mapping[str, Any], progress: bool = False) -> Configured:
+    def of(cls, encoder: Encoder, config: Mapping[str, Any], progress: bool = False) -> Configured:
         """From a command's keys: batch_size, device (the encoder is moved there), dtype, normalize (if it has
         one).
 
@@ -102,7 +102,7 @@ class Configured:
     def facts(self, sentences: Sequence[str] | None) -> dict[str, Any]:
         """The encoder's part of a protocol block."""
         used = self._arguments["dtype"]
-        return self.encoder.facts(sentences) | ({"dtype": used} if used is not None else {})
+        return self.encoder.provenance(sentences) | ({"dtype": used} if used is not None else {})
 
 
 def check_batch_size(batch_size: int | None) -> int | None:

@@ -94,6 +94,7 @@ def main(argv: list[str]) -> int:
 
 def _crossed(encoder: Any, layers: Any) -> Any:
     """A twin with its towers' attention exchanged in `layers` layers."""
+    from embedlab.encoders.crossed import CrossedTwin
     from embedlab.encoders.twin import TwinEncoder
 
     what: dict[str, Any] = {"key": "cross_attention", "value": layers}
@@ -101,7 +102,7 @@ def _crossed(encoder: Any, layers: Any) -> Any:
         raise UserError("this encoder has one tower", **what, fix="leave it out, or the checkpoint of a twin")
     if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
         raise UserError("not a number of layers", **what, fix="a whole number that divides the depth")
-    return encoder.crossed(layers)
+    return CrossedTwin(encoder, layers)
 
 
 def _compared(config: Mapping[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from embedlab.errors import UserError
 from embedlab.files import check_writable, writing
 
 if TYPE_CHECKING:
-    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.base import Encoder
 
 # What overwrite=true may replace: a folder with one of these.
 _EXPORTED = ("embedlab.json", "modules.json", "config.json", "model.onnx")
@@ -77,7 +77,7 @@ def push(folder: Path, name: str) -> None:
     print(f"pushed to {name}")
 
 
-def export(encoder: SentenceEncoder, target: str, out: Path, normalize: bool = True) -> float:
+def export(encoder: Encoder, target: str, out: Path, normalize: bool = True) -> float:
     """Writes `encoder` as `target` to the folder `out` (replaced if it exists), whole or not at all.
 
     Returns the largest difference of a round trip on 32 sentences; raises RuntimeError, and writes nothing, when
@@ -105,7 +105,7 @@ def export(encoder: SentenceEncoder, target: str, out: Path, normalize: bool = T
     return difference
 
 
-def _sentence_transformers(encoder: SentenceEncoder, folder: Path, normalize: bool) -> Encode:
+def _sentence_transformers(encoder: Encoder, folder: Path, normalize: bool) -> Encode:
     from sentence_transformers import SentenceTransformer
     from transformers.utils import logging
 
@@ -119,7 +119,7 @@ def _sentence_transformers(encoder: SentenceEncoder, folder: Path, normalize: bo
     return lambda texts: model.encode(list(texts), convert_to_numpy=True, show_progress_bar=False)
 
 
-def _hugging_face(encoder: SentenceEncoder, folder: Path, normalize: bool) -> Encode:
+def _hugging_face(encoder: Encoder, folder: Path, normalize: bool) -> Encode:
     import embedlab
 
     encoder.save(folder)
@@ -127,7 +127,7 @@ def _hugging_face(encoder: SentenceEncoder, folder: Path, normalize: bool) -> En
     return lambda texts: loaded.encode(list(texts))
 
 
-def _onnx(encoder: SentenceEncoder, folder: Path, normalize: bool) -> Encode:
+def _onnx(encoder: Encoder, folder: Path, normalize: bool) -> Encode:
     from embedlab.export.onnx import export_onnx, load_onnx
 
     folder.mkdir()
@@ -135,7 +135,7 @@ def _onnx(encoder: SentenceEncoder, folder: Path, normalize: bool) -> Encode:
     return load_onnx(folder)
 
 
-FORMATS: dict[str, tuple[Callable[[SentenceEncoder, Path, bool], Encode], float]] = {
+FORMATS: dict[str, tuple[Callable[[Encoder, Path, bool], Encode], float]] = {
     "sentence-transformers": (_sentence_transformers, 1e-5),
     "hf": (_hugging_face, 1e-5),
     "onnx": (_onnx, 1e-4),

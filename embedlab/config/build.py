@@ -128,9 +128,6 @@ def _refused(key: str, value: Any, hint: Any) -> UserError:
     )
 
 
-C = TypeVar("C")
-
-
 def from_dict(cls: type[C], values: dict[str, Any], group: str) -> C:
     """Build a configuration dataclass from plain values.
 

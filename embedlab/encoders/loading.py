@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+import torch
+from safetensors.torch import save_file
+
+from embedlab.backbones import load_backbone
+from embedlab.config.backbone import BackboneConfig
+from embedlab.encoders.base import Encoder
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.folder import CARD, twin_card
+from embedlab.encoders.sentence_transformers import read_modules
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.twin import TwinEncoder
 from embedlab.errors import UserError
-from embedlab.files import assets_dir
-
-if TYPE_CHECKING:
-    from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.files import assets_dir, corruption
+from embedlab.pooling import build_pooling
 
 log = logging.getLogger(__name__)
 
-_CARD = "embedlab.json"
-_ST_POOLINGS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-_LEGACY_ST_POOLINGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
 
-
-def load(path: str | os.PathLike[str]) -> SentenceEncoder:
+def load(path: str | os.PathLike[str]) -> Encoder:
     """An encoder, in evaluation mode.
 
     Args:
@@ -36,8 +36,6 @@ def load(path: str | os.PathLike[str]) -> SentenceEncoder:
     Raises:
         UserError: nothing of the kind is there.
     """
-    from embedlab.encoders.encoder import SentenceEncoder
-
     name = os.fspath(path)
     place = Path(name).expanduser()
     if name == "mini" and not place.exists():
@@ -46,8 +44,8 @@ def load(path: str | os.PathLike[str]) -> SentenceEncoder:
         return _file(place)
     if place.is_dir():
         for folder in (place, place / "export", place / "best"):
-            if (folder / _CARD).is_file():
-                return SentenceEncoder.load(folder)
+            if (folder / CARD).is_file():
+                return _encoder_folder(folder)
         if (place / "modules.json").is_file():
             return _sentence_transformers(place)
         if (place / "config.json").is_file():
@@ -78,11 +76,9 @@ def load(path: str | os.PathLike[str]) -> SentenceEncoder:
         ) from error
 
 
-def _shipped(name: str) -> SentenceEncoder:
-    from embedlab.encoders.encoder import SentenceEncoder
-
+def _shipped(name: str) -> Encoder:
     folder = assets_dir() / name
-    if not (folder / _CARD).is_file():
+    if not (folder / CARD).is_file():
         raise UserError(
             f"this installation ships no encoder {name}",
             file=folder,
@@ -90,19 +86,17 @@ def _shipped(name: str) -> SentenceEncoder:
             value=name,
             fix="reinstall the package, or give a model folder",
         )
-    return SentenceEncoder.load(folder)
+    return _encoder_folder(folder)
 
 
-def _file(file: Path) -> SentenceEncoder:
+def _file(file: Path) -> Encoder:
     if file.suffix == ".gguf":
         return _plain("local", str(file))
     if file.suffix != ".ckpt":
         raise UserError(
             "is no checkpoint", file=file, key="ckpt", value=str(file), fix="a .ckpt, a .gguf, or a folder"
         )
-    from embedlab.encoders.checkpoint import load_encoder
-
-    return load_encoder(file)
+    return load_checkpoint(file)
 
 
 def _plain(source: str, name: str) -> SentenceEncoder:
@@ -113,11 +107,6 @@ def _plain(source: str, name: str) -> SentenceEncoder:
 
 
 def _build(source: str, name: str, pooling: str, max_length: int | None) -> SentenceEncoder:
-    from embedlab.backbones import load_backbone
-    from embedlab.config.backbone import BackboneConfig
-    from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.encoders.tokenization import Tokenization
-    from embedlab.pooling import build_pooling
 
     config = BackboneConfig(source=source, name=name, path=name if source == "local" else None)
     backbone, tokenizer = load_backbone(config)
@@ -127,37 +116,45 @@ def _build(source: str, name: str, pooling: str, max_length: int | None) -> Sent
     return SentenceEncoder(backbone, build_pooling(pooling, backbone.info), tokenization, card).eval()
 
 
+def _encoder_folder(folder: Path) -> Encoder:
+    return (TwinEncoder if twin_card(folder) is not None else SentenceEncoder).load(folder)
+
+
 def _sentence_transformers(folder: Path) -> SentenceEncoder:
-    """A folder of sentence-transformers whose modules are those that this project has too.
+    inner, pooling, max_length = read_modules(folder)
+    return _build("local", inner, pooling, max_length)
 
-    A final Normalize is left out: `encode(normalize=True)` does it.
+
+def load_checkpoint(path: Path) -> Encoder:
+    """The encoder of a checkpoint that a run of this project wrote.
+
+    Raises:
+        UserError: no checkpoint of this project, or a broken one.
     """
-    modules = _read(folder / "modules.json")
-    kinds = [str(m["type"]).rpartition(".")[2] for m in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise UserError(
-            f"its modules {', '.join(kinds)} are not all known here",
-            file=folder,
-            fix="a model of Transformer, Pooling and Normalize; or sentence-transformers itself",
-        )
-    pooling = _read(folder / modules[1]["path"] / "config.json")
-    modes = [m for key, m in _LEGACY_ST_POOLINGS.items() if pooling.get(key)]
-    modes += [m for key in ("pooling_mode_max_tokens", "pooling_mode_mean_sqrt_len_tokens",
-                            "pooling_mode_weightedmean_tokens") if (m := key) and pooling.get(key)]  # fmt: skip
-    mode = pooling.get("pooling_mode", modes[0] if len(modes) == 1 else modes)
-    if not isinstance(mode, str) or mode not in _ST_POOLINGS:
-        raise UserError(
-            f"its pooling {mode} is not known here", file=folder, fix="one of cls, mean and lasttoken"
-        )
-    inner = folder / modules[0]["path"]
-    settings = (
-        _read(inner / "sentence_bert_config.json") if (inner / "sentence_bert_config.json").is_file() else {}
-    )
-    return _build("local", str(inner), _ST_POOLINGS[mode], settings.get("max_seq_length"))
-
-
-def _read(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot be read: {error}", file=file, fix="another copy of the model") from error
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        record, state = checkpoint["embedlab"]["encoder"], checkpoint["state_dict"]
+    except Exception as error:
+        fix = "another copy of it, or a run's last.ckpt, previous.ckpt or folder"
+        if (problem := corruption(error)) is None and not isinstance(
+            error, OSError | RuntimeError | MemoryError
+        ):
+            raise UserError("is no checkpoint of embedlab", file=path, fix=fix) from None
+        text = problem or (str(error).strip().splitlines() or [repr(error)])[0][:200]
+        raise UserError(f"cannot be read: {text}", file=path, fix=fix) from None
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for file in (*record["files"], *record["weights"]):
+            target = folder / file
+            if not target.resolve().is_relative_to(folder.resolve()):
+                raise UserError(
+                    "a file name in the checkpoint leads out of its folder", file=path, value=file
+                )
+            target.parent.mkdir(parents=True, exist_ok=True)
+        for file, text in record["files"].items():
+            (folder / file).write_text(text, encoding="utf-8")
+        for file, prefix in record["weights"].items():
+            start = f"encoder.{prefix}"
+            tensors = {k.removeprefix(start): v.clone() for k, v in state.items() if k.startswith(start)}
+            save_file(tensors, folder / file, metadata={"format": "pt"})
+        return _encoder_folder(folder)

@@ -8,23 +8,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
-from embedlab.encoders.encoder import _FORMAT, CARD, SentenceEncoder, read_card, whole_folder
+from embedlab.encoders.base import Encoder
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.folder import CARD, card_text, read_card, twin_card
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
-
-if TYPE_CHECKING:
-    from embedlab.backbones import Backbone
-    from embedlab.encoders.cross_attention import Route
-    from embedlab.pooling import Pooling
 
 _PROBE = ("A first sentence, with (some) marks.", "Ein zweiter Satz: Übung 12!", "")
 
 
-class TwinEncoder(SentenceEncoder):
+class TwinEncoder(Encoder):
     """Encoders of one tokenizer; the vector of a sentence is the weighted sum of theirs.
 
     The towers' vectors are not normalised before they are added: that would be another encoder.
@@ -46,27 +43,17 @@ class TwinEncoder(SentenceEncoder):
         weights: Sequence[float] | None = None,
         card: dict[str, Any] | None = None,
     ) -> None:
-        nn.Module.__init__(self)
+        super().__init__(card)
         if len(towers) < 2 or len(weights or towers) != len(towers):
             raise ValueError("a twin has two towers or more, and a weight for each")
         self.towers = nn.ModuleList(towers)  # type: ignore[assignment]
         self.weights = tuple(float(w) for w in weights or [1.0] * len(towers))
-        self.card = card or {}
         for i, tower in enumerate(towers[1:], 2):
             check_addable(towers[0], tower, f"tower {i}")
 
-    # What reads one encoder's parts gets the first tower's, which has the build of all.
-
-    @property
-    def backbone(self) -> Backbone:  # type: ignore[override]
-        return self.towers[0].backbone
-
-    @property
-    def pooling(self) -> Pooling:  # type: ignore[override]
-        return self.towers[0].pooling
-
     @property
     def tokenization(self) -> Tokenization:  # type: ignore[override]
+        """Of all towers: they read text alike, their length limits aside."""
         return self.towers[0].tokenization
 
     @tokenization.setter
@@ -84,14 +71,6 @@ class TwinEncoder(SentenceEncoder):
         assert total is not None
         return total
 
-    def crossed(self, n_ca: int, route: Route = "query_owner") -> CrossedTwin:
-        """This twin with cross-attention at inference too, for comparison: the released protocol is without.
-
-        Raises:
-            UserError: ``n_ca`` does not divide the depth, or the towers are not two of one build.
-        """
-        return CrossedTwin(self, n_ca, route)
-
     def fingerprint(self) -> str:
         """Hex hash of the towers and their weights."""
         parts = [tower.fingerprint() for tower in self.towers]
@@ -104,11 +83,10 @@ class TwinEncoder(SentenceEncoder):
             tower.write(folder / name, dtype, merge)
         (folder / CARD).write_text(self.card_text(), encoding="utf-8")
 
-    def skeleton(self) -> tuple[dict[str, str], dict[str, str]]:
-        """The same files without the weights, and where in the state those are: for checkpoints."""
+    def manifest(self) -> tuple[dict[str, str], dict[str, str]]:
         texts, weights = {CARD: self.card_text()}, dict[str, str]()
         for i, (name, tower) in enumerate(zip(self._names, self.towers, strict=True)):
-            own_texts, own_weights = tower.skeleton()
+            own_texts, own_weights = tower.manifest()
             texts |= {f"{name}/{file}": text for file, text in own_texts.items()}
             weights |= {f"{name}/{file}": f"towers.{i}.{prefix}" for file, prefix in own_weights.items()}
         return texts, weights
@@ -117,21 +95,19 @@ class TwinEncoder(SentenceEncoder):
     def _names(self) -> list[str]:
         return [f"tower{i}" for i in range(1, len(self.towers) + 1)]
 
-    def card_text(self, merge: bool = True) -> str:
+    def card_text(self) -> str:
         """The contents of `embedlab.json`."""
-        from embedlab import __version__
-
-        card = {
-            "format": _FORMAT,
-            "embedlab": __version__,
-            "towers": self._names,
-            "weights": self.weights,
-            "pooling": asdict(self.pooling.config),
-            "tokenization": self.tokenization.to_dict(),
-            "backbone": asdict(self.backbone.info) | {"attention": self.backbone.attention},
-            "card": self.card,
-        }
-        return json.dumps(card, indent=2, ensure_ascii=False, default=str) + "\n"
+        first = self.towers[0]
+        return card_text(
+            {
+                "towers": self._names,
+                "weights": self.weights,
+                "pooling": asdict(first.pooling.config),
+                "tokenization": self.tokenization.to_dict(),
+                "backbone": asdict(first.backbone.info) | {"attention": first.backbone.attention},
+                "card": self.card,
+            }
+        )
 
     @classmethod
     def load(
@@ -149,57 +125,8 @@ class TwinEncoder(SentenceEncoder):
         towers = [SentenceEncoder.load(Path(folder) / name, attention, dtype) for name in card["towers"]]
         return cls(towers, card["weights"], card.get("card")).eval()
 
-    def to_sentence_transformers(self, folder: str | os.PathLike[str]) -> None:
-        """Write one folder for `sentence_transformers.SentenceTransformer` that gives the same vectors.
 
-        `embedlab.export.twin` says how, and when it needs code of this package.
-        """
-        from embedlab.export.twin import write_sentence_transformers
-
-        with whole_folder(folder) as fresh:
-            write_sentence_transformers(self, fresh)
-
-
-class CrossedTwin(TwinEncoder):
-    """Two towers whose vectors come from the streams that exchange attention. It shares the twin's weights."""
-
-    def __init__(self, twin: TwinEncoder, n_ca: int, route: Route) -> None:
-        from embedlab.encoders.cross_attention import CrossAttention, check_alike, cross_layers
-
-        super().__init__(twin.towers, twin.weights, twin.card)
-        if len(twin.towers) != 2:
-            raise UserError("attention is exchanged between two towers", value=len(twin.towers))
-        first, second = (tower.backbone for tower in twin.towers)
-        check_alike(first, second)
-        self._name = f"n_ca={n_ca} route={route}"
-        self._cross = CrossAttention(first, second, cross_layers(n_ca, first.info.layers), route)
-        self.train(twin.training)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None) -> Tensor:
-        states = self._cross(input_ids, attention_mask, main=False).side
-        parts = [
-            weight * tower.pooling(own, attention_mask, tower.tokenization.marks)
-            for tower, weight, own in zip(self.towers, self.weights, states, strict=True)
-        ]
-        return parts[0] + parts[1]
-
-    def fingerprint(self) -> str:
-        return hashlib.sha256(f"{super().fingerprint()} {self._name}".encode()).hexdigest()[:16]
-
-    def write(self, folder: Path, dtype: str | None = None, merge: bool = True) -> None:
-        raise UserError("a twin is saved without its cross-attention", fix="save the twin itself")
-
-
-def twin_card(folder: Path) -> dict[str, Any] | None:
-    """`embedlab.json` of a folder that holds a twin; None where it holds something else."""
-    try:
-        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return card if isinstance(card, dict) and "towers" in card else None
-
-
-def check_addable(first: SentenceEncoder, second: SentenceEncoder, name: str) -> None:
+def check_addable(first: Encoder, second: Encoder, name: str) -> None:
     """``UserError`` unless two encoders read text alike and have vectors of one width."""
     if first.dim != second.dim:
         raise UserError(
@@ -225,7 +152,7 @@ def same_tokenizer(first: Tokenization, second: Tokenization) -> bool:
     return whole[0].ids(_PROBE) == whole[1].ids(_PROBE)
 
 
-def ensemble(members: Sequence[SentenceEncoder], weights: Sequence[float]) -> TwinEncoder:
+def ensemble(members: Sequence[Encoder], weights: Sequence[float]) -> TwinEncoder:
     """A weighted sum of encoders, as one; a twin among them is taken apart into its towers.
 
     JTCSE-UC is ``ensemble([twin, third], [0.3, 0.7])``.
@@ -233,8 +160,7 @@ def ensemble(members: Sequence[SentenceEncoder], weights: Sequence[float]) -> Tw
     towers: list[SentenceEncoder] = []
     flat: list[float] = []
     for member, weight in zip(members, weights, strict=True):
-        inner = list(member.towers) if isinstance(member, TwinEncoder) else [member]
         shares = member.weights if isinstance(member, TwinEncoder) else (1.0,)
-        towers += inner
+        towers += member.towers
         flat += [weight * share for share in shares]
     return TwinEncoder(towers, flat)

@@ -18,6 +18,7 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import MethodConfig
 from embedlab.distributed.devices import on_cuda
 from embedlab.distributed.gather import world_size
+from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.grad_cache import R, cached
 from embedlab.encoders.tokenization import Tokenization
@@ -66,9 +67,9 @@ class Method(LightningModule):
     head_kind: ClassVar[Literal["masked_lm", "causal_lm"] | None] = None
     """The language-modelling head that the method trains, loaded with the backbone."""
 
-    def __init__(self, encoder: SentenceEncoder, config: MethodConfig, optimizer: OptimizerConfig) -> None:
+    def __init__(self, encoder: Encoder, config: MethodConfig, optimizer: OptimizerConfig) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder: Any = encoder
         self.encoder.chunk = optimizer.chunk
         self.config = config
         self.optimizer_config = optimizer
@@ -83,7 +84,7 @@ class Method(LightningModule):
         return cls(cls.make_encoder(run, tokenizer), run.method, run.optimizer)
 
     @classmethod
-    def make_encoder(cls, run: RunConfig, tokenizer: Any = None) -> SentenceEncoder:
+    def make_encoder(cls, run: RunConfig, tokenizer: Any = None) -> Encoder:
         """The encoder of a run, its weights loaded.
 
         Args:
@@ -169,7 +170,9 @@ class Method(LightningModule):
         loss = torch.stack([v.float() for v in output.losses.values()]).sum()
         parts = output.losses if len(output.losses) > 1 else {}
         logged = {f"loss/{k}": v.detach() for k, v in parts.items()}
-        logged |= {k: v.detach() for k, v in (output.stats | self.encoder.pooling.take_stats()).items()}
+        logged |= {
+            k: v.detach() for k, v in (output.stats | self.encoder.towers[0].pooling.take_stats()).items()
+        }
         return loss, {"loss": loss.detach(), **logged}
 
     def training_step(self, batch: Batch, batch_idx: int) -> STEP_OUTPUT:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.base import Encoder
 
 _USE = """```python
 import embedlab
@@ -32,7 +32,7 @@ _PROTOCOL = (
 )
 
 
-def model_card(encoder: SentenceEncoder, name: str, licence: str | None = None) -> str:
+def model_card(encoder: Encoder, name: str, licence: str | None = None) -> str:
     """Markdown with the hub's front matter.
 
     Args:
@@ -49,7 +49,7 @@ def model_card(encoder: SentenceEncoder, name: str, licence: str | None = None) 
         "tags": ["sentence-similarity", "feature-extraction", "embedlab"],
         **({"license": licence} if licence else {}),
     }
-    facts = encoder.facts()
+    facts = encoder.provenance()
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {name}",

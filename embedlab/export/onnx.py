@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.base import Encoder
 
 FILE = "model.onnx"
 OUTPUT = "sentence_embedding"
 
 
 class _Graph(nn.Module):
-    def __init__(self, encoder: SentenceEncoder, normalize: bool) -> None:
+    def __init__(self, encoder: Encoder, normalize: bool) -> None:
         super().__init__()
         self.encoder = encoder
         self.normalize = normalize
@@ -31,7 +31,7 @@ class _Graph(nn.Module):
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
 
-def export_onnx(encoder: SentenceEncoder, folder: Path, normalize: bool = True) -> None:
+def export_onnx(encoder: Encoder, folder: Path, normalize: bool = True) -> None:
     """Writes model.onnx (inputs input_ids and attention_mask, int64 [B, L]; output sentence_embedding,
     float32 [B, D]), the tokenizer and embedlab.json (template, length limit, normalize) into the existing
     `folder`.
@@ -77,7 +77,7 @@ def export_onnx(encoder: SentenceEncoder, folder: Path, normalize: bool = True) 
     )
 
 
-def _longest(encoder: SentenceEncoder) -> int:
+def _longest(encoder: Encoder) -> int:
     limit = encoder.tokenization.model_limit
     return limit if limit is not None else 1 << 16
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.base import Encoder
 
 SENTENCES: tuple[str, ...] = (
     "A cat.",
@@ -49,7 +49,7 @@ SENTENCES: tuple[str, ...] = (
 
 
 def largest_difference(
-    encoder: SentenceEncoder, other: Callable[[Sequence[str]], Any], normalize: bool = False
+    encoder: Encoder, other: Callable[[Sequence[str]], Any], normalize: bool = False
 ) -> float:
     """How far `other` (texts -> [n, D]) is from `encoder` on `SENTENCES`: the largest absolute difference of
     a component, relative to the longest vector where that is longer than one.

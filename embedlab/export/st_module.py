@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.base import Encoder
+from embedlab.encoders.loading import load
 
 try:
     from sentence_transformers.base.modules import InputModule
@@ -17,11 +18,11 @@ except ImportError:  # before 6.0
 
 
 class EmbedlabModule(InputModule):  # type: ignore[misc]
-    """A whole `SentenceEncoder` as the first and only module."""
+    """A whole encoder as the first and only module."""
 
     save_in_root = True
 
-    def __init__(self, encoder: SentenceEncoder) -> None:
+    def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         self.encoder = encoder
 
@@ -83,4 +84,4 @@ class EmbedlabModule(InputModule):  # type: ignore[misc]
             revision=revision,
             local_files_only=local_files_only,
         )
-        return cls(SentenceEncoder.load(str(folder)))
+        return cls(load(str(folder)))

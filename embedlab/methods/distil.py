@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from embedlab.config.optimizer import OptimizerConfig
     from embedlab.config.run import MethodConfig, RunConfig
     from embedlab.config.template import Template
-    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.base import Encoder
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Distil(Method):
 
     def __init__(
         self,
-        encoder: SentenceEncoder,
+        encoder: Encoder,
         config: DistilConfig,
         optimizer: OptimizerConfig,
-        teacher: SentenceEncoder,
+        teacher: Encoder,
     ) -> None:
         super().__init__(encoder, config, optimizer)
         check_addable(encoder, teacher, "the teacher")
@@ -73,7 +73,7 @@ class Distil(Method):
         return cls(cls.make_encoder(run, tokenizer), run.method, run.optimizer, teacher)
 
     @property
-    def teacher(self) -> SentenceEncoder:
+    def teacher(self) -> Encoder:
         return self._teacher[0]
 
     @classmethod

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
     from embedlab.config.run import RunConfig
     from embedlab.config.template import Template
-    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.base import Encoder
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Ensemble(Method):
     config: EnsembleConfig
 
     @classmethod
-    def make_encoder(cls, run: RunConfig, tokenizer: Any = None) -> SentenceEncoder:
+    def make_encoder(cls, run: RunConfig, tokenizer: Any = None) -> Encoder:
         config = run.method
         assert isinstance(config, EnsembleConfig)
         members = [load(str(path)) for path in (config.first, config.second)]

@@ -230,11 +230,15 @@ class JTCSE(Method):
             if poolers is None:
                 raise ValueError("method.tmc_use=pooler needs the towers' poolers")
             self.poolers = nn.ModuleList(poolers)
-        if config.wiring == "instream" and "side" in config.terms and encoder.pooling.needs_all_layers:
+        if (
+            config.wiring == "instream"
+            and "side" in config.terms
+            and encoder.towers[0].pooling.needs_all_layers
+        ):
             raise UserError(
                 "in-stream wiring takes the vectors of X(s, t) from one layer in the middle",
                 key="pooling",
-                value=encoder.pooling.config.name,
+                value=encoder.towers[0].pooling.config.name,
                 fix="a pooling of the last layer, or method.wiring=side",
             )
 

@@ -15,9 +15,9 @@ from torch.nn.functional import cosine_similarity
 
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.run import RunConfig
-from embedlab.encoders.encoder import CARD, POOLING_WEIGHTS, SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.folder import CARD, POOLING_WEIGHTS, twin_card
 from embedlab.encoders.tokenization import Tokenization
-from embedlab.encoders.twin import twin_card
 from embedlab.errors import UserError
 from embedlab.files import corruption
 from embedlab.pooling import Pooling

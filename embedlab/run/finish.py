@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from embedlab.config.run import RunConfig
     from embedlab.config.trainer import ScoringConfig
     from embedlab.data import SentenceDataModule
-    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.base import Encoder
     from embedlab.run.callbacks.scoring import DevScoring
     from embedlab.run.callbacks.selection import LossSelection
 
@@ -120,7 +120,7 @@ class FinalEvaluation:
         self,
         config: RunConfig,
         folder: Path,
-        encoder: SentenceEncoder,
+        encoder: Encoder,
         data: SentenceDataModule,
         dev: DevSet | None,
         part: bool = False,

@@ -23,10 +23,10 @@ from embedlab.config.run import RunConfig
 from embedlab.console import LEAF_SPEC
 from embedlab.data import SentenceDataModule, iter_texts
 from embedlab.data.sources import check_source
-from embedlab.distributed.devices import on_cuda
+from embedlab.distributed.devices import device_count, on_cuda, precision_of
 from embedlab.distributed.ranks import global_rank
-from embedlab.encoders.checkpoint import load_encoder
-from embedlab.encoders.encoder import whole_folder
+from embedlab.encoders.folder import whole_folder
+from embedlab.encoders.loading import load_checkpoint
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.cuda_graph import CapturedStep
 from embedlab.engine.fsdp import Sharded, sharded
@@ -170,7 +170,7 @@ class Run:
             if not trainer.is_global_zero:
                 return {}
             if sharded(self.method):
-                self.finale.encoder = load_encoder(self.folder / LAST)
+                self.finale.encoder = load_checkpoint(self.folder / LAST)
             if selection is not None and selection.best is not None:
                 if selection.best.step not in (None, trainer.global_step):
                     self.finale.replaced()
@@ -237,13 +237,13 @@ def build_trainer(
         )
     accumulate = config.optimizer.accumulate
     captured = resolved_step(config) == "graph"
-    frozen_bf16 = settings.resolved_precision() == "bf16-true" and config.adapter.r is not None
+    frozen_bf16 = precision_of(settings) == "bf16-true" and config.adapter.r is not None
     trainer = _trainer(
         accelerator=settings.accelerator,
         devices=list(settings.devices) if isinstance(settings.devices, tuple) else settings.devices,
         num_nodes=settings.num_nodes,
         strategy=_strategy(config) if "strategy" not in more else more.pop("strategy"),
-        precision=None if frozen_bf16 else cast("Any", settings.resolved_precision()),
+        precision=None if frozen_bf16 else cast("Any", precision_of(settings)),
         max_epochs=settings.max_epochs,
         max_steps=0 if config.method.idle else settings.max_steps,
         accumulate_grad_batches=1 if captured else accumulate,
@@ -281,7 +281,7 @@ def _trainer(**arguments: Any) -> Trainer:
 def _strategy(config: RunConfig) -> Any:
     settings = config.trainer
     if settings.strategy.startswith("fsdp"):
-        return Sharded(settings.device_count() * settings.num_nodes)
+        return Sharded(device_count(settings) * settings.num_nodes)
     return settings.strategy
 
 

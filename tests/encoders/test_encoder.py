@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from embedlab.backbones import load_backbone
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.template import Template
-from embedlab.encoders.encoder import CARD, POOLING_WEIGHTS, SentenceEncoder
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.folder import CARD, POOLING_WEIGHTS
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.pooling import build_pooling, pooling_config
@@ -336,21 +337,21 @@ def test_another_kernel_and_precision_at_loading(tiny: Tiny, tmp_path: Path) -> 
     encoder = build(tiny("bert"))
     encoder.save(tmp_path / "e")
     other = SentenceEncoder.load(tmp_path / "e", attention="eager", dtype="bfloat16")
-    assert other.facts()["attention"] == "eager"
-    assert other.facts()["dtype"] == "bfloat16"
+    assert other.provenance()["attention"] == "eager"
+    assert other.provenance()["dtype"] == "bfloat16"
     cosine = (other.encode(TEXTS, normalize=True) * encoder.encode(TEXTS, normalize=True)).sum(1)
     assert cosine.min() > 0.99
     card = json.loads((tmp_path / "e" / CARD).read_text())
     card["backbone"]["attention"] = "flash_attention_2"
     (tmp_path / "e" / CARD).write_text(json.dumps(card))
     if not torch.cuda.is_available():
-        assert SentenceEncoder.load(tmp_path / "e").facts()["attention"] == "sdpa"
+        assert SentenceEncoder.load(tmp_path / "e").provenance()["attention"] == "sdpa"
 
 
 def test_facts(tiny: Tiny) -> None:
     encoder = build(tiny("bert"), "mask", MASKED, 4)
     encoder.card = {"training": {"seed": 3}}
-    assert encoder.facts(["a", "a b c d e", "a b c d"]) == {
+    assert encoder.provenance(["a", "a b c d e", "a b c d"]) == {
         "pooling": {"name": "mask"},
         "template": {"text": MASKED.text, "join": "ids"},
         "preparation": "raw",
@@ -362,7 +363,7 @@ def test_facts(tiny: Tiny) -> None:
         "seed": 3,
         "device": "cpu",
     }
-    assert encoder.facts()["truncated"] is None
+    assert encoder.provenance()["truncated"] is None
 
 
 def test_the_fingerprint_follows_what_decides_the_vectors(tiny: Tiny) -> None:

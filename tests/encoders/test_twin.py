@@ -106,7 +106,7 @@ def test_load_knows_a_twin(tiny: Tiny, tmp_path: Path) -> None:
 
 def test_a_checkpoint_knows_where_the_weights_of_each_tower_are(tiny: Tiny) -> None:
     both = twin(tiny)
-    texts, weights = both.skeleton()
+    texts, weights = both.manifest()
     assert "tower1/config.json" in texts
     state = both.state_dict()
     for prefix in weights.values():
@@ -171,7 +171,7 @@ def test_towers_that_cannot_be_added_are_refused(tiny: Tiny) -> None:
 
 def test_facts_for_protocols(tiny: Tiny) -> None:
     both = twin(tiny)
-    facts = both.facts(TEXTS)
+    facts = both.provenance(TEXTS)
     assert facts["checkpoint"] == both.fingerprint()
     assert facts["pooling"] == {"name": "cls"}
     assert facts["truncated"] == 0

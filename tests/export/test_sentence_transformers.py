@@ -12,7 +12,7 @@ import pytest
 
 from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.export.sentence_transformers import CUSTOM
+from embedlab.encoders.sentence_transformers import CUSTOM
 from tests.encoders.test_encoder import MASKED, STAGES, build
 from tests.support import SENTENCES
 

@@ -16,6 +16,7 @@ from embedlab.backbones import load_backbone
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.distributed.gather import broadcast_coin
+from embedlab.encoders.crossed import CrossedTwin
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
@@ -240,7 +241,7 @@ def test_in_stream_wiring_trains_on_other_vectors_than_it_scores(tiny: Tiny, tmp
     ids = batch()["sentence"]
     scored = jtcse.encoder(ids["input_ids"], ids["attention_mask"])
     torch.testing.assert_close(scored, (plain[0] + plain[1])[0::2])
-    crossed = jtcse.encoder.crossed(BASE.n_ca)
+    crossed = CrossedTwin(jtcse.encoder, BASE.n_ca)
     torch.testing.assert_close(crossed(ids["input_ids"], ids["attention_mask"]), (u + v)[0::2])
     assert crossed.fingerprint() != jtcse.encoder.fingerprint()
     with pytest.raises(UserError, match="without its cross-attention"):

@@ -23,10 +23,9 @@ def sentence_encoder(encoder: object) -> SentenceEncoder:
     Raises UserError for an encoder of several towers or one of another package: there is no backbone to train.
     """
     from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.encoders.twin import TwinEncoder
 
     inner = getattr(encoder, "encoder", encoder)
-    if not isinstance(inner, SentenceEncoder) or isinstance(inner, TwinEncoder):
+    if not isinstance(inner, SentenceEncoder):
         raise UserError(
             "fine-tuning needs an encoder with one backbone",
             key="ckpt",

@@ -31,7 +31,7 @@ class Geometry(Suite):
 
     def load(self, settings: Settings) -> list[STSPairs]:
         """The three splits."""
-        text = settings.get("sts_text") or "raw"
+        text: Any = settings.get("sts_text") or "raw"
         return [load_sts("stsb", settings.get("data_dir"), text, split) for split in ("train", "dev", "test")]
 
     def score(self, encoder: Encoder, data: list[STSPairs], settings: Settings) -> Scored:

@@ -50,7 +50,7 @@ class Robustness(Suite):
         tasks = task_names(settings, SEVEN, "STS")
         _rates(settings.get("noises"), settings.get("noise_rate"))
         whole(settings, "noise_seed", 0, least=0)
-        text = settings.get("sts_text") or "raw"
+        text: Any = settings.get("sts_text") or "raw"
         return [load_sts(task, settings.get("data_dir"), text) for task in tasks]
 
     def score(self, encoder: Encoder, data: list[STSPairs], settings: Settings) -> Scored:

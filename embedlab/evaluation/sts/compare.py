@@ -108,7 +108,7 @@ class Comparison:
             UserError: a wrong setting, a missing or broken file.
         """
         whole(settings, "resamples", RESAMPLES)
-        text = settings.get("sts_text") or "raw"
+        text: Any = settings.get("sts_text") or "raw"
         return [load_sts(task, settings.get("data_dir"), text) for task in settings.get("tasks") or SEVEN]
 
     def score(

@@ -15,7 +15,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn import Parameter
 
 from embedlab.backbones.adapters import check_saved
-from embedlab.encoders.checkpoint import encoder_record
 from embedlab.errors import UserError
 from embedlab.files import corruption, full
 from embedlab.run.folder import LAST as LAST
@@ -139,7 +138,7 @@ class LastCheckpoint(Callback):
         for state in checkpoint.get("lr_schedulers", []):
             state["_last_lr"] = [float(lr) for lr in state["_last_lr"]]
         checkpoint["embedlab"] = {
-            "encoder": encoder_record(method.encoder),
+            "encoder": dict(zip(("files", "weights"), method.encoder.manifest(), strict=True)),
             "parameters": [name for name, _ in named_parameters(method)],
         }
 
@@ -233,7 +232,7 @@ def named_parameters(method: Method) -> list[tuple[str, Parameter]]:
 
 def verify(method: Method, path: Path) -> None:
     """Raise if a checkpoint of adapters, which no base model could stand in for, is not what is trained."""
-    if method.encoder.backbone.adapter is None:
+    if method.encoder.towers[0].backbone.adapter is None:
         return
     saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
     check_saved({n: p.detach() for n, p in named_parameters(method)}, saved, str(path))

@@ -19,7 +19,7 @@ from embedlab.evaluation.core.geometry import singular_values
 from embedlab.files import writing
 
 if TYPE_CHECKING:
-    from embedlab.encoders.encoder import SentenceEncoder
+    from embedlab.encoders.base import Encoder
     from embedlab.engine.module import Method
     from embedlab.evaluation.sts.dev import DevSet
 
@@ -135,7 +135,7 @@ class BestEncoder:
         self._weights: dict[str, Tensor] = {}
         self._written: int | None = None
 
-    def offer(self, score: float, step: int, encoder: SentenceEncoder) -> bool:
+    def offer(self, score: float, step: int, encoder: Encoder) -> bool:
         """Keep the encoder's present weights if the score is higher than all before.
 
         NaN is kept only as the first, and any number is higher.
@@ -157,7 +157,7 @@ class BestEncoder:
         """Go on from a run whose `best/` holds the encoder of this score."""
         self.score, self.step, self._written = score, step, step
 
-    def write(self, encoder: SentenceEncoder) -> None:
+    def write(self, encoder: Encoder) -> None:
         """Write `best/`, if it is not there yet; the encoder's own weights are as before afterwards."""
         if self.step is None or self._written == self.step:
             return
@@ -170,14 +170,14 @@ class BestEncoder:
             encoder.load_state_dict(current)
         self._written = self.step
 
-    def load_into(self, encoder: SentenceEncoder) -> None:
+    def load_into(self, encoder: Encoder) -> None:
         """Give the encoder the best weights (from memory, or from `best/` after a resume)."""
         if self._weights:
             encoder.load_state_dict(self._weights)
         elif self.step is not None:
-            from embedlab.encoders.encoder import SentenceEncoder
+            from embedlab.encoders.loading import load
 
-            encoder.load_state_dict(SentenceEncoder.load(self.folder).state_dict())
+            encoder.load_state_dict(load(self.folder).state_dict())
 
 
 def gather_rows(vectors: Tensor, rows: list[int], total: int) -> Tensor:

@@ -41,7 +41,7 @@ class TrainLog(Callback):
         self._sentences, self._true, self._padded, self._rows, self._batches = 0, 0, 0, 0, 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        blocks = cast("Method", pl_module).encoder.backbone.blocks
+        blocks = cast("Method", pl_module).encoder.towers[0].backbone.blocks
         self._parameters = matmul_parameters(blocks)
         self._peak = peak_tflops(pl_module.device)
         self._ended = self._began = time.perf_counter()
@@ -113,7 +113,7 @@ class TrainLog(Callback):
             speed["speed/true_tokens_per_second"] = world_size() * self._true / seconds
             speed["speed/padding_share"] = 1 - self._true / self._padded
             if self._peak is not None:
-                info = method.encoder.backbone.info
+                info = method.encoder.towers[0].backbone.info
                 length = self._true / max(1, self._rows)
                 flops = training_flops(self._true, self._parameters, info.width, info.layers, length)
                 speed["speed/tflops"] = flops / seconds / 1e12

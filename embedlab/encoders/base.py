@@ -1,0 +1,300 @@
+"""What every encoder shares, whatever its vectors are made of: encoding texts, and saving."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from embedlab.encoders.folder import whole_folder
+from embedlab.errors import UserError
+
+if TYPE_CHECKING:
+    from embedlab.encoders.tokenization import Tokenization
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_AUTO_TOKENS = {"cpu": 2048, "cuda": 65536}  # a forward; larger ones fall out of a CPU core's cache
+_KEPT_ON_DEVICE = 65536  # vectors, before they are moved to the host together
+
+
+class Encoder(nn.Module):
+    """Text to vectors.
+
+    Args:
+        card: where the encoder comes from; plain values, saved with it.
+    """
+
+    towers: Sequence[Any]
+    """The encoders of one backbone each that it is made of; of one such encoder, itself."""
+    tokenization: Tokenization
+    chunk: int | None = None
+    """Rows that a training pass encodes at once (`embedlab.encoders.grad_cache`); None: all."""
+
+    def __init__(self, card: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.card: dict[str, Any] = card or {}
+
+    @property
+    def tokenizer(self) -> Any:
+        """Hugging Face's."""
+        return self.tokenization.tokenizer
+
+    @property
+    def dim(self) -> int:
+        """Width of the vectors."""
+        return int(self.towers[0].pooling.dim)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def fingerprint(self) -> str:
+        """Hex hash of all that decides the vectors. The same after `save`."""
+        raise NotImplementedError
+
+    def merged(self) -> Encoder:
+        """The encoder with its adapter added to the weights, for the same vectors; itself, where there is none."""
+        return self
+
+    def write(self, folder: Path, dtype: str | None = None, merge: bool = True) -> None:
+        """The files of `save`, into an existing folder."""
+        raise NotImplementedError
+
+    def manifest(self) -> tuple[dict[str, str], dict[str, str]]:
+        """The folder of `save` without its weights (of an adapter, not merged), for a checkpoint that holds
+        these by name.
+
+        Returns:
+            File name -> text, and file name of weights -> prefix of their names in this module's state.
+        """
+        raise NotImplementedError
+
+    def provenance(self, sentences: Sequence[str] | None = None) -> dict[str, Any]:
+        """What has to stand beside a score, and of `sentences` how many are cut."""
+        tower = self.towers[0]
+        training = self.card.get("training") or {}
+        template = self.tokenization.template
+        return {
+            "pooling": asdict(tower.pooling.config),
+            "template": asdict(template) if template is not None else None,
+            "preparation": self.tokenization.preparation,
+            "max_length": self.tokenization.max_length,
+            "truncated": sum(self.tokenization.ids_and_cut(sentences)[1]) if sentences is not None else None,
+            "dtype": str(next(tower.backbone.parameters()).dtype).removeprefix("torch."),
+            "attention": tower.backbone.attention,
+            "checkpoint": self.fingerprint(),
+            "seed": training.get("seed"),
+            "device": str(self.device),
+        }
+
+    # encoding
+
+    def encode(
+        self,
+        sentences: str | Sequence[str],
+        batch_size: int | None = None,
+        show_progress_bar: bool = False,
+        normalize: bool = False,
+        device: str | torch.device | None = None,
+        dtype: str | None = None,
+        output: str = "numpy",
+    ) -> Any:
+        """Vectors of sentences, in their order, whatever their lengths and the batches.
+
+        Dropout is off meanwhile, and every module is in its former mode afterwards.
+
+        Args:
+            sentences: any of them empty; one string gives one vector, [D].
+            batch_size: sentences a forward; None: as many as keep the device busy.
+            show_progress_bar: on stderr.
+            normalize: to length 1, in fp32. (A zero vector stays zero.)
+            device: to encode on; the encoder goes back afterwards.
+            dtype: ``float32``, ``bfloat16`` or ``float16`` for the backbone (autocast); pooling is in fp32
+                always. None: as the surroundings say.
+            output: ``numpy``, or ``tensor`` (on the device).
+
+        Returns:
+            [n, D], float32.
+
+        Raises:
+            TypeError: a sentence that is no string.
+            UserError: an unknown dtype or output.
+        """
+        if output not in ("numpy", "tensor"):
+            raise UserError("unknown output", key="output", value=output, fix="numpy or tensor")
+        single = isinstance(sentences, str)
+        texts = [sentences] if isinstance(sentences, str) else list(sentences)
+        for i, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise TypeError(f"sentence {i} is a {type(text).__name__}, not a string")
+        # Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
+        rows = [tuple(row) for row in self.tokenization.ids(texts)]
+        place = {row: i for i, row in enumerate(dict.fromkeys(rows))}
+        vectors = self.encode_ids(
+            list(place),
+            batch_size,
+            show_progress_bar=show_progress_bar,
+            normalize=normalize,
+            device=device,
+            dtype=dtype,
+            to_host=output == "numpy",
+        )
+        if len(place) < len(rows):
+            vectors = vectors[torch.tensor([place[row] for row in rows], device=vectors.device)]
+        vectors = vectors[0] if single else vectors
+        return vectors.numpy() if output == "numpy" else vectors
+
+    def encode_ids(
+        self,
+        rows: Sequence[Sequence[int]],
+        batch_size: int | None = None,
+        *,
+        batch_tokens: int | None = None,
+        show_progress_bar: bool = False,
+        normalize: bool = False,
+        device: str | torch.device | None = None,
+        dtype: str | None = None,
+        to_host: bool = False,
+    ) -> Tensor:
+        """Vectors of tokenised rows, in their order: what `encode` calls.
+
+        Args:
+            rows: of `Tokenization.ids`.
+            batch_size: rows a forward.
+            batch_tokens: instead: tokens a forward, padding included.
+            to_host: move the vectors to the CPU as they come.
+            show_progress_bar, normalize, device, dtype: as in `encode`.
+
+        Returns:
+            [n, D], float32, on the device.
+        """
+        if dtype is not None and dtype not in DTYPES:
+            raise UserError("unknown dtype", key="dtype", value=dtype, fix=", ".join(DTYPES))
+        with (
+            self._encoding(device),
+            _precision(self.device.type, dtype),
+            _progress(show_progress_bar, len(rows)) as done,
+        ):
+            here = self.device
+            target = torch.device("cpu") if to_host else here
+            out = torch.empty(len(rows), self.dim, device=target)
+            waiting: list[tuple[Tensor, Tensor]] = []
+            for batch in self._batches([len(r) for r in rows], batch_size, batch_tokens):
+                tokens = self.tokenization.pad([rows[i] for i in batch], 8 if here.type == "cuda" else 1)
+                vectors = self(
+                    *(tokens[k].to(here, non_blocking=True) for k in ("input_ids", "attention_mask"))
+                )
+                vectors = vectors.float()
+                if normalize:
+                    vectors = nn.functional.normalize(vectors, dim=-1)
+                waiting.append((torch.tensor(batch, device=target), vectors))
+                if sum(len(v) for _, v in waiting) >= _KEPT_ON_DEVICE:
+                    _place(out, waiting)
+                done(len(batch))
+            _place(out, waiting)
+        # An inference tensor could not be used in a training step.
+        return out
+
+    def _batches(self, lengths: list[int], size: int | None, tokens: int | None) -> Iterator[list[int]]:
+        """Row numbers of similar lengths, longest first: what does not fit into memory fails at once."""
+        if size is not None and size < 1:
+            raise UserError("not a whole number from 1 up", key="batch_size", value=size)
+        if size is None and tokens is None:
+            tokens = _AUTO_TOKENS.get(self.device.type, _AUTO_TOKENS["cpu"])
+        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+        at = 0
+        while at < len(order):
+            longest = max(1, lengths[order[at]])
+            n = size if size is not None else max(1, (tokens or 0) // longest)
+            yield order[at : at + n]
+            at += n
+
+    @contextmanager
+    def _encoding(self, device: str | torch.device | None) -> Iterator[None]:
+        """Evaluation mode on `device` without gradients, and everything as before afterwards."""
+        home = self.device
+        training = [m for m in self.modules() if m.training]
+        stance: AbstractContextManager[Any] = nullcontext()
+        if any(tower.backbone.compiled for tower in self.towers):
+            # The many shapes of scoring would each be compiled.
+            stance = torch.compiler.set_stance("force_eager")
+        try:
+            if device is not None and torch.device(device) != home:
+                self.to(device)
+            self.eval()
+            with torch.no_grad(), stance:
+                yield
+        finally:
+            if self.device != home:
+                self.to(home)
+            for module in training:
+                module.training = True
+
+    # folders
+
+    def save(self, folder: str | os.PathLike[str], dtype: str | None = None, merge: bool = True) -> None:
+        """Write the encoder to a folder, whole or not at all; an encoder that is there is replaced.
+
+        The folder is a Hugging Face one (with the language-modelling head, where the backbone has one) beside
+        `embedlab.json` and, for a pooling with weights, `pooling.safetensors`.
+
+        Args:
+            folder: gets the files.
+            dtype: store the weights in another one than they have (loading gives fp32 again).
+            merge: add an adapter to the weights that it belongs to; False: store it by itself, as PEFT does,
+                and where its base is.
+
+        Raises:
+            UserError: `folder` is a file, or holds something else than an encoder.
+        """
+        with whole_folder(folder) as fresh:
+            self.write(fresh, dtype, merge)
+
+    def to_sentence_transformers(self, folder: str | os.PathLike[str]) -> None:
+        """Write a folder for `sentence_transformers.SentenceTransformer`, which gives the same vectors.
+
+        Templates and marks need code of this package: `embedlab.encoders.sentence_transformers` says when.
+
+        Raises:
+            UserError: as `save`.
+        """
+        from embedlab.encoders.sentence_transformers import write_sentence_transformers
+
+        with whole_folder(folder) as fresh:
+            write_sentence_transformers(self, fresh)
+
+
+def _precision(device_type: str, dtype: str | None) -> AbstractContextManager[Any]:
+    if dtype is None:
+        return nullcontext()
+    return torch.autocast(device_type, dtype=DTYPES[dtype], enabled=dtype != "float32")
+
+
+def _place(out: Tensor, waiting: list[tuple[Tensor, Tensor]]) -> None:
+    """Put finished vectors into their rows."""
+    for index, vectors in waiting:
+        out[index] = vectors.to(out.device)
+    waiting.clear()
+
+
+@contextmanager
+def _progress(show: bool, total: int) -> Iterator[Any]:
+    """A function that advances a bar by a number of sentences."""
+    if not show:
+        yield lambda n: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(file=sys.stderr)) as bar:
+        task = bar.add_task("encoding", total=total)
+        yield lambda n: bar.advance(task, n)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from embedlab.version import __version__
+
 if TYPE_CHECKING:
     from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.encoders.loading import load
 
-__version__ = "0.1.0"
 __all__ = ["SentenceEncoder", "__version__", "load"]
 
 _HOMES = {"SentenceEncoder": "embedlab.encoders.encoder", "load": "embedlab.encoders.loading"}

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from embedlab import __version__
 from embedlab.errors import UserError
+from embedlab.version import __version__
 
 CARD = "embedlab.json"
 POOLING_WEIGHTS = "pooling.safetensors"

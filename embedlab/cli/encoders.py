@@ -59,7 +59,7 @@ def _read_by(encoder: Encoder, pooling: Mapping[str, Any]) -> None:
 class Configured:
     """An encoder with batch size and dtype fixed: what the evaluation suites get.
 
-    Its `facts` are the encoder's own, with the dtype that is really used.
+    Its `provenance` is the encoder's own, with the dtype that is really used.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Configured:
         """Vectors [n, D], a numpy array."""
         return self.encoder.encode(list(sentences), **self._arguments)
 
-    def facts(self, sentences: Sequence[str] | None) -> dict[str, Any]:
+    def provenance(self, sentences: Sequence[str] | None = None) -> dict[str, Any]:
         """The encoder's part of a protocol block."""
         used = self._arguments["dtype"]
         return self.encoder.provenance(sentences) | ({"dtype": used} if used is not None else {})

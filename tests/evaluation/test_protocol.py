@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import embedlab
 from embedlab.errors import UserError
 from embedlab.evaluation import SUITES, Suites
 from embedlab.evaluation.core import protocol
@@ -49,14 +50,22 @@ def test_a_null_is_a_failure_where_a_value_must_be_known(key: str) -> None:
         protocol.check(block(**{key: None}))
 
 
-def test_facts_come_from_the_encoder() -> None:
-    class Stated(HashedWords):
-        def facts(self, sentences: list[str] | None) -> dict[str, Any]:
-            return {"pooling": "mean", "max_length": 32, "truncated": len(sentences or []), "secret": 1}
+@pytest.mark.parametrize("name", ["provenance", "facts"])
+def test_facts_come_from_the_encoder(name: str) -> None:
+    def stated(self: object, sentences: list[str] | None) -> dict[str, Any]:
+        return {"pooling": "mean", "max_length": 32, "truncated": len(sentences or []), "secret": 1}
 
-    made = protocol.describe(Stated(), suite="s", name="n", aggregation="a", sentences=["x", "y"])
+    encoder = type("Stated", (HashedWords,), {name: stated})()
+    made = protocol.describe(encoder, suite="s", name="n", aggregation="a", sentences=["x", "y"])
     assert (made["pooling"], made["max_length"], made["truncated"]) == ("mean", 32, 2)
     assert "secret" not in made
+
+
+def test_what_an_encoder_of_this_package_states_is_read_without_a_wrapper() -> None:
+    encoder = embedlab.load("mini")
+    made = protocol.encoder_facts(encoder, ["x"])
+    assert made == encoder.provenance(["x"])
+    assert protocol.UNKNOWN not in made.values()
 
 
 def test_a_caption_says_how_the_scores_came_about() -> None:

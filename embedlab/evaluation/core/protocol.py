@@ -63,8 +63,8 @@ def encoder_facts(encoder: object, sentences: Sequence[str] | None = None) -> di
     """pooling, template, preparation, max_length, truncated (how many of `sentences` are cut), dtype,
     attention, checkpoint, seed (of training) and device of an encoder.
 
-    Read from an `embedlab.SentenceEncoder`, or from what another encoder states in a method
-    `facts(sentences)`. What nobody states is "unknown", never guessed.
+    Read from what an encoder states in a method `provenance(sentences)` (by its former name: `facts`). What nobody
+    states is "unknown", never guessed.
     """
     facts: dict[str, Any] = {
         "pooling": UNKNOWN,
@@ -78,7 +78,7 @@ def encoder_facts(encoder: object, sentences: Sequence[str] | None = None) -> di
         "seed": None,
         "device": UNKNOWN,
     }
-    state = getattr(encoder, "facts", None)
+    state = getattr(encoder, "provenance", None) or getattr(encoder, "facts", None)
     if callable(state):
         facts |= {key: value for key, value in state(sentences).items() if key in facts}
     return facts

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.encoders.folder import whole_folder
+from embedlab.encoders.folder import EncoderFile, whole_folder
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,14 +68,25 @@ class Encoder(nn.Module):
         """The files of `save`, into an existing folder."""
         raise NotImplementedError
 
-    def manifest(self) -> tuple[dict[str, str], dict[str, str]]:
+    def manifest(self) -> dict[str, dict[str, str]]:
         """The folder of `save` without its weights (of an adapter, not merged), for a checkpoint that holds
         these by name.
 
         Returns:
-            File name -> text, and file name of weights -> prefix of their names in this module's state.
+            ``files``: file name -> text; ``weights``: file name -> prefix of their names in this module's state.
         """
         raise NotImplementedError
+
+    def description(self, **more: Any) -> EncoderFile:
+        """What `embedlab.json` says, with what a kind of encoders has besides."""
+        first = self.towers[0]
+        return EncoderFile(
+            pooling=asdict(first.pooling.config),
+            tokenization=self.tokenization.to_dict(),
+            backbone=asdict(first.backbone.info) | {"attention": first.backbone.attention},
+            card=self.card,
+            **more,
+        )
 
     def provenance(self, sentences: Sequence[str] | None = None) -> dict[str, Any]:
         """What has to stand beside a score, and of `sentences` how many are cut."""
@@ -137,9 +148,9 @@ class Encoder(nn.Module):
                 raise TypeError(f"sentence {i} is a {type(text).__name__}, not a string")
         # Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
         rows = [tuple(row) for row in self.tokenization.ids(texts)]
-        place = {row: i for i, row in enumerate(dict.fromkeys(rows))}
+        index = {row: i for i, row in enumerate(dict.fromkeys(rows))}
         vectors = self.encode_ids(
-            list(place),
+            list(index),
             batch_size,
             show_progress_bar=show_progress_bar,
             normalize=normalize,
@@ -147,8 +158,8 @@ class Encoder(nn.Module):
             dtype=dtype,
             to_host=output == "numpy",
         )
-        if len(place) < len(rows):
-            vectors = vectors[torch.tensor([place[row] for row in rows], device=vectors.device)]
+        if len(index) < len(rows):
+            vectors = vectors[torch.tensor([index[row] for row in rows], device=vectors.device)]
         vectors = vectors[0] if single else vectors
         return vectors.numpy() if output == "numpy" else vectors
 
@@ -179,7 +190,7 @@ class Encoder(nn.Module):
         if dtype is not None and dtype not in DTYPES:
             raise UserError("unknown dtype", key="dtype", value=dtype, fix=", ".join(DTYPES))
         with (
-            self._encoding(device),
+            self.evaluating(device),
             _precision(self.device.type, dtype),
             _progress(show_progress_bar, len(rows)) as done,
         ):
@@ -187,7 +198,7 @@ class Encoder(nn.Module):
             target = torch.device("cpu") if to_host else here
             out = torch.empty(len(rows), self.dim, device=target)
             waiting: list[tuple[Tensor, Tensor]] = []
-            for batch in self._batches([len(r) for r in rows], batch_size, batch_tokens):
+            for batch in self.batches([len(r) for r in rows], batch_size, batch_tokens):
                 tokens = self.tokenization.pad([rows[i] for i in batch], 8 if here.type == "cuda" else 1)
                 vectors = self(
                     *(tokens[k].to(here, non_blocking=True) for k in ("input_ids", "attention_mask"))
@@ -197,13 +208,13 @@ class Encoder(nn.Module):
                     vectors = nn.functional.normalize(vectors, dim=-1)
                 waiting.append((torch.tensor(batch, device=target), vectors))
                 if sum(len(v) for _, v in waiting) >= _KEPT_ON_DEVICE:
-                    _place(out, waiting)
+                    _fill(out, waiting)
                 done(len(batch))
-            _place(out, waiting)
+            _fill(out, waiting)
         # An inference tensor could not be used in a training step.
         return out
 
-    def _batches(self, lengths: list[int], size: int | None, tokens: int | None) -> Iterator[list[int]]:
+    def batches(self, lengths: list[int], size: int | None, tokens: int | None) -> Iterator[list[int]]:
         """Row numbers of similar lengths, longest first: what does not fit into memory fails at once."""
         if size is not None and size < 1:
             raise UserError("not a whole number from 1 up", key="batch_size", value=size)
@@ -218,7 +229,7 @@ class Encoder(nn.Module):
             at += n
 
     @contextmanager
-    def _encoding(self, device: str | torch.device | None) -> Iterator[None]:
+    def evaluating(self, device: str | torch.device | None) -> Iterator[None]:
         """Evaluation mode on `device` without gradients, and everything as before afterwards."""
         home = self.device
         training = [m for m in self.modules() if m.training]
@@ -266,10 +277,7 @@ class Encoder(nn.Module):
         Raises:
             UserError: as `save`.
         """
-        from embedlab.encoders.sentence_transformers import write_sentence_transformers
-
-        with whole_folder(folder) as fresh:
-            write_sentence_transformers(self, fresh)
+        raise NotImplementedError
 
 
 def _precision(device_type: str, dtype: str | None) -> AbstractContextManager[Any]:
@@ -278,7 +286,7 @@ def _precision(device_type: str, dtype: str | None) -> AbstractContextManager[An
     return torch.autocast(device_type, dtype=DTYPES[dtype], enabled=dtype != "float32")
 
 
-def _place(out: Tensor, waiting: list[tuple[Tensor, Tensor]]) -> None:
+def _fill(out: Tensor, waiting: list[tuple[Tensor, Tensor]]) -> None:
     """Put finished vectors into their rows."""
     for index, vectors in waiting:
         out[index] = vectors.to(out.device)

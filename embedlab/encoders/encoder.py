@@ -22,8 +22,9 @@ from embedlab.backbones.adapters import WEIGHTS, merged, plain_weights
 from embedlab.backbones.load import load_backbone, write_model
 from embedlab.config.backbone import BackboneConfig
 from embedlab.encoders.base import DTYPES, Encoder
-from embedlab.encoders.folder import CARD, POOLING_WEIGHTS, card_text, read_card, twin_card
+from embedlab.encoders.folder import CARD, POOLING_WEIGHTS, EncoderFile, whole_folder
 from embedlab.encoders.grad_cache import cached
+from embedlab.encoders.sentence_transformers import write_modules
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.files import corruption, ordinary_mode
@@ -91,11 +92,9 @@ class SentenceEncoder(Encoder):
     def fingerprint(self) -> str:
         """Hex hash of all that decides the vectors: weights, pooling, tokenization. The same after `save`."""
         digest = hashlib.sha256()
-        own = ((f"model.{n}", v) for n, v in plain_weights(self.backbone))
-        for name, weight in (
-            *own,
-            *sorted((f"pooling.{n}", v) for n, v in self.pooling.state_dict().items()),
-        ):
+        weights = [(f"model.{n}", v) for n, v in plain_weights(self.backbone)]
+        weights += sorted((f"pooling.{n}", v) for n, v in self.pooling.state_dict().items())
+        for name, weight in weights:
             value = weight.detach().cpu().contiguous()
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
@@ -119,33 +118,31 @@ class SentenceEncoder(Encoder):
         if state:
             save_file(state, folder / POOLING_WEIGHTS)
             ordinary_mode(folder / POOLING_WEIGHTS)
-        (folder / CARD).write_text(self.card_text(merge), encoding="utf-8")
+        (folder / CARD).write_text(self._description(merge).text(), encoding="utf-8")
 
-    def card_text(self, merge: bool = True) -> str:
-        """What `embedlab.json` says; where an adapter is not merged, also what it belongs to."""
+    def _description(self, merge: bool) -> EncoderFile:
+        """Where an adapter is not merged, also what it belongs to."""
         adapter = None if merge else self.backbone.adapter
-        content = {
-            "pooling": asdict(self.pooling.config),
-            "tokenization": self.tokenization.to_dict(),
-            "backbone": asdict(self.backbone.info) | {"attention": self.backbone.attention},
-            "card": self.card,
-            "adapter": adapter.card if adapter is not None else None,
-        }
-        return card_text(content)
+        return self.description(adapter=adapter.card if adapter is not None else None)
 
-    def manifest(self) -> tuple[dict[str, str], dict[str, str]]:
+    def manifest(self) -> dict[str, dict[str, str]]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             if self.backbone.adapter is None:
                 self.backbone.model.config.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
             texts = {p.name: p.read_text(encoding="utf-8") for p in folder.iterdir() if p.is_file()}
-        texts[CARD] = self.card_text(merge=False)
+        texts[CARD] = self._description(merge=False).text()
         model = "model.safetensors" if self.backbone.adapter is None else WEIGHTS
         weights = {model: "backbone.model."}
         if self.pooling.state_dict():
             weights[POOLING_WEIGHTS] = "pooling."
-        return texts, weights
+        return {"files": texts, "weights": weights}
+
+    def to_sentence_transformers(self, folder: str | os.PathLike[str]) -> None:
+        with whole_folder(folder) as fresh:
+            self.write(fresh)
+            write_modules(fresh, self.pooling, self.tokenization, self.backbone.info.layers)
 
     @classmethod
     def load(
@@ -161,18 +158,17 @@ class SentenceEncoder(Encoder):
         Raises:
             UserError: no encoder, one of a newer format, or files that are broken or do not fit each other.
         """
-
         folder = Path(folder)
-        if twin_card(folder) is not None:
+        saved = EncoderFile.read(folder)
+        if saved.towers is not None:
             raise UserError("is a twin, of several encoders", file=folder, fix="embedlab.load(folder)")
-        card = read_card(folder)
-        kernel = attention or _available(card["backbone"].get("attention", "sdpa"))
-        if card["adapter"] is not None:
-            backbone, tokenizer = read_adapter(card["adapter"], folder, kernel)
+        kernel = attention or _available(saved.backbone.get("attention", "sdpa"))
+        if saved.adapter is not None:
+            backbone, tokenizer = read_adapter(saved.adapter, folder, kernel)
         else:
             config = BackboneConfig("local", folder.name, str(folder), attention=kernel, dtype=dtype)
             backbone, tokenizer = load_backbone(config)
-        pooling = build_pooling(card["pooling"], backbone.info)
+        pooling = build_pooling(saved.pooling, backbone.info)
         weights = folder / POOLING_WEIGHTS
         try:
             pooling.load_state_dict(load_file(weights) if weights.is_file() else {})
@@ -182,8 +178,8 @@ class SentenceEncoder(Encoder):
                 file=weights,
                 fix="another copy of the encoder",
             ) from error
-        tokenization = Tokenization.from_dict(tokenizer, card["tokenization"])
-        return cls(backbone, pooling, tokenization, card["card"]).eval()
+        tokenization = Tokenization.from_dict(tokenizer, saved.tokenization)
+        return cls(backbone, pooling, tokenization, saved.card).eval()
 
 
 def _available(attention: str) -> str:

@@ -8,6 +8,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,44 +20,76 @@ POOLING_WEIGHTS = "pooling.safetensors"
 FORMAT = 1
 
 
-def card_text(content: dict[str, Any]) -> str:
-    """`embedlab.json` of these contents."""
-    card = {"format": FORMAT, "embedlab": __version__} | content
-    return json.dumps(card, indent=2, ensure_ascii=False, default=str) + "\n"
+@dataclass(frozen=True)
+class EncoderFile:
+    """What `embedlab.json` says of an encoder beside its weights; plain values.
+
+    Args:
+        pooling: its configuration; of several towers, the first one's.
+        tokenization: `Tokenization.to_dict`.
+        backbone: its architecture and attention kernel.
+        card: where the encoder comes from.
+        adapter: of weights that are stored without their base: where that is.
+        towers: of an encoder of several, the folder of each.
+        weights: of the towers' sum.
+    """
+
+    pooling: dict[str, Any]
+    tokenization: dict[str, Any]
+    backbone: dict[str, Any]
+    card: dict[str, Any]
+    adapter: dict[str, Any] | None = None
+    towers: list[str] | None = None
+    weights: list[float] | None = None
+
+    def text(self) -> str:
+        """The contents of the file."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        sums = {key: values.pop(key) for key in ("towers", "weights")}
+        if self.towers is not None:
+            del values["adapter"]  # each tower says its own
+            values = sums | values
+        content = {"format": FORMAT, "embedlab": __version__} | values
+        return json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n"
+
+    @classmethod
+    def read(cls, folder: Path) -> EncoderFile:
+        """The file of an encoder's folder.
+
+        Raises:
+            UserError: there is none, it is broken, or it is of a newer format.
+        """
+        file = folder / CARD
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if content["format"] > FORMAT:
+                raise UserError(
+                    f"was written by embedlab {content.get('embedlab')}, and this one is too old to read it",
+                    file=file,
+                    fix="pip install -U embedlab",
+                )
+            known = {
+                f.name: content[f.name] for f in fields(cls) if f.name in content or f.default is MISSING
+            }
+            for key in ("pooling", "tokenization", "backbone"):
+                if not isinstance(known[key], dict):
+                    raise TypeError(f"{key} is no mapping")
+            return cls(**known)
+        except OSError as error:
+            raise UserError(
+                f"is no encoder: {error.strerror}", file=file, fix="a folder that save wrote"
+            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"is broken ({error!r})", file=file, fix="another copy of the encoder") from error
 
 
-def read_card(folder: Path) -> dict[str, Any]:
-    """`embedlab.json` of an encoder folder.
+def holds_twin(folder: Path) -> bool:
+    """Whether a folder is that of an encoder of several towers.
 
     Raises:
-        UserError: there is none, it is broken, or it is of a newer format.
+        UserError: its `embedlab.json` is broken, or of a newer format.
     """
-    file = folder / CARD
-    try:
-        card = json.loads(file.read_text(encoding="utf-8"))
-        if card["format"] > FORMAT:
-            raise UserError(
-                f"was written by embedlab {card.get('embedlab')}, and this one is too old to read it",
-                file=file,
-                fix="pip install -U embedlab",
-            )
-        wanted = {key: card[key] for key in ("pooling", "tokenization", "backbone", "card")}
-        return wanted | {"adapter": card.get("adapter")}
-    except OSError as error:
-        raise UserError(
-            f"is no encoder: {error.strerror}", file=file, fix="a folder that save wrote"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"is broken ({error!r})", file=file, fix="another copy of the encoder") from error
-
-
-def twin_card(folder: Path) -> dict[str, Any] | None:
-    """`embedlab.json` of a folder that holds a twin; None where it holds something else."""
-    try:
-        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return card if isinstance(card, dict) and "towers" in card else None
+    return (folder / CARD).is_file() and EncoderFile.read(folder).towers is not None
 
 
 @contextmanager

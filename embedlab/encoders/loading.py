@@ -14,7 +14,7 @@ from embedlab.backbones import load_backbone
 from embedlab.config.backbone import BackboneConfig
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.encoders.folder import CARD, twin_card
+from embedlab.encoders.folder import CARD, holds_twin
 from embedlab.encoders.sentence_transformers import read_modules
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
@@ -107,7 +107,6 @@ def _plain(source: str, name: str) -> SentenceEncoder:
 
 
 def _build(source: str, name: str, pooling: str, max_length: int | None) -> SentenceEncoder:
-
     config = BackboneConfig(source=source, name=name, path=name if source == "local" else None)
     backbone, tokenizer = load_backbone(config)
     limit = tokenizer.model_max_length
@@ -117,7 +116,7 @@ def _build(source: str, name: str, pooling: str, max_length: int | None) -> Sent
 
 
 def _encoder_folder(folder: Path) -> Encoder:
-    return (TwinEncoder if twin_card(folder) is not None else SentenceEncoder).load(folder)
+    return (TwinEncoder if holds_twin(folder) else SentenceEncoder).load(folder)
 
 
 def _sentence_transformers(folder: Path) -> SentenceEncoder:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.encoders.folder import CARD, card_text, read_card, twin_card
+from embedlab.encoders.folder import CARD, EncoderFile, whole_folder
+from embedlab.encoders.sentence_transformers import sums, write_index, write_sum
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 
@@ -81,33 +82,36 @@ class TwinEncoder(Encoder):
         for name, tower in zip(self._names, self.towers, strict=True):
             (folder / name).mkdir()
             tower.write(folder / name, dtype, merge)
-        (folder / CARD).write_text(self.card_text(), encoding="utf-8")
+        (folder / CARD).write_text(self._description().text(), encoding="utf-8")
 
-    def manifest(self) -> tuple[dict[str, str], dict[str, str]]:
-        texts, weights = {CARD: self.card_text()}, dict[str, str]()
+    def manifest(self) -> dict[str, dict[str, str]]:
+        texts, weights = {CARD: self._description().text()}, dict[str, str]()
         for i, (name, tower) in enumerate(zip(self._names, self.towers, strict=True)):
-            own_texts, own_weights = tower.manifest()
-            texts |= {f"{name}/{file}": text for file, text in own_texts.items()}
-            weights |= {f"{name}/{file}": f"towers.{i}.{prefix}" for file, prefix in own_weights.items()}
-        return texts, weights
+            inner = tower.manifest()
+            texts |= {f"{name}/{file}": text for file, text in inner["files"].items()}
+            weights |= {f"{name}/{file}": f"towers.{i}.{prefix}" for file, prefix in inner["weights"].items()}
+        return {"files": texts, "weights": weights}
+
+    def to_sentence_transformers(self, folder: str | os.PathLike[str]) -> None:
+        pooling = self.towers[0].pooling.name
+        with whole_folder(folder) as fresh:
+            if not sums(pooling, self.tokenization):
+                self.write(fresh)
+                write_index(fresh)
+                return
+            with tempfile.TemporaryDirectory() as parts:
+                self.write(Path(parts))
+                towers = [
+                    (Path(parts, n), t.tokenization) for n, t in zip(self._names, self.towers, strict=True)
+                ]
+                write_sum(fresh, pooling, self.dim, towers, self.weights)
 
     @property
     def _names(self) -> list[str]:
         return [f"tower{i}" for i in range(1, len(self.towers) + 1)]
 
-    def card_text(self) -> str:
-        """The contents of `embedlab.json`."""
-        first = self.towers[0]
-        return card_text(
-            {
-                "towers": self._names,
-                "weights": self.weights,
-                "pooling": asdict(first.pooling.config),
-                "tokenization": self.tokenization.to_dict(),
-                "backbone": asdict(first.backbone.info) | {"attention": first.backbone.attention},
-                "card": self.card,
-            }
-        )
+    def _description(self) -> EncoderFile:
+        return self.description(towers=self._names, weights=list(self.weights))
 
     @classmethod
     def load(
@@ -118,12 +122,11 @@ class TwinEncoder(Encoder):
         Raises:
             UserError: no twin, or towers that are missing or broken.
         """
-        read_card(Path(folder))  # says what is wrong with it
-        card = twin_card(Path(folder))
-        if card is None:
+        saved = EncoderFile.read(Path(folder))
+        if saved.towers is None:
             raise UserError("is no twin encoder", file=Path(folder), fix="a folder that a twin's save wrote")
-        towers = [SentenceEncoder.load(Path(folder) / name, attention, dtype) for name in card["towers"]]
-        return cls(towers, card["weights"], card.get("card")).eval()
+        towers = [SentenceEncoder.load(Path(folder) / name, attention, dtype) for name in saved.towers]
+        return cls(towers, saved.weights, saved.card).eval()
 
 
 def check_addable(first: Encoder, second: Encoder, name: str) -> None:

@@ -49,7 +49,7 @@ class DevEncoder:
         padded = self._capturable and not self._packs
         tokens_at_once = min(batch_tokens, _GRAPH_TOKENS) if padded else batch_tokens
         self._batches: list[tuple[Tensor, Tensor, Tensor, int]] = []
-        for batch in encoder._batches(lengths, None, tokens_at_once):
+        for batch in encoder.batches(lengths, None, tokens_at_once):
             tokens = encoder.tokenization.pad([rows[i] for i in batch], 8 if cuda else 1)
             parts = (torch.tensor(batch), tokens["input_ids"], tokens["attention_mask"])
             index, ids, mask = (t.to(self.device) for t in parts)
@@ -70,7 +70,7 @@ class DevEncoder:
                 with _same_randomness(self.device):  # some kernels draw a seed though nothing is dropped
                     self._graph.replay()
                 return self._out.clone()
-        with self.method.encoder._encoding(None):
+        with self.method.encoder.evaluating(None):
             self._encode()
         return self._out.clone()
 
@@ -86,7 +86,7 @@ class DevEncoder:
         stream = arguments["stream"]
         stream.wait_stream(torch.cuda.current_stream())
         try:
-            with _same_randomness(self.device), self.method.encoder._encoding(None), step.scoring(longest):
+            with _same_randomness(self.device), self.method.encoder.evaluating(None), step.scoring(longest):
                 with torch.cuda.stream(stream):
                     self._encode(self._packs)
                 torch.cuda.current_stream().wait_stream(stream)

@@ -219,7 +219,7 @@ class PromptBERT(Method):
             return vectors
         overhead = self.templates[0].overhead
         lengths = torch.tensor([max(0, len(row) - overhead) for row in rows], device=vectors.device)
-        with self.encoder._encoding(None):
+        with self.encoder.evaluating(None):
             noise = self.template_vectors(1, int(lengths.max()) + 1)[0]
         return vectors - noise[lengths]
 

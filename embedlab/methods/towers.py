@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from torch.nn.functional import cosine_similarity
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.encoders.folder import CARD, POOLING_WEIGHTS, twin_card
+from embedlab.encoders.folder import POOLING_WEIGHTS, EncoderFile, holds_twin
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.files import corruption
@@ -89,7 +88,7 @@ def load_tower(path: str | None, run: RunConfig, key: str) -> Tower:
 def _folder(path: str, key: str) -> Path:
     given = Path(path).expanduser()
     for folder in (given, given / "export", given / "best"):
-        if twin_card(folder) is not None:
+        if holds_twin(folder):
             raise UserError("is a twin itself", file=folder, key=key, value=path, fix="a single encoder")
         if (folder / "config.json").is_file():
             return folder
@@ -108,7 +107,7 @@ def _take_weights(pooling: Pooling, folder: Path, key: str) -> None:
     from safetensors.torch import load_file
 
     file = folder / POOLING_WEIGHTS
-    saved = json.loads((folder / CARD).read_text(encoding="utf-8"))["pooling"] if file.is_file() else {}
+    saved = EncoderFile.read(folder).pooling if file.is_file() else {}
     if saved.get("name") != pooling.config.name:
         raise UserError(
             f"the checkpoint's pooling is {saved.get('name', 'without weights')}, not {pooling.config.name}",

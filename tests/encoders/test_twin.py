@@ -106,7 +106,7 @@ def test_load_knows_a_twin(tiny: Tiny, tmp_path: Path) -> None:
 
 def test_a_checkpoint_knows_where_the_weights_of_each_tower_are(tiny: Tiny) -> None:
     both = twin(tiny)
-    texts, weights = both.manifest()
+    texts, weights = both.manifest().values()
     assert "tower1/config.json" in texts
     state = both.state_dict()
     for prefix in weights.values():

@@ -64,7 +64,7 @@ def test_without_padding_the_vectors_are_the_same(compose_run, tmp_path, pooling
     method, _ = build(compose_run(f"pooling={pooling}"), tmp_path)
     dev = DevEncoder(method, method.encoder.tokenization.ids(TEXTS), 64)
     found = []
-    with method.encoder._encoding(None):
+    with method.encoder.evaluating(None):
         for packed in (False, True):
             dev._encode(packed)
             found.append(dev._out.clone())

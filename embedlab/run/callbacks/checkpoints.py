@@ -138,7 +138,7 @@ class LastCheckpoint(Callback):
         for state in checkpoint.get("lr_schedulers", []):
             state["_last_lr"] = [float(lr) for lr in state["_last_lr"]]
         checkpoint["embedlab"] = {
-            "encoder": dict(zip(("files", "weights"), method.encoder.manifest(), strict=True)),
+            "encoder": method.encoder.manifest(),
             "parameters": [name for name, _ in named_parameters(method)],
         }
 

@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
 
 def _crossed(encoder: Any, layers: Any) -> Any:
     """A twin with its towers' attention exchanged in `layers` layers."""
-    from embedlab.encoders.crossed import CrossedTwin
+    from embedlab.encoders.cross_attention import CrossedTwin
     from embedlab.encoders.twin import TwinEncoder
 
     what: dict[str, Any] = {"key": "cross_attention", "value": layers}

@@ -32,7 +32,7 @@ class MethodConfig:
 
     @property
     def preparation(self) -> str:
-        """How a text is prepared when it is encoded after training (`embedlab.encoders.normalization`)."""
+        """Text normalization when a sentence is encoded after training (`embedlab.encoders.tokenization`)."""
         return "raw"
 
     @property

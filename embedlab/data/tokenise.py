@@ -66,9 +66,9 @@ class FieldJob:
         return np.fromiter(chain.from_iterable(rows), np.dtype(self.dtype), int(lengths.sum())), lengths, cut
 
     def _whole(self, texts: list[str]) -> list[list[int]]:
-        from embedlab.encoders.normalization import PREPARATIONS
+        from embedlab.encoders.tokenization import TEXT_NORMALIZATIONS
 
-        prepare = PREPARATIONS[self.tokenization.preparation]
+        prepare = TEXT_NORMALIZATIONS[self.tokenization.preparation]
         return self.tokenization.plain_ids([prepare(text) for text in texts])
 
 

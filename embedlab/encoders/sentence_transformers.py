@@ -59,7 +59,7 @@ def write_modules(folder: Path, pooling: Pooling, tokenization: Tokenization, la
     if stock is None:
         write_index(folder)
     else:
-        transformer: dict[str, Any] = {"max_seq_length": _row_limit(tokenization), "do_lower_case": False}
+        transformer: dict[str, Any] = {"max_seq_length": tokenization.row_limit, "do_lower_case": False}
         if pooling.needs_all_layers:
             transformer["config_args"] = {"output_hidden_states": True}
         _write(folder / "sentence_bert_config.json", transformer)
@@ -89,13 +89,6 @@ def _write(file: Path, content: Any) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _row_limit(t: Tokenization) -> int | None:
-    """Tokens of a row at most."""
-    if t.max_length is None:
-        return t.model_limit
-    return t.max_length if t.template is None else t.max_length + t.overhead
-
-
 def _as_prompt(t: Tokenization) -> str | None:
     """The template as text before the sentence ("" for none); None where that gives other ids."""
     if t.preparation != "raw":
@@ -107,7 +100,7 @@ def _as_prompt(t: Tokenization) -> str | None:
     if t.template.after or t.template.join != "ids" or not t.template.before.endswith(" "):
         return None
     prompt = t.template.before
-    theirs = t.tokenizer([prompt + text for text in _PROBES], truncation=True, max_length=_row_limit(t))
+    theirs = t.tokenizer([prompt + text for text in _PROBES], truncation=True, max_length=t.row_limit)
     return prompt if theirs["input_ids"] == t.ids(_PROBES) else None
 
 
@@ -189,7 +182,7 @@ def _transformer(folder: Path, tokenization: Tokenization) -> Any:
     from sentence_transformers.sentence_transformer.modules import Transformer
 
     with quiet():
-        return Transformer(str(folder), max_seq_length=_row_limit(tokenization))
+        return Transformer(str(folder), max_seq_length=tokenization.row_limit)
 
 
 def _dense(weight: Tensor, source: str, target: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,12 +15,34 @@ import torch
 from torch import Tensor
 
 from embedlab.config.template import Template
-from embedlab.encoders.normalization import PREPARATIONS
 from embedlab.errors import UserError
 
 _RULES = 1  # raised when a change here alters ids, so that token caches of older code are not taken
 _UNLIMITED = 1_000_000  # `model_max_length` of a tokenizer that knows no limit is 1e30
 _CHUNK = 8192  # texts tokenised at a time: bounds the memory of the intermediate encodings
+
+
+def close_sentence(text: str) -> str:
+    """One sentence that ends in a full stop and has no double quotes, for prompts that quote it.
+
+    As in PromptEOL's and CSE-SFP's evaluation, in this order: single spaces; a full stop unless the text ends
+    in one of ``. ? " '``; double quotes become single ones; a question mark at the end becomes a full stop.
+    """
+    text = add_period(" ".join(text.split())).replace('"', "'")
+    return text[:-1] + "." if text.endswith("?") else text
+
+
+def add_period(text: str) -> str:
+    """The text with a full stop, unless it ends in one of ``. ? " '`` (PromptBERT's final test)."""
+    return text if not text or text[-1] in ".?\"'" else text + "."
+
+
+TEXT_NORMALIZATIONS: dict[str, Callable[[str], str]] = {
+    "raw": str,
+    "closed": close_sentence,
+    "stopped": add_period,
+}
+"""By their names in configurations, where a method scores other text than it trains on."""
 
 
 class Frame(NamedTuple):
@@ -51,7 +73,7 @@ class Tokenization:
         max_length: without a template, tokens of the whole row with its special tokens (SimCSE's 32); with
             one, tokens of the sentence only. None: as long as the model allows. The sentence is cut on the
             right, the template never.
-        preparation: what happens to a sentence before all this, one of `embedlab.encoders.normalization.PREPARATIONS`.
+        preparation: text normalization before all this, a key of `TEXT_NORMALIZATIONS`.
 
     Raises:
         UserError: a mask marker without a mask token, a template that the tokenizer merges with what stands
@@ -65,9 +87,12 @@ class Tokenization:
         max_length: int | None = None,
         preparation: str = "raw",
     ) -> None:
-        if preparation not in PREPARATIONS:
+        if preparation not in TEXT_NORMALIZATIONS:
             raise UserError(
-                "unknown preparation", key="preparation", value=preparation, fix=", ".join(PREPARATIONS)
+                "unknown preparation",
+                key="preparation",
+                value=preparation,
+                fix=", ".join(TEXT_NORMALIZATIONS),
             )
         self.tokenizer = tokenizer
         self.template = template
@@ -98,6 +123,13 @@ class Tokenization:
         """Tokens that the model takes at most."""
         limit = self.tokenizer.model_max_length
         return int(limit) if limit is not None and limit < _UNLIMITED else None
+
+    @property
+    def row_limit(self) -> int | None:
+        """Tokens of a row at most: of the model, or of `max_length` with the template."""
+        if self.max_length is None:
+            return self.model_limit
+        return self.max_length if self.template is None else self.max_length + self.overhead
 
     @property
     def prefix_ids(self) -> list[int]:
@@ -214,7 +246,7 @@ class Tokenization:
         """`ids`, and for each text whether it was cut."""
         if isinstance(texts, str):
             raise TypeError("give a sequence of sentences, not one string")
-        prepare = PREPARATIONS[self.preparation]
+        prepare = TEXT_NORMALIZATIONS[self.preparation]
         rows: list[list[int]] = []
         cut: list[bool] = []
         for start in range(0, len(texts), _CHUNK):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,7 @@ class EmbedlabModule(InputModule):  # type: ignore[misc]
     @property
     def max_seq_length(self) -> int | None:
         """Tokens of a row at most, as far as the tokenization limits them."""
-        tokenization = self.encoder.tokenization
-        if tokenization.max_length is None:
-            return tokenization.model_limit
-        return tokenization.max_length + (tokenization.overhead if tokenization.template is not None else 0)
+        return self.encoder.tokenization.row_limit
 
     def get_embedding_dimension(self) -> int:
         """Width of the vectors."""
@@ -64,24 +62,8 @@ class EmbedlabModule(InputModule):  # type: ignore[misc]
         self.encoder.write(Path(output_path))
 
     @classmethod
-    def load(
-        cls,
-        model_name_or_path: str,
-        subfolder: str = "",
-        token: bool | str | None = None,
-        cache_folder: str | None = None,
-        revision: str | None = None,
-        local_files_only: bool = False,
-        init_defaults: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> EmbedlabModule:
-        """Read it from a folder, or from the hub."""
-        folder = cls.load_dir_path(
-            model_name_or_path=model_name_or_path,
-            subfolder=subfolder,
-            token=token,
-            cache_folder=cache_folder,
-            revision=revision,
-            local_files_only=local_files_only,
-        )
-        return cls(load(str(folder)))
+    def load(cls, model_name_or_path: str, subfolder: str = "", **keywords: Any) -> EmbedlabModule:
+        """Read it from a folder, or from the hub by the keywords of `load_dir_path`; the others are of no use here."""
+        names = inspect.signature(cls.load_dir_path).parameters
+        where = {key: value for key, value in keywords.items() if key in names}
+        return cls(load(str(cls.load_dir_path(model_name_or_path, subfolder, **where))))

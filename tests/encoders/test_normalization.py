@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embedlab.config.template import Template
-from embedlab.encoders.normalization import PREPARATIONS, closed
-from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.tokenization import TEXT_NORMALIZATIONS, Tokenization, close_sentence
 from tests.support import tiny_tokenizer
 
 
@@ -25,12 +24,12 @@ from tests.support import tiny_tokenizer
     ],
 )
 def test_t15_closed(text: str, expected: str) -> None:
-    assert closed(text) == expected
-    assert closed(expected) == expected
+    assert close_sentence(text) == expected
+    assert close_sentence(expected) == expected
 
 
 def test_raw_is_raw() -> None:
-    assert PREPARATIONS["raw"](' a "b"? ') == ' a "b"? '
+    assert TEXT_NORMALIZATIONS["raw"](' a "b"? ') == ' a "b"? '
 
 
 def test_is_part_of_a_tokenization() -> None:

@@ -16,7 +16,7 @@ from embedlab.backbones import load_backbone
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.distributed.gather import broadcast_coin
-from embedlab.encoders.crossed import CrossedTwin
+from embedlab.encoders.cross_attention import CrossedTwin
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder

@@ -16,8 +16,7 @@ from embedlab.config.backbone import BackboneConfig, BackboneInfo
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.encoders.normalization import PREPARATIONS
-from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.tokenization import Tokenization, add_period
 from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.errors import UserError
 from embedlab.methods import method_class, method_config
@@ -349,7 +348,7 @@ def check(
 
 def test_scored_text_ends_in_a_full_stop() -> None:
     assert method_config({"name": "promptbert"}).preparation == "stopped"
-    ends = [PREPARATIONS["stopped"](t) for t in ("a cat", "a cat.", "why?", 'he said "no"', "", "so!")]
+    ends = [add_period(t) for t in ("a cat", "a cat.", "why?", 'he said "no"', "", "so!")]
     assert ends == ["a cat.", "a cat.", "why?", 'he said "no"', "", "so!."]
 
 

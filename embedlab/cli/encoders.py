@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from embedlab.errors import UserError
@@ -21,10 +22,7 @@ def load_encoder(
     import embedlab
     from embedlab.encoders.tokenization import Tokenization
 
-    if max_length is not None and (not isinstance(max_length, int) or max_length < 1):
-        raise UserError(
-            "must be a positive whole number", key="max_length", value=max_length, fix="max_length=128"
-        )
+    _check_count("max_length", max_length, "max_length=128")
     encoder = embedlab.load(str(ckpt))
     if max_length is not None:
         settings = encoder.tokenization.to_dict() | {"max_length": max_length}
@@ -56,69 +54,51 @@ def _read_by(encoder: Encoder, pooling: Mapping[str, Any]) -> None:
         backbone.prepare_all_layers()
 
 
+@dataclass(frozen=True)
 class Configured:
-    """An encoder with batch size and dtype fixed: what the evaluation suites get.
+    """An encoder with its settings for encoding fixed: what the evaluation suites get."""
 
-    Its `provenance` is the encoder's own, with the dtype that is really used.
-    """
-
-    def __init__(
-        self,
-        encoder: Encoder,
-        batch_size: int | None = None,
-        dtype: str | None = None,
-        normalize: bool = False,
-        progress: bool = False,
-    ) -> None:
-        self.encoder = encoder
-        self.dim = encoder.dim
-        self._arguments: dict[str, Any] = {
-            "batch_size": batch_size,
-            "dtype": dtype,
-            "normalize": normalize,
-            "show_progress_bar": progress,
-        }
+    encoder: Encoder
+    arguments: Mapping[str, Any]
+    """Of `Encoder.encode`."""
 
     @classmethod
     def of(cls, encoder: Encoder, config: Mapping[str, Any], progress: bool = False) -> Configured:
         """From a command's keys: batch_size, device (the encoder is moved there), dtype, normalize (if it has
         one).
 
-        UserError for a device that is not there or an unknown dtype.
+        UserError for a device that is not there, an unknown dtype, or a batch size that is no positive whole number.
         """
-        device, dtype = check_device(config["device"]), check_dtype(config["dtype"])
-        return cls(
-            encoder.to(device),
-            batch_size=check_batch_size(config["batch_size"]),
-            dtype=dtype,
-            normalize=bool(config.get("normalize", False)),
-            progress=progress,
-        )
+        device, dtype = check_device(config["device"]), config["dtype"]
+        if dtype is not None and dtype not in DTYPES:
+            raise UserError("no such dtype", key="dtype", value=dtype, fix=f"one of {', '.join(DTYPES)}")
+        _check_count("batch_size", config["batch_size"], "batch_size=64")
+        arguments = {
+            "batch_size": config["batch_size"],
+            "dtype": dtype,
+            "normalize": bool(config.get("normalize", False)),
+            "show_progress_bar": progress,
+        }
+        return cls(encoder.to(device), arguments)
+
+    @property
+    def dim(self) -> int:
+        """Width of the vectors."""
+        return self.encoder.dim
 
     def encode(self, sentences: Sequence[str]) -> Any:
         """Vectors [n, D], a numpy array."""
-        return self.encoder.encode(list(sentences), **self._arguments)
+        return self.encoder.encode(list(sentences), **self.arguments)
 
     def provenance(self, sentences: Sequence[str] | None = None) -> dict[str, Any]:
-        """The encoder's part of a protocol block."""
-        used = self._arguments["dtype"]
-        return self.encoder.provenance(sentences) | ({"dtype": used} if used is not None else {})
+        """The encoder's part of a protocol block, with the dtype that is really used."""
+        stated, dtype = self.encoder.provenance(sentences), self.arguments["dtype"]
+        return stated if dtype is None else stated | {"dtype": dtype}
 
 
-def check_batch_size(batch_size: int | None) -> int | None:
-    """`batch_size` itself; UserError when it is not a positive whole number (or null)."""
-    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-        raise UserError(
-            "must be a positive whole number", key="batch_size", value=batch_size, fix="batch_size=64"
-        )
-    return batch_size
-
-
-def check_dtype(dtype: str | None) -> str | None:
-    """`dtype` itself; UserError when it is none of `DTYPES`."""
-    if dtype is not None and dtype not in DTYPES:
-        raise UserError("no such dtype", key="dtype", value=dtype, fix=f"one of {', '.join(DTYPES)}")
-    return dtype
+def _check_count(key: str, value: Any, fix: str) -> None:
+    if value is not None and (not isinstance(value, int) or value < 1):
+        raise UserError("must be a positive whole number", key=key, value=value, fix=fix)
 
 
 def check_device(device: str | None) -> str:

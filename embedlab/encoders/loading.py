@@ -14,7 +14,7 @@ from embedlab.backbones import load_backbone
 from embedlab.config.backbone import BackboneConfig
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.encoders.folder import CARD, holds_twin
+from embedlab.encoders.folder import CARD, EncoderFile
 from embedlab.encoders.sentence_transformers import read_modules
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
@@ -37,65 +37,65 @@ def load(path: str | os.PathLike[str]) -> Encoder:
         UserError: nothing of the kind is there.
     """
     name = os.fspath(path)
-    place = Path(name).expanduser()
-    if name == "mini" and not place.exists():
-        return _shipped(name)
-    if place.is_file():
-        return _file(place)
-    if place.is_dir():
-        for folder in (place, place / "export", place / "best"):
-            if (folder / CARD).is_file():
-                return _encoder_folder(folder)
-        if (place / "modules.json").is_file():
-            return _sentence_transformers(place)
-        if (place / "config.json").is_file():
-            return _plain("local", name)
-        if found := next(iter(sorted(place.glob("*.ckpt"))), None):
-            return _file(found)
-        raise UserError(
-            "holds no encoder: no embedlab.json, export/, best/, modules.json, config.json or .ckpt",
-            file=place,
-            key="ckpt",
-            value=name,
-            fix="the folder of a run or of a model",
+    given = Path(name).expanduser()
+    if name == "mini" and not given.exists():
+        given = _shipped(name)
+    if given.is_file():
+        return _file(given)
+    return _folder(given, name) if given.is_dir() else _hub(name)
+
+
+def _shipped(name: str) -> Path:
+    folder = assets_dir() / name
+    if not (folder / CARD).is_file():
+        problem, fix = (
+            f"this installation ships no encoder {name}",
+            "reinstall the package, or give a model folder",
         )
-    if place.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise UserError(
-            "no such file or folder", key="ckpt", value=name, fix="mini, a run folder, or a model folder"
-        )
+        raise UserError(problem, file=folder, key="ckpt", value=name, fix=fix)
+    return folder
+
+
+def _folder(path: Path, name: str) -> Encoder:
+    for folder in (path, path / "export", path / "best"):
+        if (folder / CARD).is_file():
+            return _encoder(folder)
+    if (path / "modules.json").is_file():
+        inner, pooling, max_length = read_modules(path)
+        return _build("local", inner, pooling, max_length)
+    if (path / "config.json").is_file():
+        return _plain("local", name)
+    if checkpoint := next(iter(sorted(path.glob("*.ckpt"))), None):
+        return _file(checkpoint)
+    problem = "holds no encoder: no embedlab.json, export/, best/, modules.json, config.json or .ckpt"
+    raise UserError(problem, file=path, key="ckpt", value=name, fix="the folder of a run or of a model")
+
+
+def _encoder(folder: Path) -> Encoder:
+    several = EncoderFile.read(folder).towers is not None
+    return (TwinEncoder if several else SentenceEncoder).load(folder)
+
+
+def _hub(name: str) -> Encoder:
+    if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        fix = "mini, a run folder, or a model folder"
+        raise UserError("no such file or folder", key="ckpt", value=name, fix=fix)
     try:
         return _plain("hub", name)
     except UserError as error:
         if not isinstance(error.__cause__, OSError):
             raise
-        raise UserError(
-            f"no such file or folder, and as a hub id: {error.message}",
-            key="ckpt",
-            value=name,
-            fix="mini, a run folder, or a model folder; for a hub id check its name and the network",
-        ) from error
-
-
-def _shipped(name: str) -> Encoder:
-    folder = assets_dir() / name
-    if not (folder / CARD).is_file():
-        raise UserError(
-            f"this installation ships no encoder {name}",
-            file=folder,
-            key="ckpt",
-            value=name,
-            fix="reinstall the package, or give a model folder",
-        )
-    return _encoder_folder(folder)
+        problem = f"no such file or folder, and as a hub id: {error.message}"
+        fix = "mini, a run folder, or a model folder; for a hub id check its name and the network"
+        raise UserError(problem, key="ckpt", value=name, fix=fix) from error
 
 
 def _file(file: Path) -> Encoder:
     if file.suffix == ".gguf":
         return _plain("local", str(file))
     if file.suffix != ".ckpt":
-        raise UserError(
-            "is no checkpoint", file=file, key="ckpt", value=str(file), fix="a .ckpt, a .gguf, or a folder"
-        )
+        fix = "a .ckpt, a .gguf, or a folder"
+        raise UserError("is no checkpoint", file=file, key="ckpt", value=str(file), fix=fix)
     return load_checkpoint(file)
 
 
@@ -111,17 +111,8 @@ def _build(source: str, name: str, pooling: str, max_length: int | None) -> Sent
     backbone, tokenizer = load_backbone(config)
     limit = tokenizer.model_max_length
     tokenization = Tokenization(tokenizer, max_length=min(max_length, limit) if max_length else None)
-    card = {"source": name}
-    return SentenceEncoder(backbone, build_pooling(pooling, backbone.info), tokenization, card).eval()
-
-
-def _encoder_folder(folder: Path) -> Encoder:
-    return (TwinEncoder if holds_twin(folder) else SentenceEncoder).load(folder)
-
-
-def _sentence_transformers(folder: Path) -> SentenceEncoder:
-    inner, pooling, max_length = read_modules(folder)
-    return _build("local", inner, pooling, max_length)
+    pool = build_pooling(pooling, backbone.info)
+    return SentenceEncoder(backbone, pool, tokenization, {"source": name}).eval()
 
 
 def load_checkpoint(path: Path) -> Encoder:
@@ -146,9 +137,8 @@ def load_checkpoint(path: Path) -> Encoder:
         for file in (*record["files"], *record["weights"]):
             target = folder / file
             if not target.resolve().is_relative_to(folder.resolve()):
-                raise UserError(
-                    "a file name in the checkpoint leads out of its folder", file=path, value=file
-                )
+                problem = "a file name in the checkpoint leads out of its folder"
+                raise UserError(problem, file=path, value=file)
             target.parent.mkdir(parents=True, exist_ok=True)
         for file, text in record["files"].items():
             (folder / file).write_text(text, encoding="utf-8")
@@ -156,4 +146,4 @@ def load_checkpoint(path: Path) -> Encoder:
             start = f"encoder.{prefix}"
             tensors = {k.removeprefix(start): v.clone() for k, v in state.items() if k.startswith(start)}
             save_file(tensors, folder / file, metadata={"format": "pt"})
-        return _encoder_folder(folder)
+        return _encoder(folder)

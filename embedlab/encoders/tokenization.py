@@ -354,7 +354,7 @@ class Tokenization:
             backend.no_truncation()
             backend.no_padding()
             vocabulary = backend.to_str()
-        facts = {
+        settings = {
             "rules": _RULES,
             "tokenizers": tokenizers.__version__,
             "template": asdict(self.template) if self.template else None,
@@ -364,7 +364,7 @@ class Tokenization:
             "preparation": self.preparation,
         }
         digest = hashlib.sha256(vocabulary.encode())
-        digest.update(json.dumps(facts, sort_keys=True).encode())
+        digest.update(json.dumps(settings, sort_keys=True).encode())
         return digest.hexdigest()[:32]
 
     def to_dict(self) -> dict[str, Any]:

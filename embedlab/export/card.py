@@ -19,17 +19,12 @@ encoder = embedlab.load("FOLDER")
 vectors = encoder.encode(["a cat", "a dog"])
 ```"""
 _HEADLINES = ("sts7/spearman", "dev/spearman", "lee/spearman")
-_PROTOCOL = (
-    "name",
-    "aggregation",
-    "text",
-    "pooling",
-    "template",
-    "max_length",
-    "dtype",
-    "attention",
-    "checkpoint",
-)
+_VECTORS = ("pooling", "template", "preparation", "max_length", "dtype", "checkpoint")
+_RECIPE = ("backbone", "adapter", "method", "pooling", "template", "optimizer")
+_DATA = ("name", "hub", "hub_config", "split", "revision", "files", "package", "limit", "max_length",
+         "batch_size")  # fmt: skip
+_PROTOCOL = ("name", "aggregation", "text", "pooling", "template", "max_length", "dtype", "attention",
+             "checkpoint")  # fmt: skip
 
 
 def model_card(encoder: Encoder, name: str, licence: str | None = None) -> str:
@@ -49,7 +44,8 @@ def model_card(encoder: Encoder, name: str, licence: str | None = None) -> str:
         "tags": ["sentence-similarity", "feature-extraction", "embedlab"],
         **({"license": licence} if licence else {}),
     }
-    facts = encoder.provenance()
+    stated = encoder.provenance()
+    weights = licence or card.get("licence")
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {name}",
@@ -57,12 +53,7 @@ def model_card(encoder: Encoder, name: str, licence: str | None = None) -> str:
         "## Use",
         _USE,
         "## How vectors are made",
-        _list(
-            {
-                k: facts.get(k)
-                for k in ("pooling", "template", "preparation", "max_length", "dtype", "checkpoint")
-            }
-        ),
+        _list({k: stated.get(k) for k in _VECTORS}),
         "## Recipe",
         _recipe(config, training),
         "## Training",
@@ -72,9 +63,7 @@ def model_card(encoder: Encoder, name: str, licence: str | None = None) -> str:
         "## Scores",
         _scores(card.get("scores") or {}, card.get("protocol") or {}, training.get("seed")),
         "## Licence",
-        f"{licence or card['licence']}."
-        if licence or card.get("licence")
-        else "Not stated: it follows from the backbone's and the data's licences.",
+        f"{weights}." if weights else "Not stated: it follows from the backbone's and the data's licences.",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -84,11 +73,9 @@ def _list(values: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    return (
-        f"`{json.dumps(value, ensure_ascii=False, default=str)}`"
-        if isinstance(value, (dict, list))
-        else f"{value}"
-    )
+    if isinstance(value, (dict, list)):
+        return f"`{json.dumps(value, ensure_ascii=False, default=str)}`"
+    return str(value)
 
 
 def _recipe(config: Mapping[str, Any], training: Mapping[str, Any]) -> str:
@@ -96,31 +83,13 @@ def _recipe(config: Mapping[str, Any], training: Mapping[str, Any]) -> str:
         return "Not kept; what is known of the training is below."
     if not config:
         return "Not known: the encoder was not trained by a run of embedlab."
-    sections = {
-        k: config[k]
-        for k in ("backbone", "adapter", "method", "pooling", "template", "optimizer")
-        if k in config
-    }
+    sections = {k: config[k] for k in _RECIPE if k in config}
     return f"```yaml\n{yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)}```"
 
 
 def _data(config: Mapping[str, Any]) -> str:
     data = config.get("data")
-    if not data:
-        return "Not known."
-    told = (
-        "name",
-        "hub",
-        "hub_config",
-        "split",
-        "revision",
-        "files",
-        "package",
-        "limit",
-        "max_length",
-        "batch_size",
-    )
-    return _list({k: data.get(k) for k in told})
+    return _list({k: data.get(k) for k in _DATA}) if data else "Not known."
 
 
 def _scores(scores: Mapping[str, float], protocols: Mapping[str, Any], seed: Any) -> str:
@@ -128,13 +97,10 @@ def _scores(scores: Mapping[str, float], protocols: Mapping[str, Any], seed: Any
     if not known:
         return "Not scored."
     first = [k for k in _HEADLINES if k in known]
-    order = first + sorted(
-        k for k in known if k not in first and k.endswith(("/spearman", "/accuracy", "/ndcg@10"))
-    )
-    rows = [f"| {k} | {known[k]:.2f} |" for k in order]
+    others = [k for k in known if k not in first and k.endswith(("/spearman", "/accuracy", "/ndcg@10"))]
+    rows = [f"| {k} | {known[k]:.2f} |" for k in first + sorted(others)]
     lines = ["| score | value (n=1) |", "| :-- | --: |", *rows, "", f"One seed ({seed}): n=1."]
     for suite, block in protocols.items():
         if isinstance(block, Mapping):
-            told = {k: block.get(k) for k in _PROTOCOL if block.get(k) is not None}
-            lines += ["", f"Protocol of `{suite}`:", "", _list(told)]
+            lines += ["", f"Protocol of `{suite}`:", "", _list({k: block.get(k) for k in _PROTOCOL})]
     return "\n".join(lines)

@@ -44,11 +44,11 @@ def export_onnx(encoder: Encoder, folder: Path, normalize: bool = True) -> None:
     graph = _Graph(encoder, normalize).eval().to(device="cpu", dtype=torch.float32)
     rows = encoder.tokenization.ids(["an example", "another example, which is longer"])
     example = encoder.tokenization.pad(rows)
-    batch, length = (
-        torch.export.Dim("batch", min=1, max=1 << 16),
-        torch.export.Dim("length", min=1, max=_longest(encoder)),
-    )
-    shape = {0: batch, 1: length}
+    longest = encoder.tokenization.model_limit or 1 << 16
+    shape = {
+        0: torch.export.Dim("batch", min=1, max=1 << 16),
+        1: torch.export.Dim("length", min=1, max=longest),
+    }
     exporter = logging.getLogger("torch.onnx")
     level = exporter.level
     try:
@@ -71,15 +71,9 @@ def export_onnx(encoder: Encoder, folder: Path, normalize: bool = True) -> None:
         exporter.setLevel(level)
         encoder.to(device=device, dtype=dtype).train(training)
     encoder.tokenizer.save_pretrained(folder)
-    facts = {**encoder.tokenization.to_dict(), "normalize": normalize, "dim": encoder.dim, "output": OUTPUT}
-    (folder / "embedlab.json").write_text(
-        json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
-
-
-def _longest(encoder: Encoder) -> int:
-    limit = encoder.tokenization.model_limit
-    return limit if limit is not None else 1 << 16
+    settings = encoder.tokenization.to_dict() | {"normalize": normalize, "dim": encoder.dim, "output": OUTPUT}
+    text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
+    (folder / "embedlab.json").write_text(text, encoding="utf-8")
 
 
 def load_onnx(folder: Path, batch_size: int = 32) -> Callable[[Sequence[str]], np.ndarray[Any, Any]]:
@@ -92,8 +86,8 @@ def load_onnx(folder: Path, batch_size: int = 32) -> Callable[[Sequence[str]], n
 
     from embedlab.encoders.tokenization import Tokenization
 
-    facts = json.loads((folder / "embedlab.json").read_text(encoding="utf-8"))
-    tokenization = Tokenization.from_dict(AutoTokenizer.from_pretrained(folder), facts)
+    settings = json.loads((folder / "embedlab.json").read_text(encoding="utf-8"))
+    tokenization = Tokenization.from_dict(AutoTokenizer.from_pretrained(folder), settings)
     session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
 
     def encode(texts: Sequence[str]) -> np.ndarray[Any, Any]:

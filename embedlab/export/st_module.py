@@ -62,7 +62,9 @@ class EmbedlabModule(InputModule):  # type: ignore[misc]
         self.encoder.write(Path(output_path))
 
     @classmethod
-    def load(cls, model_name_or_path: str, subfolder: str = "", **keywords: Any) -> EmbedlabModule:
+    def load(  # type: ignore[override]
+        cls, model_name_or_path: str, subfolder: str = "", **keywords: Any
+    ) -> EmbedlabModule:
         """Read it from a folder, or from the hub by the keywords of `load_dir_path`; the others are of no use here."""
         names = inspect.signature(cls.load_dir_path).parameters
         where = {key: value for key, value in keywords.items() if key in names}

@@ -33,7 +33,7 @@ FORBIDDEN = {
 }  # fmt: skip
 
 
-FIT = ("training/run.py", "trainer.fit")
+FIT = ("run/run.py", "trainer.fit")
 
 
 class Bomb:

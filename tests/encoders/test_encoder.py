@@ -326,6 +326,10 @@ def test_broken_folders(tiny: Tiny, tmp_path: Path) -> None:
     assert "is broken" in str(broken(lambda f: (f / CARD).write_text("{")))
     assert "is broken" in str(broken(edit(pooling=None)))
     assert "too old" in str(broken(edit(format=99)))
+    for wrong in ([1], "bert", 3):
+        assert "is broken" in str(broken(edit(backbone=wrong)))
+    assert "is broken" in str(broken(lambda f: (f / CARD).write_text("[" * 100_000)))
+    assert "is broken" in str(broken(lambda f: (f / CARD).write_text("[1]")))
     assert "unknown pooling" in str(broken(edit(pooling={"name": "attention"})))
     assert "pooling's weights do not fit" in str(broken(weights))
     assert "pooling's weights do not fit" in str(broken(lambda f: os.remove(f / POOLING_WEIGHTS)))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import embedlab
 from embedlab.errors import UserError
@@ -140,3 +141,16 @@ def test_a_folder_named_like_the_shipped_encoder_wins(
     shutil.copytree(saved, tmp_path / "mini")
     monkeypatch.chdir(tmp_path)
     assert embedlab.load("mini").pooling.name == "mask"
+
+
+def test_a_checkpoint_without_embedlab_json_is_not_read_as_a_plain_model(tiny: Tiny, tmp_path: Path) -> None:
+    encoder = build(tiny("bert"), "cls")
+    record = encoder.manifest()
+    state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    path = tmp_path / "last.ckpt"
+    torch.save({"state_dict": state, "embedlab": {"encoder": record}}, path)
+    assert embedlab.load(path).fingerprint() == encoder.fingerprint()
+    del record["files"]["embedlab.json"]
+    torch.save({"state_dict": state, "embedlab": {"encoder": record}}, path)
+    with pytest.raises(UserError, match="is no encoder"):
+        embedlab.load(path)

@@ -89,6 +89,10 @@ def test_a_folder_and_back(tiny: Tiny, tmp_path: Path) -> None:
     assert again.fingerprint() == both.fingerprint()
     assert again.card == {"seed": 7}
     assert not again.training
+    with pytest.raises(UserError, match="is a twin"):
+        SentenceEncoder.load(tmp_path / "twin")
+    with pytest.raises(UserError, match="no twin"):
+        TwinEncoder.load(tmp_path / "twin" / "tower1")
     one = SentenceEncoder.load(tmp_path / "twin" / "tower2")
     assert one.fingerprint() == both.towers[1].fingerprint()
     both.save(tmp_path / "twin")  # again, over itself

@@ -176,8 +176,8 @@ class CrossedTwin(TwinEncoder):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None) -> Tensor:
         states = self._cross(input_ids, attention_mask, main=False).side
         parts = [
-            weight * tower.pooling(own, attention_mask, tower.tokenization.marks)
-            for tower, weight, own in zip(self.towers, self.weights, states, strict=True)
+            weight * tower.pooling(hidden, attention_mask, tower.tokenization.marks)
+            for tower, weight, hidden in zip(self.towers, self.weights, states, strict=True)
         ]
         return parts[0] + parts[1]
 

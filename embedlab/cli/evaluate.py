@@ -77,11 +77,9 @@ def main(argv: list[str]) -> int:
         kept = path.with_suffix(".unfinished")
         given = settings[name] | {"device": str(encoder.encoder.device), "kept": kept}
         with _hub_named(one):
-            content = data.pop(name)
-            scores, protocol = one.score(encoder, one.load(given) if content is None else content, given)
+            scores, protocol = one.run(encoder, given, data.pop(name))
         write_scores(path, scores, protocol)
         kept.unlink(missing_ok=True)
-        one.figures(scores, protocol, given)
         for table in one.tables(str(config["ckpt"]), scores, protocol):
             table.print()
         for warning in protocol["warnings"]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.ratings import read
+from embedlab.files import whole_file
 from embedlab.report.paired import Difference, paired_difference, relation_to_sts
 from embedlab.report.runs import Group, Unfinished
 
@@ -246,7 +247,7 @@ def write_csv(groups: Sequence[Group], path: Path) -> None:
     """Every score of every run, one row a run: the data behind the table."""
     metrics = sorted({k for g in groups for r in g.runs for k in r.scores})
     settings = sorted({k for g in groups for k in g.varied})
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with whole_file(path) as new, new.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["recipe", "seed", "folder", *settings, *metrics])
         for group in groups:
@@ -296,8 +297,7 @@ def density_plot(groups: Sequence[Group], path: Path) -> bool:
     for panel in axes.flat[len(found) :]:
         panel.set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    figures.save_figure(figure, path)
     return True
 
 
@@ -310,6 +310,8 @@ def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+
+    from embedlab.evaluation.core import figures
 
     figure, axes = plt.subplots(1, len(keys), figsize=(4 * len(keys), 3.2), squeeze=False, sharey=True)
     for axis, key in zip(axes[0], keys, strict=True):
@@ -327,6 +329,5 @@ def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
     runs = sum(len(g.values(metric)) for g in groups)
     figure.suptitle(f"{len(groups)} recipes, {runs} runs; a point is a run", fontsize="small")
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    figures.save_figure(figure, path)
     return True

@@ -69,18 +69,8 @@ class Report:
 
         head = [rf"% {self.title}", rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\hline"]
         notes = [f"% {r}" for r in self.remarks]
-        return "\n".join(
-            [
-                *head,
-                line(self.columns),
-                r"\hline",
-                *map(line, self.rows),
-                r"\hline",
-                r"\end{tabular}",
-                *notes,
-                "",
-            ]
-        )
+        rows = [line(self.columns), r"\hline", *map(line, self.rows), r"\hline", r"\end{tabular}"]
+        return "\n".join([*head, *rows, *notes, ""])
 
 
 _TEX = str.maketrans({
@@ -192,6 +182,12 @@ def make_report(
         if baseline is not None:
             row += _difference_cells(group, baseline, by)
         rows.append(tuple(row))
+    remarks = _remarks(groups, unfinished, baseline)
+    return Report(title, tuple(columns), tuple(rows), tuple(remarks))
+
+
+def _remarks(groups: Sequence[Group], unfinished: Sequence[Unfinished], baseline: Group | None) -> list[str]:
+    """What has to be said below the table."""
     remarks = []
     if any(len(g.runs) == 1 for g in groups):
         remarks.append("n=1: a single seed. Unsupervised SimCSE spreads by 0.8 points (SD) over seeds.")
@@ -212,10 +208,9 @@ def make_report(
     )
     if devices:
         remarks.append(f"Device: {', '.join(devices)}.")
-    remarks += [
+    return remarks + [
         f"Not in the table: {u.folder.name} ({u.status}) {' '.join(u.overrides)}".rstrip() for u in unfinished
     ]
-    return Report(title, tuple(columns), tuple(rows), tuple(remarks))
 
 
 def _cell(group: Group, metric: str) -> str:

@@ -146,7 +146,17 @@ def make_report(
     metrics: Sequence[str] | None = None,
     title: str = "Runs",
 ) -> Report:
-    """The table of the groups, best first by ``metric`` (default: `headline`).
+    """The table of the groups, best first.
+
+    Args:
+        groups: runs of one recipe each (`embedlab.report.runs.group_runs`).
+        unfinished: trials to name below the table.
+        baseline: the group that the others are compared with, paired by seed.
+        metric: score to sort and compare by; None: `headline`.
+        metrics: scores to show; None: `shown_metrics`.
+        title: of the table.
+
+    Returns: rows, headings and remarks.
 
     Raises:
         UserError: no groups, or none of them has the metric.
@@ -239,7 +249,12 @@ def _difference_cells(group: Group, baseline: Group, metric: str) -> list[str]:
 
 
 def write_csv(groups: Sequence[Group], path: Path) -> None:
-    """Every score of every run, one row a run: the data behind the table."""
+    """Every score of every run, one row a run: the data behind the table.
+
+    Args:
+        groups: of the table.
+        path: of the file, which is put in place whole.
+    """
     metrics = sorted({k for g in groups for r in g.runs for k in r.scores})
     settings = sorted({k for g in groups for k in g.varied})
     with whole_file(path) as new, new.open("w", newline="", encoding="utf-8") as file:

@@ -44,7 +44,7 @@ from embedlab.evaluation.transfer.classifier import ClassifierConfig, Job, Label
 from embedlab.evaluation.transfer.transfer import (
     L2_GRID,
     MODES,
-    Outcome,
+    ProbeResult,
     classifier_inputs,
     final_job,
     stratified_folds,
@@ -105,7 +105,7 @@ def compare(task: str, splits: dict[str, Split], encoder: RandomProjection, pass
     texts = [text for split in splits.values() for side in (split.first, split.second or []) for text in side]
     vectors = embed(encoder, texts)
     clock = [perf_counter()]
-    ours: Outcome = task_outcome(vectors, task, splits, MODES["test"])
+    ours: ProbeResult = task_outcome(vectors, task, splits, MODES["test"])
     clock.append(perf_counter())
     x = classifier_inputs(vectors, list(splits.values()))
     y = np.concatenate([split.labels for split in splits.values()])

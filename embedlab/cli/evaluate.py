@@ -34,22 +34,8 @@ def main(argv: list[str]) -> int:
     check_names(names)
     suites = {name: suite(name) for name in names}
     _check_keys(config, suites)
-    if config["cross_attention"] is not None and config["out"] is None:
-        raise UserError(
-            "these scores would replace those of the twin as it is", key="cross_attention",
-            value=config["cross_attention"], fix="out=FILE.json, or out=FOLDER for several suites",
-        )  # fmt: skip
     out = _out(config["out"], names)
-    reading = _reading(config)
-    paths = {
-        name: _path(out, str(config["ckpt"]), name, reading + _prompts(config, one.keys))
-        for name, one in suites.items()
-    }
-    for path in paths.values():
-        if path.is_dir():
-            raise UserError("is a folder", file=path, key="out", fix="name a file that ends in .json")
-        check_writable(path)
-
+    paths = _paths(out, config, suites)
     # What is missing must not show after hours.
     settings = {name: _settings(config, one.folder(folder), one.keys) for name, one in suites.items()}
     data = {}
@@ -61,7 +47,6 @@ def main(argv: list[str]) -> int:
         pairs = _comparison(config)[0].load(_comparison(config)[1])
 
     from embedlab.cli.encoders import Configured, load_encoder
-    from embedlab.evaluation.core.protocol import write_scores
 
     loaded = load_encoder(config["ckpt"], config["max_length"], config.get("pooling"))
     if config["cross_attention"] is not None:
@@ -73,23 +58,27 @@ def main(argv: list[str]) -> int:
     for i, (name, one) in enumerate(suites.items(), start=1):
         if len(suites) > 1:
             print(f"embedlab: suite {name} ({i} of {len(suites)})", file=sys.stderr)
-        path = paths[name]
-        kept = path.with_suffix(".unfinished")
-        given = settings[name] | {"device": str(encoder.encoder.device), "kept": kept}
-        with _hub_named(one):
-            content = data.pop(name)
-            scores, protocol = one.score(encoder, one.load(given) if content is None else content, given)
-        write_scores(path, scores, protocol)
-        kept.unlink(missing_ok=True)
-        one.figures(scores, protocol, given)
-        for table in one.tables(str(config["ckpt"]), scores, protocol):
-            table.print()
-        for warning in protocol["warnings"]:
-            print(f"embedlab: warning: {warning}", file=sys.stderr)
-        print(f"Scores: {path}")
+        _score(one, encoder, settings[name], data.pop(name), paths[name], str(config["ckpt"]))
     if other is not None:
         _compare(encoder, other, pairs, config, out)
     return 0
+
+
+def _score(one: Any, encoder: Any, settings: Mapping[str, Any], data: Any, path: Path, name: str) -> None:
+    """Score the encoder on one suite; write and print the scores."""
+    from embedlab.evaluation.core.protocol import write_scores
+
+    kept = path.with_suffix(".unfinished")
+    with _hub_named(one):
+        given = {**settings, "device": str(encoder.encoder.device), "kept": kept}
+        scores, protocol = one.run(encoder, given, data)
+    write_scores(path, scores, protocol)
+    kept.unlink(missing_ok=True)
+    for table in one.tables(name, scores, protocol):
+        table.print()
+    for warning in protocol["warnings"]:
+        print(f"embedlab: warning: {warning}", file=sys.stderr)
+    print(f"Scores: {path}")
 
 
 def _crossed(encoder: Any, layers: Any) -> Any:
@@ -156,6 +145,11 @@ def _check_keys(config: Mapping[str, Any], suites: Mapping[str, Any]) -> None:
                 f"suite {', '.join(suites)} has no {key} to choose from", key=key, value=config[key],
                 fix=f"leave {key} out",
             )  # fmt: skip
+    if config["cross_attention"] is not None and config["out"] is None:
+        raise UserError(
+            "these scores would replace those of the twin as it is", key="cross_attention",
+            value=config["cross_attention"], fix="out=FILE.json, or out=FOLDER for several suites",
+        )  # fmt: skip
     also = Comparison.keys if config["compare"] is not None else ()
     check_keys(list(suites.values()), config, (*_OWN_KEYS, *_SHARED, *also))
 
@@ -193,6 +187,19 @@ def _settings(config: Mapping[str, Any], folder: str | None, keys: Sequence[str]
     if isinstance(settings.get("tasks"), str):
         settings["tasks"] = [settings["tasks"]]
     return settings | {"data_dir": folder}
+
+
+def _paths(out: Path | None, config: Mapping[str, Any], suites: Mapping[str, Any]) -> dict[str, Path]:
+    """The file of each suite's scores, which can be written."""
+    reading = _reading(config)
+    paths = {}
+    for name, one in suites.items():
+        path = _path(out, str(config["ckpt"]), name, reading + _prompts(config, one.keys))
+        if path.is_dir():
+            raise UserError("is a folder", file=path, key="out", fix="name a file that ends in .json")
+        check_writable(path)
+        paths[name] = path
+    return paths
 
 
 def _out(out: Any, suites: Sequence[str]) -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from embedlab.errors import UserError
-from embedlab.files import check_writable
+from embedlab.files import check_writable, whole_file
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,8 +56,6 @@ def main(argv: Sequence[str]) -> int:
     report = make_report(groups, unfinished, baseline, options.metric, metrics, options.title)
     print(report.markdown())
     out.mkdir(parents=True, exist_ok=True)
-    (out / "report.md").write_text(report.markdown(), encoding="utf-8")
-    (out / "report.tex").write_text(report.latex(), encoding="utf-8")
     write_csv(groups, out / "report.csv")
     written = ["report.md", "report.csv", "report.html", "report.tex"]
     figures = {}
@@ -66,6 +64,8 @@ def main(argv: Sequence[str]) -> int:
     if density_plot(groups, out / "density.png"):
         figures["density.png"] = "density of STS-B cosines by rating"
     written += figures
-    (out / "report.html").write_text(report.html(figures), encoding="utf-8")
+    for name, text in (("md", report.markdown()), ("tex", report.latex()), ("html", report.html(figures))):
+        with whole_file(out / f"report.{name}") as new:
+            new.write_text(text, encoding="utf-8")
     print(f"Written to {out}: {', '.join(written)}")
     return 0

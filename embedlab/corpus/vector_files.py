@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedlab.errors import UserError
-from embedlab.files import ordinary_mode
+from embedlab.files import whole_file
 
 FORMATS = (".npy", ".parquet")
 
@@ -30,30 +29,23 @@ class VectorFile(ABC):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.count = 0
-        self._temporary: Path | None = None
+        self._exit = ExitStack()
 
     def __enter__(self) -> VectorFile:
         if not self.path.parent.is_dir():
             raise UserError("no such folder", file=self.path.parent, fix="make it, or write elsewhere")
         try:
-            handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+            new = self._exit.enter_context(whole_file(self.path))
         except OSError as error:
             raise UserError(f"cannot be written ({error.strerror})", file=self.path) from error
-        self._temporary = Path(name)
-        ordinary_mode(self._temporary)
-        self._open(os.fdopen(handle, "w+b"))
+        self._open(new.open("w+b"))
+        self._exit.push(lambda kind, *_: self._close(failed=kind is not None))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._temporary is not None
-        try:
-            self._close(failed=kind is not None)
-            if kind is None:
-                os.replace(self._temporary, self.path)
-        finally:
-            self._temporary.unlink(missing_ok=True)
+        self._exit.__exit__(kind, error, trace)
 
     def add(self, rows: Sequence[int], vectors: NDArray[np.float32]) -> None:
         """Appends `vectors` [n, D] of the input's `rows` [n]."""

@@ -125,4 +125,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except UserError as error:
-        sys.exit(f"embedlab: {error}")
+        print(f"embedlab: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

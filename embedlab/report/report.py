@@ -15,6 +15,7 @@ from pathlib import Path
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.ratings import read
+from embedlab.files import whole_file
 from embedlab.report.paired import Difference, paired_difference, relation_to_sts
 from embedlab.report.runs import Group, Unfinished
 
@@ -68,18 +69,8 @@ class Report:
 
         head = [rf"% {self.title}", rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\hline"]
         notes = [f"% {r}" for r in self.remarks]
-        return "\n".join(
-            [
-                *head,
-                line(self.columns),
-                r"\hline",
-                *map(line, self.rows),
-                r"\hline",
-                r"\end{tabular}",
-                *notes,
-                "",
-            ]
-        )
+        rows = [line(self.columns), r"\hline", *map(line, self.rows), r"\hline", r"\end{tabular}"]
+        return "\n".join([*head, *rows, *notes, ""])
 
 
 _TEX = str.maketrans({
@@ -155,7 +146,17 @@ def make_report(
     metrics: Sequence[str] | None = None,
     title: str = "Runs",
 ) -> Report:
-    """The table of the groups, best first by ``metric`` (default: `headline`).
+    """The table of the groups, best first.
+
+    Args:
+        groups: runs of one recipe each (`embedlab.report.runs.group_runs`).
+        unfinished: trials to name below the table.
+        baseline: the group that the others are compared with, paired by seed.
+        metric: score to sort and compare by; None: `headline`.
+        metrics: scores to show; None: `shown_metrics`.
+        title: of the table.
+
+    Returns: rows, headings and remarks.
 
     Raises:
         UserError: no groups, or none of them has the metric.
@@ -191,6 +192,12 @@ def make_report(
         if baseline is not None:
             row += _difference_cells(group, baseline, by)
         rows.append(tuple(row))
+    remarks = _remarks(groups, unfinished, baseline)
+    return Report(title, tuple(columns), tuple(rows), tuple(remarks))
+
+
+def _remarks(groups: Sequence[Group], unfinished: Sequence[Unfinished], baseline: Group | None) -> list[str]:
+    """What has to be said below the table."""
     remarks = []
     if any(len(g.runs) == 1 for g in groups):
         remarks.append("n=1: a single seed. Unsupervised SimCSE spreads by 0.8 points (SD) over seeds.")
@@ -211,10 +218,9 @@ def make_report(
     )
     if devices:
         remarks.append(f"Device: {', '.join(devices)}.")
-    remarks += [
+    return remarks + [
         f"Not in the table: {u.folder.name} ({u.status}) {' '.join(u.overrides)}".rstrip() for u in unfinished
     ]
-    return Report(title, tuple(columns), tuple(rows), tuple(remarks))
 
 
 def _cell(group: Group, metric: str) -> str:
@@ -243,10 +249,15 @@ def _difference_cells(group: Group, baseline: Group, metric: str) -> list[str]:
 
 
 def write_csv(groups: Sequence[Group], path: Path) -> None:
-    """Every score of every run, one row a run: the data behind the table."""
+    """Every score of every run, one row a run: the data behind the table.
+
+    Args:
+        groups: of the table.
+        path: of the file, which is put in place whole.
+    """
     metrics = sorted({k for g in groups for r in g.runs for k in r.scores})
     settings = sorted({k for g in groups for k in g.varied})
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with whole_file(path) as new, new.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["recipe", "seed", "folder", *settings, *metrics])
         for group in groups:
@@ -296,8 +307,7 @@ def density_plot(groups: Sequence[Group], path: Path) -> bool:
     for panel in axes.flat[len(found) :]:
         panel.set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    figures.save_figure(figure, path)
     return True
 
 
@@ -310,6 +320,8 @@ def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+
+    from embedlab.evaluation.core import figures
 
     figure, axes = plt.subplots(1, len(keys), figsize=(4 * len(keys), 3.2), squeeze=False, sharey=True)
     for axis, key in zip(axes[0], keys, strict=True):
@@ -327,6 +339,5 @@ def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
     runs = sum(len(g.values(metric)) for g in groups)
     figure.suptitle(f"{len(groups)} recipes, {runs} runs; a point is a run", fontsize="small")
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    figures.save_figure(figure, path)
     return True

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 BEFORE = "scores_before.json"
-_NAMES = {"data_dir": "evaluation.sts_dir", "sts_text": "evaluation.sts_text"}
+KEYS = {"data_dir": "evaluation.sts_dir", "sts_text": "evaluation.sts_text"}
 """A suite's keys by the names that a run has for them."""
 
 
@@ -51,7 +51,7 @@ def load_dev(scoring: ScoringConfig) -> DevSet | None:
     """
     if scoring.sts_dir is None:
         return None
-    with keys_named(_NAMES, "evaluation.sts_dir=hub"):
+    with keys_named(KEYS, "evaluation.sts_dir=hub"):
         return DevSet(load_sts("stsb", sts_folder(scoring), scoring.sts_text, split="dev"))
 
 
@@ -92,7 +92,7 @@ def load_final(scoring: ScoringConfig, name: str, local: bool = False) -> Any:
         UserError: as of the suite, by the run's own keys.
     """
     one, folder = suite(name), sts_folder(scoring)
-    with keys_named(_NAMES, "evaluation.sts_dir=hub" if one.hub else None):
+    with keys_named(KEYS, "evaluation.sts_dir=hub" if one.hub else None):
         try:
             return (one.local if local else one.load)(settings_of(scoring, name))
         except UserError as error:
@@ -100,7 +100,7 @@ def load_final(scoring: ScoringConfig, name: str, local: bool = False) -> Any:
                 error.value = error.value and folder
                 if "sts" not in one.folders:
                     error.fix = one.folder_to_give(folder)
-                    error.key = _NAMES["data_dir"]
+                    error.key = KEYS["data_dir"]
             raise
 
 
@@ -206,7 +206,7 @@ class FinalEvaluation:
                 scoring = self.config.evaluation
                 if self._loaded.get(name) is None:
                     self._loaded[name] = load_final(scoring, name)
-                with keys_named(_NAMES, None):
+                with keys_named(KEYS, None):
                     some, protocols[name] = suite(name).score(
                         self.encoder, self._loaded[name], settings_of(scoring, name)
                     )

@@ -5,7 +5,7 @@ import pytest
 from embedlab.config.run import RunConfig
 from embedlab.config.trainer import TrainerConfig
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
+from embedlab.evaluation.core.suite import suite_names
 from embedlab.run.callbacks.checkpoints import LAST
 from embedlab.run.check import check_run, resolved_packing, resolved_step
 from embedlab.run.run import train
@@ -68,7 +68,7 @@ def test_a_suite_that_could_not_score_the_result_is_refused(compose_run, model_t
 
 
 def test_every_suite_can_score_an_ordinary_encoder(compose_run):  # type: ignore[no-untyped-def]
-    check_run(compose_run(f"evaluation.final=[{','.join(SUITES)}]"))
+    check_run(compose_run(f"evaluation.final=[{','.join(suite_names())}]"))
 
 
 def test_a_contrastive_batch_of_one_teaches_nothing(compose_run):  # type: ignore[no-untyped-def]

@@ -13,10 +13,11 @@ from scipy import stats
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import check
-from embedlab.evaluation.mteb.mteb import LISTS, list_notes, resolve_tasks, run
+from embedlab.evaluation.mteb.mteb import LISTS, MTEB, list_notes, resolve_tasks
 from tests.evaluation.helpers import WORDS, HashedWords
 
 pytest.importorskip("mteb", reason="mteb is not installed (pip install 'embedlab[eval]')")
+run = MTEB().run
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

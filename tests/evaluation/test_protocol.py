@@ -12,8 +12,8 @@ import pytest
 
 import embedlab
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES, Suites
 from embedlab.evaluation.core import protocol
+from embedlab.evaluation.core.suite import suite, suite_names
 from embedlab.evaluation.core.table import protocol_line
 from tests.evaluation.helpers import HashedWords, write_sts_folder
 
@@ -22,13 +22,14 @@ def block(**changes: Any) -> dict[str, Any]:
     return protocol.describe(HashedWords(), suite="sts", name="x", aggregation="all", text="raw") | changes
 
 
-@pytest.mark.parametrize("suite", ["sts", "geometry", "lee"])
-def test_every_suite_gives_a_complete_block(suite: str, tmp_path: Path) -> None:
-    if suite == "lee":
+@pytest.mark.parametrize("name", ["sts", "geometry", "lee"])
+def test_every_suite_gives_a_complete_block(name: str, tmp_path: Path) -> None:
+    if name == "lee":
         pytest.importorskip("gensim", reason="gensim (extra quickstart) is not installed")
-    _, made = suite(suite).run(HashedWords(), {"data_dir": str(write_sts_folder(tmp_path)), "resamples": 5})
+    settings = {"resamples": 5} if name == "lee" else {"data_dir": str(write_sts_folder(tmp_path))}
+    _, made = suite(name).run(HashedWords(), settings)
     protocol.check(made)
-    assert made["suite"] == suite
+    assert made["suite"] == name
     assert made["checkpoint"] == "unknown", "what an encoder does not state is not guessed"
     assert made["versions"]["torch"]
     assert made["versions"]["embedlab"]
@@ -139,24 +140,21 @@ def test_a_block_with_odd_values_is_refused(tmp_path: Path, key: str, value: obj
         protocol.read_scores(path)
 
 
-def test_registry_lists_what_is_there_and_imports_late() -> None:
-    suites = Suites({"sts": "embedlab.evaluation.sts.sts:run", "gone": "embedlab.evaluation.not_there:run"})
-    assert list(suites) == ["sts"]
-    assert len(suites) == 1
-    assert "gone" not in suites
-    with pytest.raises(UserError, match=r"suite=gone.*choose from sts"):
-        suites["gone"]
-    suites.register("geometry", "embedlab.evaluation.probes.geometry:run")
-    assert list(suites) == ["sts", "geometry"]
-    assert {"sts", "geometry", "lee"} <= set(SUITES)
+def test_suites_are_listed_without_an_import_and_one_that_is_not_there_is_refused() -> None:
+    assert {"sts", "geometry", "lee"} <= set(suite_names())
+    with pytest.raises(UserError, match=r"suite=gone.*choose from .*sts"):
+        suite("gone")
+    with pytest.raises(UserError, match=r"evaluation\.final=gone"):
+        suite("gone", "evaluation.final")
 
 
 def test_evaluation_knows_nothing_of_lightning_or_hydra() -> None:
     code = (
-        "import sys, embedlab.evaluation as e\n"
+        "import sys\n"
+        "from embedlab.evaluation.core.suite import suite, suite_names\n"
         "assert 'torch' not in sys.modules, 'suites are imported when asked for'\n"
         "import embedlab.evaluation.sts.dev, embedlab.evaluation.sts.lee, embedlab.evaluation.core.table\n"
-        "[e.SUITES[name] for name in e.SUITES if name not in e.FINE_TUNED]\n"
+        "[suite(name) for name in suite_names() if name not in ('xnli', 'qa', 'glue')]\n"
         "bad = {'lightning', 'pytorch_lightning', 'hydra', 'omegaconf'} & set(sys.modules)\n"
         "assert not bad, bad"
     )

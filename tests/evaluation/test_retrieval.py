@@ -15,15 +15,16 @@ import pytest
 import torch
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
 from embedlab.evaluation.core import nearest
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.protocol import check
+from embedlab.evaluation.core.suite import suite
 from embedlab.evaluation.retrieval.beir import load_collection
-from embedlab.evaluation.retrieval.retrieval import measure, run, search
+from embedlab.evaluation.retrieval.retrieval import Retrieval, measure, search
 from tests.evaluation.helpers import HashedWords
 from tests.evaluation.real import needs_data
 
+run = Retrieval().run
 DOCUMENTS = {
     "d1": ("Wings", "lift of a wing in slow air"),
     "d2": ("", "heat in a thin plate"),
@@ -153,7 +154,7 @@ def test_suite(tmp_path: Path) -> None:
     only, _ = run(HashedWords(256), {"data_dir": tmp_path / "one"})
     assert only["one/map"] == scores["one/map"]
     assert "retrieval/map" not in only
-    assert SUITES["retrieval"] is run
+    assert isinstance(suite("retrieval"), Retrieval)
 
 
 def test_prompts_and_dot_products_reach_the_encoder(tmp_path: Path) -> None:

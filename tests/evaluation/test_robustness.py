@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
 from embedlab.evaluation.core.protocol import check
+from embedlab.evaluation.core.suite import suite
 from embedlab.evaluation.core.vectors import Vectors
 from embedlab.evaluation.probes.noise import NOISES, perturb
-from embedlab.evaluation.probes.robustness import noisy_pairs, run, score_lengths
+from embedlab.evaluation.probes.robustness import Robustness, noisy_pairs, score_lengths
 from embedlab.evaluation.sts.sts import STSPairs, evaluate_sts, load_sts
 from tests.evaluation.helpers import HashedWords, Lookup, write_sts_folder
 from tests.evaluation.real import needs_data
 
+run = Robustness().run
 SENTENCE = "The quick brown fox, said Anna, jumps over 13 lazy dogs; it's late."
 
 
@@ -120,7 +121,7 @@ def test_suite(folder: Path) -> None:
     json.dumps(block)
     assert block["noise_rates"] == dict.fromkeys(NOISES, 0.2)
     assert block["sentences_changed"]["truncation"] == 1
-    assert SUITES["robustness"] is run
+    assert isinstance(suite("robustness"), Robustness)
 
 
 def test_without_noise_there_are_the_lengths_alone(folder: Path) -> None:

@@ -90,7 +90,7 @@ def test_mteb(
     tasks: dict[str, STSPairs], encoder: Words, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("mteb", reason="mteb is not installed (pip install 'embedlab[eval]')")
-    from embedlab.evaluation.mteb.mteb import resolve_tasks, run
+    from embedlab.evaluation.mteb.mteb import MTEB, resolve_tasks
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
@@ -108,7 +108,7 @@ def test_mteb(
         path.write_text(
             "".join(json.dumps({"sentence1": a, "sentence2": b, "score": g}) + "\n" for a, b, g in rows)
         )
-    theirs, block = run(encoder, {"tasks": list(names.values()), "data_dir": tmp_path})
+    theirs, block = MTEB().run(encoder, {"tasks": list(names.values()), "data_dir": tmp_path})
     assert block["warnings"] == []
     for name, task in names.items():
         expected = ours(encoder, whole[name])["spearman"]

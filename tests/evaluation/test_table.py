@@ -6,19 +6,18 @@ import math
 import pytest
 
 from embedlab.evaluation.core.protocol import REQUIRED
+from embedlab.evaluation.core.suite import suite
 from embedlab.evaluation.core.table import (
-    LEE_METRICS,
-    STS_METRICS,
     Metric,
     Table,
     before_after_table,
-    geometry_metrics,
     number,
     score_table,
     suite_table,
-    suite_tables,
     task_table,
 )
+from embedlab.evaluation.sts.lee import Lee
+from embedlab.evaluation.sts.sts import STS
 
 SEED = {f"sts{y}/spearman": 60.0 + y for y in range(12, 17)} | {"stsb/spearman": 70.0, "sickr/spearman": 71.0}
 
@@ -33,7 +32,7 @@ def test_what_is_no_number_is_a_dash() -> None:
 
 
 def test_score_table_says_n_for_each_encoder() -> None:
-    table = score_table({"one": [seed(0)], "three": [seed(-1), seed(0), seed(1)]}, STS_METRICS, "STS")
+    table = score_table({"one": [seed(0)], "three": [seed(-1), seed(0), seed(1)]}, STS.metrics, "STS")
     assert table.columns == (
         "encoder",
         "STS12",
@@ -51,11 +50,11 @@ def test_score_table_says_n_for_each_encoder() -> None:
     assert table.rows[0][1] == "72.00"
     assert table.rows[1][1] == "72.00 ± 1.00"
     with pytest.raises(ValueError, match="no n to state"):
-        score_table({"none": []}, STS_METRICS, "STS")
+        score_table({"none": []}, STS.metrics, "STS")
 
 
 def test_a_metric_that_a_seed_lacks_is_not_averaged_over_the_others() -> None:
-    table = score_table({"x": [seed(0), {"stsb/spearman": 1.0}]}, STS_METRICS, "STS")
+    table = score_table({"x": [seed(0), {"stsb/spearman": 1.0}]}, STS.metrics, "STS")
     assert table.rows[0][1] == "-"
     assert table.rows[0][6].startswith("35.50 ±")
 
@@ -79,7 +78,7 @@ def test_before_and_after_with_intervals_changes_and_verdicts() -> None:
         "lee/spearman_high": 54.0,
         "lee/uniformity": -2.5,
     }
-    table = before_after_table([before], [after], (*LEE_METRICS, *geometry_metrics("lee")), "quickstart")
+    table = before_after_table([before], [after], Lee.metrics, "quickstart")
     assert table.columns == ("metric", "before (n=1)", "after (n=1)", "change", "")
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["Lee human similarity, Spearman"] == (
@@ -91,10 +90,10 @@ def test_before_and_after_with_intervals_changes_and_verdicts() -> None:
     assert rows["uniformity"] == ("-1.500", "-2.500", "-1.000", "better"), "lower uniformity is better"
     assert set(rows) == {"Lee human similarity, Spearman", "uniformity"}, "only what both sides have"
     lower = after | {"lee/spearman": 40.0, "lee/spearman_low": 35.0, "lee/spearman_high": 51.0}
-    assert before_after_table([before], [lower], LEE_METRICS, "quickstart").rows[0][-1] == "worse"
+    assert before_after_table([before], [lower], Lee.metrics, "quickstart").rows[0][-1] == "worse"
     with pytest.raises(ValueError, match="at least one run"):
-        before_after_table([], [after], LEE_METRICS, "x")
-    several = before_after_table([before], [after, after], LEE_METRICS, "x")
+        before_after_table([], [after], Lee.metrics, "x")
+    several = before_after_table([before], [after, after], Lee.metrics, "x")
     assert several.columns[2] == "after (n=2)"
     assert several.rows[0][2] == "49.00 ± 0.00"
     same = before_after_table([before], [before], [Metric("lee/spearman", "x", "higher")], "x")
@@ -107,7 +106,7 @@ def test_markdown_and_pipe_output() -> None:
         "**Title**\n\n| a\\|b | score |\n| :-- | --: |\n| [red]x | 1.00 |\n| y | 2.00 |\n\nCaption.\n"
     )
     stream = io.StringIO()
-    score_table({"an encoder": [seed(0)]}, STS_METRICS, "STS").print(stream)
+    score_table({"an encoder": [seed(0)]}, STS.metrics, "STS").print(stream)
     text = stream.getvalue()
     assert "\x1b" not in text, "no escape codes in a pipe"
     line = next(line for line in text.splitlines() if "an encoder" in line)
@@ -121,20 +120,20 @@ def test_markdown_and_pipe_output() -> None:
 def test_tables_of_a_suite() -> None:
     protocol = dict.fromkeys(REQUIRED, "x") | {"text": "raw", "truncated": None, "seed": None}
     scores = seed(0) | {key.replace("/", "_tok/"): value + 1 for key, value in seed(0).items()}
-    (table,) = suite_tables("sts", "mini", scores, protocol)
+    (table,) = suite("sts").tables("mini", scores, protocol)
     assert [row[0] for row in table.rows] == ["mini (raw)", "mini (tok)"]
     assert (table.rows[0][1], table.rows[1][1]) == ("72.00", "73.00")
     assert table.columns[-1] == "n"
     measured = {"geometry/alignment": 0.25, "geometry/separation": 1.5}
-    (table,) = suite_tables("geometry", "mini", measured, protocol)
+    (table,) = suite("geometry").tables("mini", measured, protocol)
     assert table.rows == (("alignment", "0.250"), ("separation of rating groups, STS-B test", "1.50"))
     assert "(n=1)" in table.title
-    (table,) = suite_tables(
-        "lee", "mini", {"lee/spearman": 1, "lee/spearman_low": 0, "lee/spearman_high": 2}, protocol
+    (table,) = suite("lee").tables(
+        "mini", {"lee/spearman": 1, "lee/spearman_low": 0, "lee/spearman_high": 2}, protocol
     )
     assert table.rows[0][1] == "1.00 [0.00, 2.00]"
-    (table,) = suite_tables(
-        "transfer", "mini", {"mr/accuracy": 80.0, "mrpc/accuracy": 70.0, "mrpc/f1": 75.5}, protocol
+    (table,) = suite("transfer").tables(
+        "mini", {"mr/accuracy": 80.0, "mrpc/accuracy": 70.0, "mrpc/f1": 75.5}, protocol
     )
     assert table.columns == ("task", "accuracy", "f1")
     assert table.rows == (("mr", "80.00", ""), ("mrpc", "70.00", "75.50"))

@@ -15,17 +15,18 @@ import pytest
 import torch
 
 from embedlab.errors import UserError
-from embedlab.evaluation import SUITES
-from embedlab.evaluation.core.preflight import check_data
 from embedlab.evaluation.core.protocol import check
+from embedlab.evaluation.core.suite import suite
 from embedlab.evaluation.transfer import transfer
 from embedlab.evaluation.transfer.classifier import ClassifierConfig, LabelledVectors
-from embedlab.evaluation.transfer.transfer import Mode, evaluate_task, nested_kfold_outcome, run
+from embedlab.evaluation.transfer.transfer import Mode, Transfer, evaluate_task, nested_kfold_outcome
 from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, Split, load_transfer, source
 from tests.evaluation.everything import write_transfer
 from tests.evaluation.helpers import Constant, HashedWords, write_tsv
 from tests.evaluation.senteval_reference import nested_folds
 from tests.evaluation.test_kept import Known
+
+run = Transfer().run
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def test_a_stopped_run_goes_on_after_its_finished_tasks(
     settings["kept"] = tmp_path / "transfer.unfinished"
     real = transfer.task_outcome
 
-    def stop_at_mrpc(vectors: torch.Tensor, task: str, *rest: Any) -> transfer.Outcome:
+    def stop_at_mrpc(vectors: torch.Tensor, task: str, *rest: Any) -> transfer.ProbeResult:
         if task == "mrpc":
             raise KeyboardInterrupt
         return real(vectors, task, *rest)
@@ -141,7 +142,7 @@ def test_equal_texts_are_encoded_once(folder: Path, quick: None) -> None:
 
 
 def test_suite_is_registered() -> None:
-    assert SUITES["transfer"] is run
+    assert isinstance(suite("transfer"), Transfer)
 
 
 class NaN(HashedWords):
@@ -205,7 +206,7 @@ def test_too_few_rows_are_said_before_anything_is_encoded(  # type: ignore[no-un
         run(HashedWords(), settings)
         return
     with pytest.raises(UserError, match=message) as caught:
-        check_data("transfer", settings)
+        Transfer().local(settings)
     assert caught.value.file == str(tmp_path / f"{known.file(known.splits[0])}.tsv")
     with pytest.raises(UserError, match=message):
         run(Unasked(), settings)

@@ -11,8 +11,8 @@ import pytest
 from embedlab.config.trainer import ScoringConfig
 from embedlab.errors import UserError
 from embedlab.evaluation.core.files import hub_rows
-from embedlab.evaluation.core.preflight import SUBFOLDERS
-from embedlab.run.finish import as_written, check_final, load_dev
+from embedlab.evaluation.core.suite import keys_named, suite, suite_names
+from embedlab.run.finish import KEYS, check_final, load_dev
 from embedlab.run.run import train
 from tests.evaluation.everything import collection, every_kind
 
@@ -40,14 +40,14 @@ def test_its_folder_goes_by_the_runs_key(there, message, compose_run, sts_dir, t
 
 def test_so_does_the_hubs_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError) as caught, as_written():
+    with pytest.raises(UserError) as caught, keys_named(KEYS, None):
         hub_rows(str(tmp_path / "nowhere"), None, "test", [], "the STS files")
     assert caught.value.key == "evaluation.sts_dir"
     assert caught.value.fix == "give evaluation.sts_dir=FOLDER with the STS files"
 
 
 def test_an_error_without_key_or_fix_stays_as_it_is() -> None:
-    with pytest.raises(UserError) as caught, as_written():
+    with pytest.raises(UserError) as caught, keys_named(KEYS, None):
         raise UserError("no rows")
     assert str(caught.value) == "no rows"
 
@@ -88,29 +88,33 @@ def test_suites_find_their_data_in_a_folder_of_several_kinds(compose_run, sts_di
     assert "dev/spearman" in scores
 
 
-@pytest.mark.parametrize("suite", SUBFOLDERS)
-def test_the_folder_that_is_named_then_works(suite: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [name for name in suite_names() if suite(name).folders])
+def test_the_folder_that_is_named_then_works(name: str, tmp_path: Path) -> None:
     everything, nothing, data = every_kind(tmp_path / "everything"), tmp_path / "nothing", tmp_path / "data"
     nothing.mkdir()
     with pytest.raises(UserError, match=rf"\(evaluation.sts_dir(={nothing})?\)") as caught:
-        check_final(ScoringConfig(sts_dir=str(nothing), final=(suite,)))
+        check_final(ScoringConfig(sts_dir=str(nothing), final=(name,)))
     said = re.fullmatch(r"(a folder that holds|give the folder that holds) (.*)", caught.value.fix or "")
     assert said is not None
     kinds = re.findall(r"(\w+)/", said[2]) or ["sts"]
     for kind in {"sts", *kinds}:
         (data / kind).mkdir(parents=True)
     with pytest.raises(UserError) as caught:
-        check_final(ScoringConfig(sts_dir=str(data), final=(suite,)))
+        check_final(ScoringConfig(sts_dir=str(data), final=(name,)))
     if kinds != ["sts"]:
         inside = " and ".join(str(data / kind) for kind in kinds if kind != "sts")
         assert caught.value.fix == f"the files of the suite in {inside}"
     for kind in {"sts", *kinds}:
         shutil.copytree(everything / kind, data / kind, dirs_exist_ok=True)
-    check_final(ScoringConfig(sts_dir=str(data), final=(suite,)))
+    check_final(ScoringConfig(sts_dir=str(data), final=(name,)))
     load_dev(ScoringConfig(sts_dir=str(data)))
 
 
-def test_a_fix_that_a_run_has_no_key_for_is_not_named() -> None:
-    with pytest.raises(UserError) as caught, as_written():
-        raise UserError("few", fix="give the whole data set, or mode=fast for 5 folds")
+def test_a_fix_that_a_run_has_no_key_for_is_not_named(tmp_path: Path) -> None:
+    folder = every_kind(tmp_path / "data")
+    lines = [f"{i % 2}\ttext {i}" for i in range(8)]
+    (folder / "transfer" / "mr.tsv.gz").unlink()
+    (folder / "transfer" / "mr.tsv").write_text("\n".join(["label\tsentence", *lines]) + "\n")
+    with pytest.raises(UserError, match="10 folds") as caught:
+        check_final(ScoringConfig(sts_dir=str(folder), final=("transfer",)))
     assert caught.value.fix == "give the whole data set"

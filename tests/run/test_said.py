@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embedlab.evaluation import SUITES
-from embedlab.run import finish as final
+from embedlab.evaluation.core.suite import suite
 from embedlab.run.finish import this_python
 from embedlab.run.run import train
 
@@ -47,8 +46,10 @@ def test_the_line_at_the_end_works(compose_run, tmp_path, capsys):  # type: igno
     ],
 )
 def test_suites_are_named_before_they_are_scored(compose_run, tmp_path, monkeypatch, caplog, suites, said):  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(final, "_NEEDS", {})
-    monkeypatch.setattr(type(SUITES), "__getitem__", lambda self, name: lambda encoder, settings: ({}, {}))
+    for name in suites:
+        monkeypatch.setattr(type(suite(name)), "packages", {})
+        monkeypatch.setattr(type(suite(name)), "load", lambda self, settings: [])
+        monkeypatch.setattr(type(suite(name)), "score", lambda self, encoder, data, settings: ({}, {}))
     with caplog.at_level("INFO"):
         train(compose_run("trainer.max_steps=1", f"evaluation.final=[{','.join(suites)}]"), tmp_path / "run")
     assert [line for line in caplog.messages if line.startswith("Scoring ")] == said

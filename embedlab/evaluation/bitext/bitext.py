@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embedlab.evaluation.bitext.parallel_texts import NTREX, XTREME, Bitext, parallel_table, tatoeba
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import group_means
+from embedlab.evaluation.core.correlation import flat, group_means
 from embedlab.evaluation.core.files import is_there
 from embedlab.evaluation.core.nearest import unit
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit, scoring_device
@@ -108,7 +108,7 @@ class BitextRetrieval(Suite):
             if task == "tatoeba":
                 groups["tatoeba36"] = [language for language in found if language in XTREME]
             scores |= group_means(found, groups, DIRECTIONS)
-            scores |= {f"{task}-{k}/{metric}": v for k, each in found.items() for metric, v in each.items()}
+            scores |= flat(found, f"{task}-")
         block = protocols.describe(
             encoder,
             suite=self.name,

@@ -13,7 +13,7 @@ from embedlab.data.packages import EMOJI_LANGUAGES, emoji_names, is_held_out
 from embedlab.evaluation.bitext.bitext import DIRECTIONS, bitext_accuracy
 from embedlab.evaluation.core import geometry
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import group_means
+from embedlab.evaluation.core.correlation import flat, group_means
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Metric
 from embedlab.evaluation.core.vectors import Encoder, Vectors
@@ -68,9 +68,7 @@ class Emoji(Suite):
         scores["emoji/unrelated"] = float(geometry.mean_cosine(vectors.matrix))
         scores["emoji/rankme"] = float(geometry.rankme(vectors.matrix))
         scores["emoji/pc1_share"] = float(geometry.pc1_share(vectors.matrix))
-        scores |= {
-            f"emoji-{language}/{m}": value for language, each in found.items() for m, value in each.items()
-        }
+        scores |= flat(found, "emoji-")
         block = protocols.describe(
             encoder,
             suite=self.name,

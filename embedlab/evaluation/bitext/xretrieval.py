@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import group_means, of_pairs
+from embedlab.evaluation.core.correlation import flat, group_means, of_pairs
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.settings import limit_note, row_limit, scoring_device
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
-from embedlab.evaluation.core.vectors import Encoder, embed
+from embedlab.evaluation.core.vectors import Encoder, Vectors, embed
 from embedlab.evaluation.finetune.qa_data import Grid, load_grids
 
 _DEPTH = 10
@@ -101,10 +101,9 @@ def _scores(
             passages[q.passage_language] = [prompts["corpus"] + text for text in q.passages]
     documents = {name: embed(encoder, texts).to(place) for name, texts in passages.items()}
     asked = {pair: [prompts["query"] + text for text in q.questions] for pair, q in grid.items()}
-    texts = list(dict.fromkeys(text for several in asked.values() for text in several))
-    row = {text: i for i, text in enumerate(texts)}
-    vectors = embed(encoder, texts).to(place)
-    queries = {pair: vectors[[row[text] for text in several]] for pair, several in asked.items()}
+    vectors = Vectors(encoder, [text for several in asked.values() for text in several])
+    vectors.require_finite()
+    queries = {pair: vectors.take(several).to(place) for pair, several in asked.items()}
     found, pooled = {}, []
     # The passages of XQuAD are row by row the same in each language; MLQA's are not.
     same_rows = len({len(texts) for texts in passages.values()}) == 1 and task == "xquad"
@@ -119,6 +118,4 @@ def _scores(
     scores = group_means(found, of_pairs(found, f"{task}-same", f"{task}-cross"), ("accuracy", "mrr@10"))
     if pooled:
         scores[f"{task}-pooled/accuracy"] = fmean(pooled)
-    return scores | {
-        f"{task}-{by}-{of}/{metric}": v for (of, by), m in found.items() for metric, v in m.items()
-    }
+    return scores | flat({f"{by}-{of}": each for (of, by), each in found.items()}, f"{task}-")

@@ -7,7 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Member = TypeVar("Member")
@@ -84,9 +86,21 @@ def group_means(
     }
 
 
+def flat(found: Mapping[str, Mapping[str, float]], prefix: str = "") -> dict[str, float]:
+    """ "task/metric" -> value, of the metrics of each task; `prefix` is put before the tasks."""
+    return {f"{prefix}{task}/{m}": value for task, each in found.items() for m, value in each.items()}
+
+
 def of_pairs(pairs: Collection[tuple[str, str]], same: str, across: str) -> dict[str, list[tuple[str, str]]]:
     """Pairs of languages in two groups: of one language, and of two."""
     return {
         same: [pair for pair in pairs if pair[0] == pair[1]],
         across: [pair for pair in pairs if pair[0] != pair[1]],
     }
+
+
+def f1(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:
+    """F1 of label 1 in percent; 0 where it is neither predicted nor true."""
+    hits = int(((predicted == 1) & (gold == 1)).sum())
+    total = int((predicted == 1).sum() + (gold == 1).sum())
+    return 100 * 2 * hits / total if total else 0.0

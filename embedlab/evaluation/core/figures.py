@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import read_scores
 from embedlab.evaluation.core.ratings import separation
+from embedlab.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,8 +133,16 @@ def weight_map(weights: NDArray[np.float64], axes: Axes | None = None) -> Axes:
 def save(axes: Any, path: str) -> None:
     """Write the figure of some axes, and close it."""
     axes.figure.tight_layout()
-    axes.figure.savefig(path, dpi=150)
-    plt.close(axes.figure)
+    save_figure(axes.figure, path)
+
+
+def save_figure(figure: Figure, path: Path | str) -> None:
+    """Write a figure in one piece (its format by the suffix, PNG where there is none), and close it."""
+    path = Path(path)
+    path = path if path.suffix else path.with_name(f"{path.name}.png")
+    with whole_file(path) as new:
+        figure.savefig(new, dpi=150, format=path.suffix[1:])
+    plt.close(figure)
 
 
 def project(vectors: Array, how: str = "tsne", seed: int = 42) -> Array:
@@ -252,4 +261,4 @@ def save_profile(runs: Mapping[str, Scores], path: Path) -> None:
         raise UserError("a figure is a .png, .svg or .pdf file", key="figure", value=path, fix=f"{path}.png")
     figure = profile_figure(runs)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)

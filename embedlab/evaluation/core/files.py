@@ -129,20 +129,20 @@ def hub_rows(
     except ImportError as error:
         raise UserError(
             "the package datasets is missing",
-            fix=f"pip install datasets, or give a folder with {files}",
+            fix=f"pip install datasets, or give data_dir=FOLDER with {files}",
         ) from error
     except Exception as error:  # the hub client raises a dozen unrelated types when it is offline
         reason = str(error).strip().splitlines()
         raise UserError(
             f"cannot load {name} from the hub ({reason[0] if reason else type(error).__name__})",
             key="data_dir",
-            fix=f"give a folder with {files}",
+            fix=f"give data_dir=FOLDER with {files}",
         ) from error
     missing = [column for column in columns if column not in rows.column_names]
     if missing:
         raise UserError(
             f"has no column {missing[0]!r} (it has {', '.join(rows.column_names)})",
             file=f"hub:{name}",
-            fix=f"give a folder with {files}",
+            fix=f"give data_dir=FOLDER with {files}",
         )
     return {column: list(rows[column]) for column in columns}

@@ -100,12 +100,13 @@ class Suite(ABC):
     def figures(self, scores: Scores, protocol: Mapping[str, Any], settings: Settings) -> None:  # noqa: B027
         """Draw what the settings ask for."""
 
-    def run(self, encoder: Any, settings: Settings | None = None) -> Scored:
-        """Load the data and score: the whole suite in one call.
+    def run(self, encoder: Any, settings: Settings | None = None, data: Any = None) -> Scored:
+        """Load the data, score, draw what the settings ask for: the whole suite in one call.
 
         Args:
             encoder: anything with ``encode(list[str]) -> [n, D]``.
             settings: keys of the suite, as on the command line.
+            data: what `load` gave for these settings; None: it is loaded here.
 
         Returns: scores and protocol block, as of `score`.
 
@@ -114,7 +115,9 @@ class Suite(ABC):
         """
         settings = settings or {}
         check_keys([self], settings)
-        return self.score(encoder, self.load(settings), settings)
+        scores, protocol = self.score(encoder, self.load(settings) if data is None else data, settings)
+        self.figures(scores, protocol, settings)
+        return scores, protocol
 
     def local(self, settings: Settings) -> Any:
         """What `load` gives where it needs no hub; None: the data are on the hub, and are not looked for here.
@@ -207,7 +210,7 @@ def check_keys(suites: Sequence[Suite], settings: Settings, also: Sequence[str] 
 
 @contextmanager
 def keys_named(names: Mapping[str, str], from_hub: str | None) -> Iterator[None]:
-    """What is said of settings is said by the keys of whoever gives them.
+    """A message about settings names them by the keys of whoever gives them.
 
     Args:
         names: a suite's key to the caller's.
@@ -221,7 +224,9 @@ def keys_named(names: Mapping[str, str], from_hub: str | None) -> Iterator[None]
     except UserError as error:
         if from_hub and error.key == "data_dir" and error.value is not None and error.fix:
             error.fix = f"{error.fix}, or {from_hub}"
-        error.key = names.get(error.key or "", error.key)
+        for key, name in names.items():
+            error.key = name if error.key == key else error.key
+            error.fix = error.fix and error.fix.replace(f"{key}=", f"{name}=")
         raise
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from embedlab.config.build import build
 from embedlab.errors import UserError
 from embedlab.evaluation.core.suite import Settings, Suite
 
@@ -48,10 +49,6 @@ class FineTuneConfig:
         for key in ("warmup", "dropout"):
             if not 0 <= getattr(self, key) < 1:
                 raise UserError("must be in [0, 1)", key=f"finetune.{key}", value=getattr(self, key))
-        if self.vector not in ("first", "mean"):
-            raise UserError(
-                "no such vector", key="finetune.vector", value=self.vector, fix="choose first or mean"
-            )
         if self.weight_decay < 0 or self.stride < 0:
             raise UserError("must not be negative", key="finetune.weight_decay, finetune.stride")
 
@@ -61,20 +58,12 @@ class FineTuneConfig:
         Raises UserError for an unknown key or a value of the wrong kind.
         """
         given = {key: value for key, value in (settings.get("finetune") or {}).items() if value is not None}
-        kinds = {field.name: field.type for field in fields(self)}
+        known = asdict(self)
         for key, value in given.items():
-            if key not in kinds:
-                raise UserError(
-                    "unknown key", key=f"finetune.{key}", value=value, fix=f"one of {', '.join(kinds)}"
-                )
-            kind = str(kinds[key])
-            whole = kind.startswith("int")
-            if (whole or kind == "float") and (
-                isinstance(value, bool) or not isinstance(value, int if whole else (int, float))
-            ):
-                what = "a whole number" if whole else "a number"
-                raise UserError(f"must be {what}", key=f"finetune.{key}", value=value)
-        return replace(self, **given)
+            if key not in known:
+                fix = f"one of {', '.join(known)}"
+                raise UserError("unknown key", key=f"finetune.{key}", value=value, fix=fix)
+        return build(FineTuneConfig, known | given, "finetune")
 
     def plain(self) -> dict[str, Any]:
         """For the protocol block."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedlab.evaluation.core import protocol as protocols
+from embedlab.evaluation.core.correlation import f1
 from embedlab.evaluation.core.files import find_file, hub_rows, numbered, read_tsv
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings
@@ -154,13 +155,6 @@ def _labelled(texts: list[list[str]], labels: NDArray[np.int64], source: str) ->
 def accuracy(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:
     """Percent of labels that are right."""
     return 100 * float((predicted == gold).mean())
-
-
-def f1(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:
-    """F1 of label 1 in percent; 0 where it is neither predicted nor true."""
-    hits = int(((predicted == 1) & (gold == 1)).sum())
-    total = int((predicted == 1).sum() + (gold == 1).sum())
-    return 100 * 2 * hits / total if total else 0.0
 
 
 def mcc(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:

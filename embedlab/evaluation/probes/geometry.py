@@ -14,7 +14,7 @@ from embedlab.evaluation.core.ratings import RatedCosines, separation, written
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, suite_table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
-from embedlab.evaluation.sts.sts import STSPairs, all_sentences, load_sts, row_count_warning
+from embedlab.evaluation.sts.sts import STSPairs, Text, all_sentences, load_sts, row_count_warning
 
 
 class Geometry(Suite):
@@ -31,7 +31,7 @@ class Geometry(Suite):
 
     def load(self, settings: Settings) -> list[STSPairs]:
         """The three splits."""
-        text: Any = settings.get("sts_text") or "raw"
+        text: Text = settings.get("sts_text") or "raw"
         return [load_sts("stsb", settings.get("data_dir"), text, split) for split in ("train", "dev", "test")]
 
     def score(self, encoder: Encoder, data: list[STSPairs], settings: Settings) -> Scored:

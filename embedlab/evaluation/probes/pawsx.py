@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import group_means, pair_cosine
+from embedlab.evaluation.core.correlation import flat, group_means, pair_cosine
 from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
 from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
@@ -121,7 +121,7 @@ class PAWSX(Suite):
             f"pawsx-{language}": score(pair_cosine(vectors.take(p.first), vectors.take(p.second)), p.labels)
             for language, p in data.items()
         }
-        scores = {f"{task}/{metric}": value for task, each in found.items() for metric, value in each.items()}
+        scores = flat(found)
         if len(found) > 1:
             scores |= group_means(found, {"pawsx": found}, ("average_precision", "roc_auc"))
         block = protocols.describe(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from embedlab.evaluation.core.settings import task_names, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 from embedlab.evaluation.probes.noise import NOISES, perturb
-from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_sts, score_tasks
+from embedlab.evaluation.sts.sts import SEVEN, STSPairs, Text, all_sentences, load_sts, score_tasks
 
 DEFAULT_RATE = 0.2
 LENGTHS = ((1, 10), (11, 20), (21, 32), (33, None))
@@ -51,7 +50,7 @@ class Robustness(Suite):
         tasks = task_names(settings, SEVEN, "STS")
         _rates(settings.get("noises"), settings.get("noise_rate"))
         whole(settings, "noise_seed", 0, least=0)
-        text: Any = settings.get("sts_text") or "raw"
+        text: Text = settings.get("sts_text") or "raw"
         return [load_sts(task, settings.get("data_dir"), text) for task in tasks]
 
     def score(self, encoder: Encoder, data: list[STSPairs], settings: Settings) -> Scored:

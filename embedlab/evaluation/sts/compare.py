@@ -19,7 +19,7 @@ from embedlab.evaluation.core.correlation import pair_cosine
 from embedlab.evaluation.core.settings import whole
 from embedlab.evaluation.core.table import Table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
-from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_sts
+from embedlab.evaluation.sts.sts import SEVEN, STSPairs, Text, all_sentences, load_sts
 
 log = logging.getLogger(__name__)
 RESAMPLES, SEED, LEVEL = 1000, 0, 0.95
@@ -108,7 +108,7 @@ class Comparison:
             UserError: a wrong setting, a missing or broken file.
         """
         whole(settings, "resamples", RESAMPLES)
-        text: Any = settings.get("sts_text") or "raw"
+        text: Text = settings.get("sts_text") or "raw"
         return [load_sts(task, settings.get("data_dir"), text) for task in settings.get("tasks") or SEVEN]
 
     def score(

@@ -141,7 +141,7 @@ def _from_file(task: str, split: str, text: Text, source: _Source, path: Path) -
                 file=path,
                 key="sts_text",
                 value=text,
-                fix="use raw, or add SentEval's tokens as these columns",
+                fix="use sts_text=raw, or add SentEval's tokens as these columns",
             )
         first, second = [" ".join(s.split()) for s in first], [" ".join(s.split()) for s in second]
     kept = [i for i, rating in enumerate(table[source.gold]) if rating.strip()]
@@ -191,7 +191,7 @@ def _from_hub(task: str, split: str, text: Text, source: _Source) -> STSPairs:
             f"{source.hub} has raw text only",
             key="sts_text",
             value=text,
-            fix="give a folder with SentEval's tokens, or use raw",
+            fix="give data_dir=FOLDER with SentEval's tokens, or use sts_text=raw",
         )
     columns = ["score", "sentence1", "sentence2"]
     files = "the STS files (sts12_test.tsv.gz ... sick_test.tsv.gz)"

@@ -6,6 +6,7 @@ translated second one keeps its human rating (Reimers & Gurevych 2020 build thei
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import group_means, pair_cosine, pearson, spearman
+from embedlab.evaluation.core.correlation import flat, group_means, pair_cosine, pearson, spearman
 from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
 from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
@@ -97,10 +98,7 @@ def _pairs(
 
 
 def _head(pairs: STSPairs, limit: int | None) -> STSPairs:
-    return STSPairs(
-        pairs.task, pairs.split, pairs.text, pairs.first[:limit], pairs.second[:limit], pairs.gold[:limit],
-        None, pairs.source, pairs.expected,
-    )  # fmt: skip
+    return replace(pairs, first=pairs.first[:limit], second=pairs.second[:limit], gold=pairs.gold[:limit])
 
 
 def score(vectors: Vectors, first: STSPairs, second: STSPairs) -> dict[str, float]:
@@ -139,9 +137,7 @@ class STSMultilingual(Suite):
             found |= {f"stsb-en-{name}": score(vectors, data["en"], data[name]) for name in others}
             means["stsb-crosslingual"] = [f"stsb-en-{name}" for name in others]
         scores = group_means(found, means, ("spearman", "pearson"))
-        scores |= {
-            f"{task}/{metric}": value for task, each in found.items() for metric, value in each.items()
-        }
+        scores |= flat(found)
         counts = [
             f"{p.task} has {len(p)} pairs where STS-B {split} has {p.expected}"
             for p in data.values()

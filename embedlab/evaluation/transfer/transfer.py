@@ -21,6 +21,7 @@ from torch import Tensor
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
+from embedlab.evaluation.core.correlation import f1
 from embedlab.evaluation.core.protocol import ResultCache
 from embedlab.evaluation.core.settings import require, scoring_device, task_names
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
@@ -154,7 +155,7 @@ def _score_task(
     scores = {f"{task}/accuracy": outcome.accuracy, f"{task}/dev_accuracy": outcome.dev_accuracy}
     if task == "mrpc":
         assert outcome.predictions is not None
-        scores["mrpc/f1"] = _f1(outcome.predictions, splits["test"].labels)
+        scores["mrpc/f1"] = round(f1(outcome.predictions, splits["test"].labels), 2)
     return {"scores": scores, "l2": outcome.l2}
 
 
@@ -292,13 +293,6 @@ def _on_test(
 def _percent(data: LabelledVectors, fit: Fitted, rows: np.ndarray) -> float:
     correct = data.correct(fit.weight, torch.as_tensor(rows, device=data.x.device))
     return round(100 * int(correct[0]) / len(rows), 2)
-
-
-def _f1(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """F1 of label 1 in percent, 0 where nothing is predicted or true."""
-    hits = int(((predicted == 1) & (gold == 1)).sum())
-    total = int((predicted == 1).sum() + (gold == 1).sum())
-    return round(100 * 2 * hits / total, 2) if total else 0.0
 
 
 def _all_texts(splits: Mapping[str, Split]) -> list[str]:

@@ -158,7 +158,7 @@ def test_metrics_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("suite", "settings", "message"),
+    ("name", "settings", "message"),
     [
         ("xnli", {"finetune": {"learning_rate": 1}}, r"unknown key \(finetune.learning_rate=1\)"),
         ("xnli", {"finetune": {"steps": 1.5}}, "finetune.steps=1.5"),
@@ -174,11 +174,11 @@ def test_metrics_by_hand() -> None:
     ],
 )
 def test_bad_settings(
-    encoder: SentenceEncoder, tmp_path: Path, suite: str, settings: dict[str, Any], message: str
+    encoder: SentenceEncoder, tmp_path: Path, name: str, settings: dict[str, Any], message: str
 ) -> None:
     write_nli(tmp_path)
     with pytest.raises(UserError, match=message):
-        suite(suite).run(encoder, {"data_dir": tmp_path, **settings})
+        suite(name).run(encoder, {"data_dir": tmp_path, **settings})
 
 
 def test_a_wrong_label_names_its_row(encoder: SentenceEncoder, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from embedlab.run.folder import AFTER as AFTER
 if TYPE_CHECKING:
     from embedlab.config.run import RunConfig
     from embedlab.config.trainer import ScoringConfig
-    from embedlab.data import SentenceDataModule
+    from embedlab.data.module import SentenceDataModule
     from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.run.callbacks.scoring import DevScoring
     from embedlab.run.callbacks.selection import LossSelection

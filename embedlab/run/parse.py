@@ -7,8 +7,8 @@ from typing import Any
 
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.build import from_dict
-from embedlab.config.data import data_config
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
+from embedlab.data.kinds import data_config
 from embedlab.errors import UserError
 
 _CLASSES = {

@@ -21,7 +21,8 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from embedlab.backbones import train_tokenizer
 from embedlab.config.run import RunConfig
 from embedlab.console import LEAF_SPEC
-from embedlab.data import SentenceDataModule, iter_texts
+from embedlab.data.module import SentenceDataModule
+from embedlab.data.rows import iter_texts
 from embedlab.data.sources import check_source
 from embedlab.distributed.ranks import global_rank
 from embedlab.encoders.checkpoint import load_encoder

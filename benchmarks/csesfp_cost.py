@@ -42,7 +42,7 @@ from embedlab.backbones.adapters import adapt, rank_device
 from embedlab.cli.compose import compose
 from embedlab.config.run import RunConfig
 from embedlab.config.template import Template
-from embedlab.data import iter_texts
+from embedlab.data.rows import iter_texts
 from embedlab.distributed.devices import on_cuda, precision_of
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization

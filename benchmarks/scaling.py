@@ -147,7 +147,7 @@ def throughput(load: Workload, work: Path, world: int, tiny: bool) -> dict[str, 
     from embedlab.config.data import DataConfig
     from embedlab.config.optimizer import OptimizerConfig
     from embedlab.config.template import Template
-    from embedlab.data import SentenceDataModule
+    from embedlab.data.module import SentenceDataModule
     from embedlab.encoders.encoder import SentenceEncoder
     from embedlab.encoders.tokenization import Tokenization
     from embedlab.methods.csesfp import CSESFP, CSESFPConfig

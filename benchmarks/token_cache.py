@@ -35,7 +35,7 @@ def main() -> None:
     from transformers import AutoTokenizer
 
     from embedlab.config.data import DataConfig
-    from embedlab.data import build_token_table
+    from embedlab.data.build import build_token_table
     from embedlab.encoders.tokenization import Tokenization
     from embedlab.files import assets_dir
 

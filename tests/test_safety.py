@@ -18,7 +18,7 @@ import torch
 import embedlab
 from embedlab.cli.compose import compose
 from embedlab.config.data import DataConfig
-from embedlab.data import build_token_table
+from embedlab.data.build import build_token_table
 from embedlab.encoders.loading import load_checkpoint
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError

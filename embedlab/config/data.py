@@ -1,33 +1,15 @@
-"""What data a run reads and how it is batched: one typed, frozen record that checks itself."""
+"""What data a run reads and how it is batched: one typed, frozen record.
+
+What depends on the kind of data is checked by `embedlab.data.kinds.check_kind`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
-from embedlab.config.build import build, section
 from embedlab.errors import UserError
-
-ROLES: dict[str, tuple[str, ...]] = {
-    "wikipedia": ("sentence",),
-    "nli": ("anchor", "positive", "negative"),
-    "parallel": ("source", "target"),
-}
-"""The texts that a row of each kind of data has, by the names that methods ask for."""
-
-NLI_COLUMNS = ("premise", "hypothesis", "label")
-"""The columns of labelled pairs, which `embedlab.data.nli` turns into triples."""
-
-PACKAGES: dict[str, tuple[str, ...]] = {
-    "gensim-wikipedia": ("wikipedia",),
-    "gensim-lee": ("wikipedia",),
-    "emoji": ("parallel",),
-    "emoji-train": ("parallel",),
-    "emoji-phrases": ("wikipedia",),
-}
-"""Text that comes with well-kept packages, and the kinds of data it can be."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +24,9 @@ class DataConfig:
         files: a path, a glob or a list of them (.txt .csv .tsv .jsonl .parquet; text ones plain, .gz, .xz,
             .bz2). Of `files`, `hub` and `package` the first that is given is the source, so that files on a
             command line take the place of whatever an experiment names.
-        package: text that comes with an installed package, one of `PACKAGES`.
-        columns: role -> column of the source. Roles are those of `ROLES`, and for ``nli`` also premise,
-            hypothesis and label. None, whole or for one role: the usual names (`embedlab.data.layout`).
+        package: text that comes with an installed package, of those of its kind.
+        columns: role or number -> column of the source, for those of the kind (and for ``nli`` also premise,
+            hypothesis and label). None, whole or for one role: the usual names of the kind.
         limit: rows to keep, from the first on.
         min_chars: shorter texts are dropped (and counted).
         max_chars: longer texts are an error, or dropped or cut, as `overlong` says.
@@ -79,13 +61,13 @@ class DataConfig:
     limit: int | None = None
     min_chars: int = 0
     max_chars: int = 10_000
-    overlong: str = "error"
-    duplicates: str = "keep"
+    overlong: Literal["error", "drop", "truncate"] = "error"
+    duplicates: Literal["keep", "drop"] = "keep"
     languages: list[str] | None = None
     pairs: list[str] | None = None
     pivot: str | None = None
     pair_limit: int | None = None
-    pair_sample: str = "random"
+    pair_sample: Literal["random", "first"] = "random"
     pair_seed: int = 42
     max_length: int | None = 32
     batch_size: int = 64
@@ -99,10 +81,6 @@ class DataConfig:
     report: bool = True
 
     def __post_init__(self) -> None:
-        _one_of("name", self.name, ROLES)
-        _one_of("overlong", self.overlong, ("error", "drop", "truncate"))
-        _one_of("duplicates", self.duplicates, ("keep", "drop"))
-        _one_of("pair_sample", self.pair_sample, ("random", "first"))
         for key in ("batch_size", "mega_batch", "pad_to_multiple", "max_chars"):
             _at_least(1, key, getattr(self, key))
         for key in ("limit", "pair_limit", "max_length", "processes"):
@@ -114,9 +92,6 @@ class DataConfig:
             _at_least(8, "pack", self.pack)
         self._check_source()
         self._check_columns()
-        for key in ("languages", "pairs", "pivot", "pair_limit"):
-            if getattr(self, key) is not None and self.name != "parallel":
-                _refuse(key, f"data={self.name} has no languages", "data=parallel, or leave the key out")
 
     def _check_source(self) -> None:
         if self.files is not None and not self.files:
@@ -130,32 +105,13 @@ class DataConfig:
         for key in ("hub_config", "hub_files", "revision"):
             if getattr(self, key) and not self.hub:
                 _refuse(key, "only a data set of the hub has this", "set data.hub, or leave the key out")
-        if self.package and not (self.files or self.hub):
-            _one_of("package", self.package, PACKAGES)
-            if self.name not in PACKAGES[self.package]:
-                fit = [name for name, kinds in PACKAGES.items() if self.name in kinds]
-                instead = f"data.package={fit[0]}" if fit else "data.files=..."
-                raise UserError(
-                    f"this package text is not {self.name} data",
-                    key="data.package",
-                    value=self.package,
-                    fix=f"data={PACKAGES[self.package][0]}, or {instead}",
-                )
 
     def _check_columns(self) -> None:
         if self.columns is not None and not isinstance(self.columns, Mapping):
-            _refuse("columns", "not a name for each text", f"data.columns.{self.roles[0]}={self.columns}")
-        known = ROLES[self.name] + (NLI_COLUMNS if self.name == "nli" else ())
+            _refuse("columns", "not a name for each text", f"data.columns.ROLE={self.columns}")
         for role, column in self.chosen.items():
-            if role not in known:
-                _refuse(f"columns.{role}", f"data={self.name} has no such text", f"one of {', '.join(known)}")
             if not isinstance(column, str) or not column:
                 _refuse(f"columns.{role}", f"{column!r} is not the name of a column", "a name in the header")
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """The texts that a row of this kind of data has."""
-        return ROLES[self.name]
 
     @property
     def most_rows(self) -> int | None:
@@ -174,26 +130,6 @@ class DataConfig:
             files = [self.files] if isinstance(self.files, str) else self.files
             return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
         return f"hub:{self.hub}" if self.hub else f"package:{self.package}"
-
-
-def data_config(settings: Mapping[str, Any]) -> DataConfig:
-    """A `DataConfig` from plain settings, such as the ``data`` group of a composed configuration.
-
-    Raises:
-        UserError: an unknown key (with the nearest known one), or a value that cannot be meant.
-    """
-    known = [f.name for f in fields(DataConfig)]
-    for key in section(settings, "data"):
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            fix = f"data.{near[0]}" if near else f"one of {', '.join(known)}"
-            raise UserError("unknown key", key=f"data.{key}", value=settings[key], fix=fix)
-    return build(DataConfig, settings, "data")
-
-
-def _one_of(key: str, value: object, known: Any) -> None:
-    if value not in known:
-        raise UserError("unknown value", key=f"data.{key}", value=value, fix=f"one of {', '.join(known)}")
 
 
 def _at_least(least: int, key: str, value: object) -> None:

@@ -15,9 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from embedlab.config.data import DataConfig
-from embedlab.data.progress import progress_bar
-from embedlab.data.report import Tally
+from embedlab.data.kinds import DataKind, data_kind
+from embedlab.data.report import Tally, progress_bar
 from embedlab.data.rows import Row, RowStream, read_rows
 from embedlab.data.sources import Source, open_source
 from embedlab.data.table import FORMAT, DamagedTable, TableWriter, TokenTable
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 FieldSpec = tuple[str, "Tokenization"]
-"""The role of the text (`DataConfig.roles`), and how it is tokenised."""
+"""The role of the text (`DataKind.roles`), and how it is tokenised."""
 
 _CHUNK = 2048
 _ALONE = 32  # chunks before worker processes pay for their start, which is mostly the import of transformers
@@ -88,10 +90,13 @@ def build_token_table(
 
 
 def _check(config: DataConfig, fields: Mapping[str, FieldSpec]) -> None:
+    kind = data_kind(config.name)
     for name, (role, _) in fields.items():
-        if role not in config.roles:
+        if name in kind.numbers:
+            raise ValueError(f"{name} is a number of data={config.name}: the view needs another name")
+        if role not in kind.roles:
             raise UserError(
-                f"{name} needs the text {role!r}, and data={config.name} has {', '.join(config.roles)}",
+                f"{name} needs the text {role!r}, and data={config.name} has {', '.join(kind.roles)}",
                 key="data",
                 value=config.name,
                 fix="data of another kind, or another method",
@@ -104,12 +109,17 @@ def _key(config: DataConfig, fields: Mapping[str, FieldSpec], source: Source) ->
         "source": source.identity,
         "settings": {name: getattr(config, name) for name in _OF_CONTENT} | {"columns": config.chosen},
         "packed": config.pack is not None,
+        "numbers": _dtypes(data_kind(config.name)),
         "fields": {name: [role, tokenization.fingerprint] for name, (role, tokenization) in fields.items()},
     }
     if config.pair_limit is not None:
         content["pair_seed"] = config.pair_seed
     text = json.dumps(content, sort_keys=True)
     return f"{config.name}-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
+
+
+def _dtypes(kind: DataKind) -> dict[str, str]:
+    return {name: "f4" if as_type is float else "i8" for name, as_type in kind.numbers.items()}
 
 
 def _sweep(root: Path, key: str) -> None:
@@ -125,15 +135,15 @@ def _sweep(root: Path, key: str) -> None:
 
 
 def _build(
-    place: Path, config: DataConfig, fields: Mapping[str, FieldSpec], source: Source, progress: bool
+    target: Path, config: DataConfig, fields: Mapping[str, FieldSpec], source: Source, progress: bool
 ) -> None:
-    folder = Path(tempfile.mkdtemp(prefix=f"{place.name}.tmp-", dir=place.parent))
+    folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-", dir=target.parent))
     try:
         _fill(folder, config, fields, source, progress)
         ordinary_mode(folder)
-        shutil.rmtree(place, ignore_errors=True)  # a damaged or an older one
+        shutil.rmtree(target, ignore_errors=True)  # a damaged or an older one
         try:
-            folder.rename(place)
+            folder.rename(target)
         except OSError as bad:
             if bad.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -148,7 +158,9 @@ def _fill(
     folder: Path, config: DataConfig, fields: Mapping[str, FieldSpec], source: Source, progress: bool
 ) -> None:
     started = time.monotonic()
-    roles = tuple(role for role in config.roles if role in {role for role, _ in fields.values()})
+    roles = tuple(
+        role for role in data_kind(config.name).roles if role in {role for role, _ in fields.values()}
+    )
     stream = read_rows(config, roles, source)
     frame = None if config.pack is None else _frame(next(iter(fields.values()))[1].tokenizer)
     jobs, described = [], {}
@@ -162,14 +174,14 @@ def _fill(
             "pad_id": tokenization.pad_id,
             "fingerprint": tokenization.fingerprint,
         }
-    writer = TableWriter(folder, roles, described, grouped=bool(stream.groups))
+    writer = TableWriter(folder, roles, described, bool(stream.groups), _dtypes(stream.kind))
     tally = Tally(stream, list(fields), roles, [role for role, _ in fields.values()])
     try:
-        chunks = tokenised(_chunks(stream, len(roles)), Tokeniser(tuple(jobs)), config.processes, _ALONE)
+        chunks = tokenised(_chunks(stream), Tokeniser(tuple(jobs)), config.processes, _ALONE)
         # Closed in any case: worker processes end with it, and an exception would keep it.
         with closing(chunks), progress_bar(source.readers, progress) as advance:
             for chunk, tokens in chunks:
-                writer.add(chunk.tables, chunk.rows, chunk.groups, chunk.hashes, tokens)
+                writer.add(chunk.tables, chunk.rows, chunk.groups, chunk.hashes, tokens, chunk.numbers)
                 tally.add(chunk, tokens)
                 advance(writer.n_rows)
         if writer.n_rows == 0:
@@ -191,12 +203,16 @@ def _frame(tokenizer: Any) -> tuple[int | None, int]:
     return None, last
 
 
-def _chunks(stream: RowStream, roles: int) -> Iterator[Chunk]:
-    rows = iter(stream)
+def _chunks(stream: RowStream) -> Iterator[Chunk]:
+    rows, roles, dtypes = iter(stream), len(stream.roles), _dtypes(stream.kind)
     while taken := list(islice(rows, _CHUNK)):
-        columns = [[row[2][place] for row in taken] for place in range(roles)]
+        columns = [[row[2][i] for row in taken] for i in range(roles)]
         hashes = [_hashes(stream, taken, column) for column in columns]
-        yield Chunk([r[0] for r in taken], [r[1] for r in taken], [r[3] for r in taken], columns, hashes)
+        numbers = [
+            np.array([row[2][i] for row in taken], dtype) for i, dtype in enumerate(dtypes.values(), roles)
+        ]
+        tables, places, groups = ([row[i] for row in taken] for i in (0, 1, 3))
+        yield Chunk(tables, places, groups, columns, hashes, numbers)
 
 
 def _hashes(stream: RowStream, rows: list[Row], texts: list[str]) -> bytes:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from embedlab.data.plan import BatchPlan, Rows
-from embedlab.data.resident import ResidentTable, Table
+from embedlab.data.resident import ResidentTable
+from embedlab.data.table import Table
 from embedlab.kernels.packing import token_capacity
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from lightning.pytorch.utilities import rank_zero_only
 from embedlab.config.data import DataConfig
 from embedlab.data.build import FieldSpec, build_token_table
 from embedlab.data.loader import BatchLoader
-from embedlab.data.packed import PackedTable
 from embedlab.data.plan import BatchPlan
 from embedlab.data.report import print_report
-from embedlab.data.resident import ResidentTable, Table
+from embedlab.data.resident import ResidentTable
+from embedlab.data.table import PackedTable, Table
 from embedlab.errors import UserError
 
 
@@ -202,7 +202,9 @@ class SentenceDataModule(LightningDataModule):
         if self.trainer is not None and state_dict["batch"] + state_dict["epoch"] > 0:
             checkpoint = self.trainer._checkpoint_connector._loaded_checkpoint
             if "loops" in checkpoint:
-                _settle(checkpoint["loops"]["fit_loop"], state_dict["epoch"], state_dict["batch"])
+                _rewind_loop_counters(
+                    checkpoint["loops"]["fit_loop"], state_dict["epoch"], state_dict["batch"]
+                )
 
     def _identity(self) -> dict[str, Any]:
         config = self.config
@@ -218,7 +220,7 @@ class SentenceDataModule(LightningDataModule):
         }
 
 
-def _settle(loops: dict[str, Any], epoch: int, batch: int) -> None:
+def _rewind_loop_counters(loops: dict[str, Any], epoch: int, batch: int) -> None:
     """Rewrite a checkpoint's loop counters so that Lightning 2.6 goes on at this place in the data.
 
     With a limit of steps it restarts inside the epoch of the checkpoint, even where it has counted that epoch as over;

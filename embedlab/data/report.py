@@ -1,10 +1,11 @@
-"""The data report: what was read, what was left out and why, how long the rows are."""
+"""The data report (what was read, what was left out and why, how long the rows are), and the bar while it is read."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from embedlab.config.data import DataConfig
+    from embedlab.data.readers import Reader
     from embedlab.data.rows import RowStream
     from embedlab.data.table import TableWriter
     from embedlab.data.tokenise import Chunk, Tokens
@@ -43,6 +45,8 @@ class Tally:
         for kept, block in zip(self.hashes, chunk.hashes, strict=True):
             kept.append(block)
             self.digest.update(block)
+        for values in chunk.numbers:
+            self.digest.update(values.tobytes())
         self.rows_of_table.update(chunk.tables)
         for i, (_, lengths, cut) in enumerate(tokens):
             self.cut[i] += cut
@@ -233,3 +237,31 @@ def _groups(groups: Mapping[str, Any]) -> Table:
         means = (f"{values['mean_tokens'][name]:.1f}" for name in fields)
         table.add_row(pair, f"{values['rows']:,}", f"{sum(values['dropped'].values()):,}", *means)
     return table
+
+
+@contextmanager
+def progress_bar(readers: Sequence[Reader], show: bool) -> Iterator[Callable[[int], None]]:
+    """A function that takes the number of rows done and moves a progress bar, on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not (show and console.is_terminal):
+        yield lambda rows: None
+        return
+    columns = [
+        TextColumn("tokenising"),
+        BarColumn(),
+        TextColumn("{task.fields[rows]:,} rows"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    ]
+    size = sum(reader.size for reader in readers)
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=size or None, rows=0)
+
+        def advance(rows: int) -> None:
+            read = sum(reader.position for reader in readers)
+            bar.update(task, completed=read, rows=rows)
+
+        yield advance

@@ -8,11 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from embedlab.data.packed import PackedTable
-from embedlab.data.table import FieldView, TokenTable
+from embedlab.data.table import FieldView, PackedTable, Table
 from embedlab.kernels.available import has_triton
-
-Table = TokenTable | PackedTable
 
 
 class ResidentTable:
@@ -30,6 +27,9 @@ class ResidentTable:
     def __init__(self, table: Table, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self._fields: dict[str, _Gather] = {}
+        self._numbers = {
+            name: torch.from_numpy(values).to(self.device) for name, values in table.numbers.items()
+        }
         for name, view in table.fields.items():
             if isinstance(table, PackedTable):
                 self._fields[name] = _Packed(table, view, self.device)
@@ -50,13 +50,15 @@ class ResidentTable:
             ``rows`` [B], ``hash`` int64 [B] (of the first field's text), and for each field ``input_ids`` and
             ``attention_mask`` int64 [B, L], padded on the right, and its ``hash`` [B]: equal texts have equal
             hashes, in every field. With `capacities` the field has its ``capacity`` C as well.
+            Numeric columns of the kind of data stand by their names, float32 or int64 [B].
         """
         batch: dict[str, Any] = {
             name: field.gather(rows, lengths[name]) for name, field in self._fields.items()
         }
         for name, capacity in (capacities or {}).items():
             batch[name]["capacity"] = capacity
-        return {"rows": rows, "hash": next(iter(batch.values()))["hash"], **batch}
+        numbers = {name: values[rows] for name, values in self._numbers.items()}
+        return {"rows": rows, "hash": next(iter(batch.values()))["hash"], **batch, **numbers}
 
 
 class _Gather(Protocol):
@@ -74,8 +76,8 @@ class _Ragged:
         gather = _ragged_rows
         if rows.is_cuda and has_triton():
             from embedlab.kernels.gather_rows import gather_ragged as gather
-        found = gather(self.ids, self.offsets, self.hashes, rows, length, self.bits, self.pad_id)
-        return dict(zip(("input_ids", "attention_mask", "hash"), found, strict=True))
+        tensors = gather(self.ids, self.offsets, self.hashes, rows, length, self.bits, self.pad_id)
+        return dict(zip(("input_ids", "attention_mask", "hash"), tensors, strict=True))
 
 
 def _ragged_rows(
@@ -83,10 +85,10 @@ def _ragged_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `embedlab.kernels.gather_rows` does on a card."""
     start, end = offsets[rows].unsqueeze(1), offsets[rows + 1].unsqueeze(1)
-    place = start + torch.arange(length, device=rows.device)
-    real = place < end
-    found = ids[place.clamp(max=len(ids) - 1)].long() & bits
-    return torch.where(real, found, pad), real.long(), hashes[rows]
+    position = start + torch.arange(length, device=rows.device)
+    real = position < end
+    tokens = ids[position.clamp(max=len(ids) - 1)].long() & bits
+    return torch.where(real, tokens, pad), real.long(), hashes[rows]
 
 
 class _Packed:

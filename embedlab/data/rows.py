@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from embedlab.config.data import DataConfig
-from embedlab.data.layout import find_columns
-from embedlab.data.nli import triples
-from embedlab.data.parallel import find_pairs, pair_rows
+from embedlab.data.kinds import DataKind, RawRow, data_kind
 from embedlab.data.sources import Source, open_source
 from embedlab.errors import UserError
 
-Row = tuple[int, int, tuple[str, ...], int]
-"""Number of the table, number of the row in it, the texts, number of the group (the language pair, or 0)."""
+Row = tuple[int, int, tuple[Any, ...], int]
+"""Number of the table, number of the row in it, the texts and after them the numbers of the kind of data, number of the
+group (the language pair, or 0)."""
 
 
 @dataclass
@@ -23,6 +24,7 @@ class RowStream:
     """The rows of a source for some of its roles, cleaned.
 
     Attributes:
+        kind: of the data.
         source: the tables that are read.
         groups: names of the groups (language pairs) that rows can be in; empty where there are none.
         languages: the languages of each group, that of the source and that of the target.
@@ -31,6 +33,7 @@ class RowStream:
     """
 
     config: DataConfig
+    kind: DataKind
     roles: tuple[str, ...]
     source: Source
     groups: list[str] = field(default_factory=list)
@@ -39,7 +42,7 @@ class RowStream:
     dropped_by_group: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[Row]:
-        rows = self._clean(self._raw())
+        rows = self._clean(self.kind.rows(self.source.readers, self.roles, self.config, self.dropped))
         if self.config.duplicates == "drop":
             rows = self._unique(rows)
         if self.config.pair_limit is not None:
@@ -48,22 +51,13 @@ class RowStream:
             rows = _first(rows, self.config.limit)
         return rows
 
-    def _raw(self) -> Iterator[tuple[int, int, tuple[object, ...], int]]:
-        readers, config = self.source.readers, self.config
-        if config.name == "nli":
-            yield from triples(readers, self.roles, config, self.dropped)
-        elif config.name == "parallel":
-            yield from pair_rows(readers, find_pairs(readers, config), self.roles, self.groups)
-        else:
-            for table, reader in enumerate(readers):
-                for row, values in reader.rows(find_columns(reader, self.roles, config)):
-                    yield table, row, values, 0
-
-    def _clean(self, rows: Iterable[tuple[int, int, tuple[object, ...], int]]) -> Iterator[Row]:
+    def _clean(self, rows: Iterable[RawRow]) -> Iterator[Row]:
         shortest, longest = max(1, self.config.min_chars), self.config.max_chars
+        n_texts = len(self.roles)
         for table, row, values, group in rows:
-            texts, reason = [], ""
-            for place, value in enumerate(values):
+            texts: list[Any] = []
+            reason = ""
+            for place, value in enumerate(values[:n_texts]):
                 if value is None:
                     reason = "empty"
                     break
@@ -86,10 +80,33 @@ class RowStream:
                 if "\0" in value:
                     raise self._error(table, row, f"a NUL character in the {self.roles[place]}")
                 texts.append(value)
+            if not reason and self.kind.numbers:
+                numbers = values[n_texts:]
+                reason = "without a number" if None in numbers else ""
+                if not reason:
+                    texts += [
+                        self._number(table, row, *column)
+                        for column in zip(self.kind.numbers.items(), numbers, strict=True)
+                    ]
             if reason:
                 self._drop(reason, group)
             else:
                 yield table, row, tuple(texts), group
+
+    def _number(self, table: int, row: int, column: tuple[str, type], value: Any) -> float | int:
+        name, as_type = column
+        try:
+            number = as_type(value)
+            if (
+                not math.isfinite(number)
+                or number != float(value)
+                or (as_type is int and abs(number) >= 1 << 63)
+            ):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            what = "a whole number" if as_type is int else "a number"
+            raise self._error(table, row, f"the {name} is {value!r}, not {what}") from None
+        return number  # type: ignore[no-any-return]
 
     def _unique(self, rows: Iterable[Row]) -> Iterator[Row]:
         seen: set[int] = (
@@ -162,21 +179,18 @@ def read_rows(
     Raises:
         UserError: bad input, at once where the headers show it, else when the row is reached.
     """
-    roles = tuple(roles) if roles is not None else config.roles
+    kind = data_kind(config.name)
+    roles = tuple(roles) if roles is not None else kind.roles
     source = source or open_source(config)
-    groups: dict[str, tuple[str, str]] = {}
-    if config.name == "parallel":
-        groups = {pair.name: pair.languages for pair in find_pairs(source.readers, config)}
-    elif config.name == "wikipedia":
-        for reader in source.readers:
-            find_columns(reader, roles, config)
-    return RowStream(config, roles, source, list(groups), list(groups.values()))
+    groups = kind.groups(source.readers, roles, config)
+    return RowStream(config, kind, roles, source, list(groups), list(groups.values()))
 
 
 def iter_texts(config: DataConfig, role: str | None = None) -> Iterator[str]:
     """Every text of a configuration (of one role, or of all in turn), as for learning a tokenizer."""
-    for _, _, texts, _ in read_rows(config, None if role is None else (role,)):
-        yield from texts
+    stream = read_rows(config, None if role is None else (role,))
+    for _, _, values, _ in stream:
+        yield from values[: len(stream.roles)]
 
 
 def _first(rows: Iterator[Row], limit: int) -> Iterator[Row]:

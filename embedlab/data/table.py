@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-FORMAT = 1
+from embedlab.errors import UserError
+
+FORMAT = 2
 """Raised when the files or the meaning of their content change: older tables are then built anew."""
 _META = "meta.json"
 REPORT = "report.json"
@@ -49,6 +51,7 @@ class TokenTable:
     Attributes:
         folder: its files.
         fields: name -> `FieldView`.
+        numbers: numeric columns of the kind of data: name -> float32 or int64 [n].
         n_rows: rows.
         table_names: files (or other tables) that the rows came from.
         groups: names of the language pairs; empty where there are none.
@@ -63,6 +66,10 @@ class TokenTable:
         self.groups: list[str] = meta["groups"]
         self.frame: list[int | None] | None = meta["frame"]
         self.report: dict[str, Any] = meta["report"]
+        self.numbers: dict[str, NDArray[Any]] = {
+            name: self._map(f"{name}.{dtype}", np.dtype(dtype), self.n_rows)
+            for name, dtype in meta["numbers"].items()
+        }
         self._tables = self._map("table.i4", np.int32, self.n_rows)
         self._rows = self._map("row.i8", np.int64, self.n_rows)
         hashes = [self._map(f"hash{i}.u8", np.uint64, self.n_rows) for i in range(len(meta["roles"]))]
@@ -125,16 +132,23 @@ class TableWriter:
     """Writes a table chunk by chunk into an empty folder; it is whole once `finish` has returned."""
 
     def __init__(
-        self, folder: Path, roles: Sequence[str], fields: dict[str, dict[str, Any]], grouped: bool
+        self,
+        folder: Path,
+        roles: Sequence[str],
+        fields: dict[str, dict[str, Any]],
+        grouped: bool,
+        numbers: Mapping[str, str],
     ) -> None:
         self.folder = folder
         self.roles = list(roles)
         self.fields = fields
+        self.numbers = dict(numbers)
         self.lengths: list[list[NDArray[np.int32]]] = [[] for _ in fields]
         self.n_rows = 0
         self._open = ExitStack()
         self._files: dict[str, IO[bytes]] = {}
         names = ["table.i4", "row.i8", *(["group.u2"] if grouped else [])]
+        names += [f"{name}.{dtype}" for name, dtype in self.numbers.items()]
         names += [f"hash{i}.u8" for i in range(len(roles))] + [f"ids{i}.bin" for i in range(len(fields))]
         for name in names:
             self._files[name] = self._open.enter_context((folder / name).open("wb"))
@@ -146,8 +160,9 @@ class TableWriter:
         groups: Sequence[int],
         hashes: Sequence[bytes],
         tokens: Sequence[tuple[NDArray[Any], NDArray[np.int32], int]],
+        numbers: Sequence[NDArray[Any]] = (),
     ) -> None:
-        """Append rows: their origin, the hashes of each role, the flat ids and lengths of each field."""
+        """Append rows: origin, hashes of each role, flat ids and lengths of each field, numeric columns."""
         self.n_rows += len(rows)
         self._write("table.i4", np.asarray(tables, np.int32))
         self._write("row.i8", np.asarray(rows, np.int64))
@@ -155,6 +170,8 @@ class TableWriter:
             self._write("group.u2", np.asarray(groups, np.uint16))
         for i, block in enumerate(hashes):
             self._files[f"hash{i}.u8"].write(block)
+        for (name, dtype), values in zip(self.numbers.items(), numbers, strict=True):
+            self._write(f"{name}.{dtype}", values)
         for i, (ids, lengths, _) in enumerate(tokens):
             self._write(f"ids{i}.bin", ids)
             self.lengths[i].append(lengths)
@@ -180,6 +197,7 @@ class TableWriter:
             "n_rows": self.n_rows,
             "roles": self.roles,
             "fields": fields,
+            "numbers": self.numbers,
             "tables": list(tables),
             "groups": list(groups),
             "frame": frame and list(frame),
@@ -199,3 +217,58 @@ class TableWriter:
     def _write(self, name: str, array: NDArray[Any]) -> None:
         # Not `tofile`, whose error on a full disk has no error number.
         self._files[name].write(np.ascontiguousarray(array).data)
+
+
+class PackedTable:
+    """A view of a table built for packing: its rows end with the separator and do not begin with [CLS].
+
+    Row i is ``[first] + stream[i * w : (i + 1) * w] + [last]`` with ``w = length - 2``, or a plain piece of
+    `length` tokens where the tokenizer has no pair of such tokens (decoders). What is left at the end of the
+    stream is left out.
+
+    Args:
+        table: built with a frame.
+        length: tokens of a row.
+
+    Attributes:
+        fields: the one field's `FieldView` (of the stream, not of these rows).
+        frame: the ids of first and last, or None.
+        width: tokens of the stream in one row.
+
+    Raises:
+        UserError: less text than one row.
+    """
+
+    def __init__(self, table: TokenTable, length: int) -> None:
+        if len(table.fields) != 1:
+            raise UserError("only data with one text a row can be packed", key="data.pack", value=length)
+        assert table.frame is not None, "the table was not built for packing"
+        self.table = table
+        self.length = length
+        self.fields: dict[str, FieldView] = table.fields
+        (self.field,) = table.fields
+        first, last = table.frame
+        self.frame = None if first is None or last is None else (first, last)
+        self.width = length - 2 if self.frame else length
+        self.n_rows = len(table.fields[self.field].ids) // self.width
+        self.numbers: dict[str, NDArray[Any]] = {}
+        self.report = table.report
+        if self.n_rows == 0:
+            raise UserError("there is less text than one packed sequence", key="data.pack", value=length)
+
+    def lengths(self, field: str) -> NDArray[np.int32]:
+        return np.full(self.n_rows, self.length, np.int32)
+
+    @cached_property
+    def longest(self) -> NDArray[np.int32]:
+        return self.lengths(self.field)
+
+    def describe(self, rows: Sequence[int], most: int = 8) -> str:
+        """Where the text of packed rows came from: for each, the first row of the source that is in it."""
+        offsets = self.table.fields[self.field].offsets
+        starts = np.searchsorted(offsets, np.asarray(rows[:most]) * self.width, side="right") - 1
+        more = f" and {len(rows) - most} more" if len(rows) > most else ""
+        return self.table.describe(starts.tolist(), most) + more
+
+
+Table = TokenTable | PackedTable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -33,13 +34,14 @@ _PROCESSES = 16  # more only wait for this process, which reads, hashes and writ
 
 @dataclass
 class Chunk:
-    """Some rows: where they came from, their texts role by role, and the 64-bit hashes of these texts."""
+    """Some rows: where they came from, texts by role, the 64-bit hashes of these texts, and numeric columns."""
 
     tables: list[int]
     rows: list[int]
     groups: list[int]
     columns: list[list[str]]
     hashes: list[bytes]
+    numbers: list[NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class _Worker:
             "TOKENIZERS_PARALLELISM": "false",
             "OMP_NUM_THREADS": "1",
         }
-        command = [sys.executable, "-m", "embedlab.data.worker"]
+        command = [sys.executable, "-m", "embedlab.data.tokenise"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
@@ -207,3 +209,31 @@ class _Worker:
             if pipe is not None:
                 with suppress(BrokenPipeError):
                     pipe.close()
+
+
+def main() -> None:
+    """A worker process: ``python -m embedlab.data.tokenise``.
+
+    Reads a pickled tokeniser from its standard input, then chunks of texts, and answers each on its standard output
+    with arrays or with the exception. It ends when its input does, so never later than the process that started it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not mix with the answers
+    questions = sys.stdin.buffer
+    tokeniser = pickle.load(questions)
+    while True:
+        try:
+            columns = pickle.load(questions)
+        except EOFError:
+            return
+        try:
+            answer = tokeniser(columns)
+        except Exception as bad:
+            answer = bad
+        pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from embedlab.data.kinds import data_kind
 from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast, contrast_pairs
@@ -37,7 +38,7 @@ class SimCSEConfig(ContrastConfig):
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         warnings = super().check(info, run)
-        if self.layout == "pairs" and "negative" in run.data.roles:
+        if self.layout == "pairs" and "negative" in data_kind(run.data.name).roles:
             raise UserError(
                 "pairs have no place for hard negatives",
                 key="method.layout",

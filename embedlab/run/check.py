@@ -8,6 +8,7 @@ from pathlib import Path
 from embedlab.backbones import probe
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.run import RunConfig
+from embedlab.data.kinds import data_kind
 from embedlab.data.plan import BatchPlan
 from embedlab.distributed.devices import device_count, on_cuda, precision_of
 from embedlab.errors import UserError
@@ -146,7 +147,7 @@ def _check_backbone(run: RunConfig) -> None:
 
 def _check_batch(run: RunConfig) -> None:
     in_batch = run.data.batch_size * _world(run)
-    if in_batch == 1 and run.method.needs_others and "negative" not in run.data.roles:
+    if in_batch == 1 and run.method.needs_others and "negative" not in data_kind(run.data.name).roles:
         raise UserError(
             f"method={run.method.name} compares a sentence with the others of its batch, and there are none",
             key="data.batch_size",

@@ -27,7 +27,7 @@ from embedlab.run.folder import AFTER as AFTER
 if TYPE_CHECKING:
     from embedlab.config.run import RunConfig
     from embedlab.config.trainer import ScoringConfig
-    from embedlab.data import SentenceDataModule
+    from embedlab.data.module import SentenceDataModule
     from embedlab.encoders.base import Encoder
     from embedlab.run.callbacks.scoring import DevScoring
     from embedlab.run.callbacks.selection import LossSelection

@@ -10,11 +10,11 @@ from typing import Any
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.build import from_dict, section
-from embedlab.config.data import data_config
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.config.template import Template
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
+from embedlab.data.kinds import data_config
 from embedlab.errors import UserError
 
 _SHARED: dict[str, Any] = {

@@ -21,7 +21,9 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 from embedlab.backbones import train_tokenizer
 from embedlab.config.run import RunConfig
 from embedlab.console import LEAF_SPEC
-from embedlab.data import SentenceDataModule, iter_texts
+from embedlab.data.kinds import data_kind
+from embedlab.data.module import SentenceDataModule
+from embedlab.data.rows import iter_texts
 from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count, on_cuda, precision_of
 from embedlab.distributed.ranks import global_rank
@@ -191,9 +193,12 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     method = cls.from_run(config, tokenizer)
     runners = {"eager": EagerStep, "compile": CompiledStep, "graph": CapturedStep}
     method.use(runners[resolved_step(config)](packing=resolved_packing(config)))
+    roles = data_kind(config.data.name).roles
     fields = {
         view: (column, Tokenization(method.encoder.tokenizer, template, config.data.max_length))
-        for view, (column, template) in cls.fields(config.method, config.data.roles, config.template).items()
+        for view, (column, template) in cls.fields(
+            config.method, data_kind(config.data.name).roles, config.template
+        ).items()
     }
     emit = "rows" if on_cuda(config.trainer) else "tokens"
     validation = [torch.zeros(1)] if config.evaluation.sts_dir is not None else None

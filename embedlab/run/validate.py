@@ -18,7 +18,7 @@ from embedlab.evaluation.core.protocol import write_json
 from embedlab.run.callbacks.scoring import gather_rows
 
 if TYPE_CHECKING:
-    from embedlab.data import SentenceDataModule
+    from embedlab.data.module import SentenceDataModule
     from embedlab.run.finish import FinalEvaluation
     from embedlab.run.run import Run
 

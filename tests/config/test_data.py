@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 
-from embedlab.config.data import DataConfig, data_config
+from embedlab.config.data import DataConfig
+from embedlab.data.kinds import data_config
 from embedlab.errors import UserError
 
 
 @pytest.mark.parametrize(
     ("settings", "key", "says"),
     [
-        ({"name": "wiki"}, "data.name", "wikipedia, nli, parallel"),
+        ({"name": "wiki"}, "data.name", "data=wikipedia"),
         ({"batch_size": 0}, "data.batch_size", "from 1 up"),
         ({"batch_size": True}, "data.batch_size", "from 1 up"),
         ({"mega_batch": "8"}, "data.mega_batch", "from 1 up"),

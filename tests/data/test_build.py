@@ -18,8 +18,8 @@ import pytest
 import embedlab.data.build as building
 from embedlab.config.data import DataConfig
 from embedlab.config.template import Template
-from embedlab.data import TokenTable, build_token_table
-from embedlab.data.table import TableWriter
+from embedlab.data.build import build_token_table
+from embedlab.data.table import TableWriter, TokenTable
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.files import locked
@@ -270,7 +270,7 @@ def test_two_runs_at_once_build_once(
 SCRIPT = """
 import sys
 import embedlab.data.build as building
-from embedlab.data import DataConfig
+from embedlab.config.data import DataConfig
 from tests.data.standin import WordTokenization
 building._CHUNK, building._ALONE = 16, 1
 words = WordTokenization(seconds=0.05)

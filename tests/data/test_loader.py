@@ -10,7 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embedlab.config.data import DataConfig
-from embedlab.data import BatchLoader, BatchPlan, TokenTable, build_token_table
+from embedlab.data.build import build_token_table
+from embedlab.data.loader import BatchLoader
+from embedlab.data.plan import BatchPlan
+from embedlab.data.table import TokenTable
 from tests.data.standin import WordTokenization
 
 WORDS: Any = WordTokenization()

@@ -13,7 +13,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 from embedlab.config.data import DataConfig
-from embedlab.data import PackedTable, SentenceDataModule
+from embedlab.data.module import SentenceDataModule
+from embedlab.data.table import PackedTable
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from tests.data.standin import WordTokenization

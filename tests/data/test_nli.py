@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from embedlab.config.data import DataConfig
-from embedlab.data import read_rows
-from embedlab.data.rows import RowStream
+from embedlab.data.rows import RowStream, read_rows
 from embedlab.errors import UserError
 
 HEADER = "premise\thypothesis\tlabel\n"

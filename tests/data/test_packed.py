@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from embedlab.config.data import DataConfig
-from embedlab.data import PackedTable, ResidentTable, build_token_table
+from embedlab.data.build import build_token_table
+from embedlab.data.resident import ResidentTable
+from embedlab.data.table import PackedTable
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from tests.support import SENTENCES, tiny_tokenizer

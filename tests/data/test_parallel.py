@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from embedlab.config.data import DataConfig
-from embedlab.data import read_rows
+from embedlab.data.rows import read_rows
 from embedlab.errors import UserError
 
 FOUR = "en\tde\tfr\tzh-CN\n" + "".join(f"en{i}\tde{i}\tfr{i}\tzh{i}\n" for i in range(40))

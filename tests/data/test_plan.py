@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedlab.data import BatchPlan
+from embedlab.data.plan import BatchPlan
 from embedlab.errors import UserError
 
 

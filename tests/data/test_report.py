@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from embedlab.config.data import DataConfig
-from embedlab.data import build_token_table
+from embedlab.data.build import build_token_table
 from embedlab.data.report import count_duplicates, report_tables
 from tests.data.standin import WordTokenization
 

@@ -8,7 +8,11 @@ import torch
 
 from embedlab.config.data import DataConfig
 from embedlab.config.template import Template
-from embedlab.data import BatchLoader, BatchPlan, PackedTable, ResidentTable, TokenTable, build_token_table
+from embedlab.data.build import build_token_table
+from embedlab.data.loader import BatchLoader
+from embedlab.data.plan import BatchPlan
+from embedlab.data.resident import ResidentTable
+from embedlab.data.table import PackedTable, TokenTable
 from embedlab.encoders.tokenization import Tokenization
 from tests.data.standin import WordTokenization
 from tests.support import SENTENCES

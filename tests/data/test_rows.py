@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from embedlab.config.data import DataConfig
-from embedlab.data import iter_texts, read_rows
-from embedlab.data.rows import RowStream
+from embedlab.data.rows import RowStream, iter_texts, read_rows
 from embedlab.errors import UserError
 
 

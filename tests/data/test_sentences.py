@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from embedlab.data.sentences import prose, split_sentences
+from embedlab.data.packages import prose, split_sentences
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import datasets
 import pytest
 
 from embedlab.config.data import DataConfig
-from embedlab.data import read_rows
 from embedlab.data.packages import EMOJI_LANGUAGES
+from embedlab.data.rows import read_rows
 from embedlab.errors import UserError
 
 

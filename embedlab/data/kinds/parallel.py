@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from embedlab.config.data import DataConfig
-from embedlab.data.layout import USUAL, find_columns, has_columns
+from embedlab.data.kinds import DataKind, RawRow
 from embedlab.data.readers import Reader
 from embedlab.errors import UserError
 
 _PIVOTS = ("en", "eng")
-_ROLES = frozenset(USUAL["source"] + USUAL["target"])
+
+
+class Parallel(DataKind):
+    """``data=parallel``. Column names are those of `sentence-transformers/parallel-sentences-*` too."""
+
+    name = "parallel"
+    roles = ("source", "target")
+    usual: ClassVar = {"source": ("source", "english"), "target": ("target", "non_english")}
+    packages = ("emoji", "emoji-train")
+    keys: ClassVar = dict.fromkeys(("languages", "pairs", "pivot", "pair_limit"), "languages")
+
+    def groups(
+        self, readers: Sequence[Reader], roles: tuple[str, ...], config: DataConfig
+    ) -> dict[str, tuple[str, str]]:
+        return {pair.name: pair.languages for pair in find_pairs(readers, config)}
+
+    def rows(
+        self, readers: Sequence[Reader], roles: tuple[str, ...], config: DataConfig, dropped: Counter[str]
+    ) -> Iterator[RawRow]:
+        pairs = find_pairs(readers, config)
+        yield from pair_rows(readers, pairs, roles, list(dict.fromkeys(pair.name for pair in pairs)))
+
+
+_KIND = Parallel()
+_ROLE_COLUMNS = frozenset(name for names in Parallel.usual.values() for name in names)
 
 
 @dataclass(frozen=True)
@@ -28,7 +54,7 @@ class Pair:
         """Of source and target: the columns' names, or where these name the roles, what the pair's name says."""
         columns = self.source.rsplit(".", 1)[-1], self.target.rsplit(".", 1)[-1]
         said = tuple(self.name.split("-"))
-        return said if len(said) == 2 and set(columns) & _ROLES else columns
+        return said if len(said) == 2 and set(columns) & _ROLE_COLUMNS else columns
 
 
 def find_pairs(readers: Sequence[Reader], config: DataConfig) -> list[Pair]:
@@ -40,12 +66,14 @@ def find_pairs(readers: Sequence[Reader], config: DataConfig) -> list[Pair]:
     Raises:
         UserError: a language or a pair that no table has; no pivot where one is needed.
     """
-    roles = ("source", "target")
+    roles = Parallel.roles
     if config.chosen:
-        return [Pair(i, _label(r, config), *find_columns(r, roles, config)) for i, r in enumerate(readers)]
-    by_language = {i: _languages(r) for i, r in enumerate(readers) if not has_columns(r, roles, config)}
+        return [
+            Pair(i, _label(r, config), *_KIND.find_columns(r, roles, config)) for i, r in enumerate(readers)
+        ]
+    by_language = {i: _languages(r) for i, r in enumerate(readers) if not _KIND.has_columns(r, roles, config)}
     fixed = [
-        Pair(i, _label(r, config), *find_columns(r, roles, config))
+        Pair(i, _label(r, config), *_KIND.find_columns(r, roles, config))
         for i, r in enumerate(readers)
         if i not in by_language
     ]
@@ -66,7 +94,7 @@ def find_pairs(readers: Sequence[Reader], config: DataConfig) -> list[Pair]:
 
 def pair_rows(
     readers: Sequence[Reader], pairs: Sequence[Pair], roles: tuple[str, ...], groups: list[str]
-) -> Iterator[tuple[int, int, tuple[object, ...], int]]:
+) -> Iterator[RawRow]:
     """The texts of `roles` of every pair of every row; the group is the pair's place in `groups`."""
     for table, reader in enumerate(readers):
         here = [pair for pair in pairs if pair.table == table]
@@ -85,7 +113,7 @@ def pair_rows(
 def _label(reader: Reader, config: DataConfig) -> str:
     if reader.name.startswith("hub:") and " " in reader.name:
         return reader.name.split(" ")[-1]  # the configuration, such as en-de
-    return "-".join(find_columns(reader, ("source", "target"), config))
+    return "-".join(_KIND.find_columns(reader, Parallel.roles, config))
 
 
 def _languages(reader: Reader) -> dict[str, str]:

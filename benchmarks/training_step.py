@@ -143,7 +143,7 @@ def this_project(
     from lightning.pytorch import Callback
 
     from embedlab.cli.compose import compose
-    from embedlab.run.finish import Finale, load_dev
+    from embedlab.run.finish import FinalEvaluation, load_dev
     from embedlab.run.parse import parse_run
     from embedlab.run.run import build, build_trainer
 
@@ -171,7 +171,7 @@ def this_project(
                 sync()
                 clock["ended"] = time.perf_counter()
 
-    finale = Finale(config, out, method.encoder, data, load_dev(config.evaluation))
+    finale = FinalEvaluation(config, out, method.encoder, data, load_dev(config.evaluation))
     trainer, _ = build_trainer(config, out, [], finale)
     trainer.callbacks.append(Clock())
     trainer.fit(method, datamodule=data)

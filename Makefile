@@ -1,4 +1,4 @@
-# make train   the environment, then the quickstart        make lint types   ruff, mypy
+# make train   the environment, then the quickstart        make lint types   ruff, the floors, mypy
 # make test    the environment, then the tests             make notebooks    run every notebook
 # make wheel   dist/*.whl                                  make clean        remove what these made
 #
@@ -36,6 +36,7 @@ test: environment
 lint: $(READY)-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(READY)-dev
 	$(BIN)/mypy

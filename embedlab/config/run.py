@@ -22,7 +22,6 @@ class MethodConfig:
 
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia", "nli", "parallel")
     """Kinds of data that the method takes."""
-    backbone_kinds: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
     can_unpad: ClassVar[bool] = False
     """Whether the method hands on the token budget of its views, so that a step can leave out padding."""
     shardable: ClassVar[bool] = True

@@ -211,7 +211,7 @@ def _chunks(stream: RowStream) -> Iterator[Chunk]:
         numbers = [
             np.array([row[2][i] for row in taken], dtype) for i, dtype in enumerate(dtypes.values(), roles)
         ]
-        tables, places, groups = ([row[i] for row in taken] for i in (0, 1, 3))
+        tables, places, groups = [r[0] for r in taken], [r[1] for r in taken], [r[3] for r in taken]
         yield Chunk(tables, places, groups, columns, hashes, numbers)
 
 

@@ -44,7 +44,6 @@ TAKES_A_MASK_OF_PAIRS = ("bert", "distilbert", "roberta", "xlm-roberta", "camemb
 @dataclass(frozen=True)
 class BEPAConfig(AlignmentConfig):
     kinds: ClassVar[tuple[str, ...]] = ("parallel",)
-    backbone_kinds: ClassVar[tuple[str, ...]] = ("encoder",)
     shardable: ClassVar[bool] = False
 
     name: str = "bepa"

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CausalLMConfig(MethodConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
-    backbone_kinds: ClassVar[tuple[str, ...]] = ("decoder",)
     shardable: ClassVar[bool] = False
 
     name: str = "causal_lm"

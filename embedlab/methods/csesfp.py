@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CSESFPConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
-    backbone_kinds: ClassVar[tuple[str, ...]] = ("decoder",)
 
     name: str = "csesfp"
     anchor: Literal["rep2", "rep1", "symmetric"] = "rep2"

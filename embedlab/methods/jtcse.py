@@ -69,7 +69,6 @@ def terms_of_loss(
 @dataclass(frozen=True)
 class JTCSEConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
-    backbone_kinds: ClassVar[tuple[str, ...]] = ("encoder",)
     shardable: ClassVar[bool] = False
 
     name: str = "jtcse"

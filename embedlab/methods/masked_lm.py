@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class MaskedLMConfig(MethodConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
-    backbone_kinds: ClassVar[tuple[str, ...]] = ("encoder",)
     shardable: ClassVar[bool] = False
 
     name: str = "masked_lm"

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class PromptEOLConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
-    backbone_kinds: ClassVar[tuple[str, ...]] = ("decoder",)
 
     name: str = "prompteol"
     eval_text: Literal["closed", "raw"] = "closed"

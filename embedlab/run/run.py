@@ -196,9 +196,7 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     roles = data_kind(config.data.name).roles
     fields = {
         view: (column, Tokenization(method.encoder.tokenizer, template, config.data.max_length))
-        for view, (column, template) in cls.fields(
-            config.method, data_kind(config.data.name).roles, config.template
-        ).items()
+        for view, (column, template) in cls.fields(config.method, roles, config.template).items()
     }
     emit = "rows" if on_cuda(config.trainer) else "tokens"
     validation = [torch.zeros(1)] if config.evaluation.sts_dir is not None else None
@@ -215,12 +213,8 @@ def build_trainer(
     """An ordinary Lightning trainer with this project's callbacks; ``extra`` adds to them, and to its arguments."""
     more = dict(extra or {})
     settings, scoring = config.trainer, config.evaluation
-    keeper = LastCheckpoint(
-        folder,
-        config.callbacks.checkpoint.every_minutes,
-        config.callbacks.checkpoint.every_steps,
-        config.callbacks.checkpoint.at_end,
-    )
+    saving = config.callbacks.checkpoint
+    keeper = LastCheckpoint(folder, saving.every_minutes, saving.every_steps, saving.at_end)
     callbacks: list[Callback] = [Randomness(config.seed), GracefulStop(keeper)]
     selection: DevScoring | LossSelection | None = None
     if finale.dev is not None:

@@ -1,4 +1,4 @@
-"""Hydra's entry to this project's sweep launcher (Hydra takes launchers from the package `hydra_plugins` only)."""
+"""What Hydra takes from the package `hydra_plugins` only: the launcher of sweeps, and further configuration folders."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus, configure_log, filter_overrides, setup_globals
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf, open_dict
 
 
@@ -50,6 +52,19 @@ class EmbedlabLauncher(Launcher):
         if any(status != FINISHED for status in statuses):
             raise SystemExit(1)
         return returns
+
+
+class EmbedlabSearchPath(SearchPathPlugin):
+    """Behind this project's ``conf/``, those of the distributions that add parts: ``method=NAME`` finds their files."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        from embedlab.files import conf_dir
+        from embedlab.parts import conf_dirs
+
+        # Hydra asks for every program; another one's configuration is not ours to add to.
+        if any(entry.path.endswith(str(conf_dir())) for entry in search_path.get_path()):
+            for folder in conf_dirs():
+                search_path.append("embedlab", f"file://{folder}")
 
 
 # `parallel`: trials at once; null: one for each CUDA device, one on the CPU.

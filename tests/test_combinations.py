@@ -116,7 +116,7 @@ def test_yaml_defaults_are_those_of_the_dataclass(name: str) -> None:
 
     from embedlab.config import trainer as settings
     from embedlab.engine import optimizer
-    from embedlab.pooling import POOLINGS
+    from embedlab.pooling import pooling_class
 
     classes: dict[str, Any] = {
         "optimizer": optimizer.OptimizerConfig,
@@ -133,9 +133,8 @@ def test_yaml_defaults_are_those_of_the_dataclass(name: str) -> None:
         if name in ("method", "pooling"):
             if path.stem != values.get("name"):
                 continue  # a preset
-            cls = (
-                method_class(values["name"]).config_class if name == "method" else POOLINGS[values["name"]][0]
-            )
+            found = method_class if name == "method" else pooling_class
+            cls = found(values["name"]).config_class
         else:
             cls = classes[name]
         known = {f.name: f.default for f in fields(cls) if f.default is not MISSING}

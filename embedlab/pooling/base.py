@@ -25,6 +25,8 @@ class Pooling(nn.Module):
     """
 
     name: ClassVar[str]
+    config_class: ClassVar[type[PoolingConfig]]
+    """Its settings; they stand in the same file."""
     needs_all_layers: bool = False
     """Whether `forward` gets all N + 1 hidden states, or a tuple of the last one only."""
     dim: int

@@ -35,6 +35,7 @@ class Cls(OneToken):
     """The first real token, whatever the padding side."""
 
     name = "cls"
+    config_class = ClsConfig
 
     def position(self, attention_mask: Tensor, marks: Marks) -> Tensor:
         return first_index(attention_mask)

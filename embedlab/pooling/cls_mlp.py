@@ -29,6 +29,7 @@ class ClsMlp(Cls):
     """
 
     name = "cls_mlp"
+    config_class = ClsMlpConfig
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
         super().__init__(config, info)

@@ -25,6 +25,7 @@ class LastN(Blocks):
     """The plain average of the last n blocks (S2Sent's Last-n Avg)."""
 
     name = "last_n"
+    config_class = LastNConfig
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         return self.read_blocks(hidden, attention_mask, marks).mean(0)
@@ -42,6 +43,7 @@ class ScalarMix(Blocks):
     """
 
     name = "scalar_mix"
+    config_class = ScalarMixConfig
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
         super().__init__(config, info)
@@ -68,6 +70,7 @@ class FeatureMix(ScalarMix):
     """
 
     name = "feature_mix"
+    config_class = FeatureMixConfig
 
     def _features(self, info: BackboneInfo) -> tuple[int, ...]:
         return (info.width,)

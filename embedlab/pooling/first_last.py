@@ -36,6 +36,7 @@ class FirstLast(Pooling):
     """(mean of layer 1 + mean of layer L) / 2, each over the real tokens."""
 
     name = "first_last"
+    config_class = FirstLastConfig
     needs_all_layers = True
     config: FirstLastConfig
 

@@ -31,6 +31,7 @@ class Last(OneToken):
     """The last real token, whatever the padding side."""
 
     name = "last"
+    config_class = LastConfig
 
     def position(self, attention_mask: Tensor, marks: Marks) -> Tensor:
         return last_index(attention_mask)

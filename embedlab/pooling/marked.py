@@ -83,6 +83,7 @@ class Rep1(Marked):
     """The end of the first stage."""
 
     name = "rep1"
+    config_class = Rep1Config
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         return self.at(hidden, attention_mask, marks, "rep1")
@@ -92,6 +93,7 @@ class Rep2(Marked):
     """The end of the second stage: CSE-SFP's embedding."""
 
     name = "rep2"
+    config_class = Rep2Config
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         return self.at(hidden, attention_mask, marks, "rep2")
@@ -101,6 +103,7 @@ class RepMean(Marked):
     """The mean of both, each at unit length."""
 
     name = "rep_mean"
+    config_class = RepMeanConfig
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         both = [normalize(self.at(hidden, attention_mask, marks, m), dim=-1) for m in ("rep2", "rep1")]
@@ -111,6 +114,7 @@ class RepConcat(Marked):
     """Rep2 and Rep1 side by side, each at unit length: twice the width; its cosine is the mean of both's."""
 
     name = "rep_concat"
+    config_class = RepConcatConfig
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
         super().__init__(config, info)

@@ -42,6 +42,7 @@ class Mask(OneToken):
     """The template's mask token, found by its distance from the row's end: a [MASK] in a text is no harm."""
 
     name = "mask"
+    config_class = MaskConfig
 
     def position(self, attention_mask: Tensor, marks: Marks) -> Tensor:
         return mark_index(attention_mask, marks, "mask")

@@ -19,6 +19,7 @@ class Mean(Pooling):
     """Masked mean."""
 
     name = "mean"
+    config_class = MeanConfig
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         return mean_tokens(hidden[-1], attention_mask)

@@ -193,6 +193,7 @@ class S2Sent(Blocks):
     """
 
     name = "s2sent"
+    config_class = S2SentConfig
     config: S2SentConfig
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.template import Template
 from embedlab.errors import UserError
-from embedlab.pooling import POOLINGS, build_pooling, pooling_config
+from embedlab.parts import part_names
+from embedlab.pooling import build_pooling, pooling_class, pooling_config
 from embedlab.pooling.base import Pooling
 
 INFO = BackboneInfo("encoder", 3, 16, 64, True, 0.1, "bert", True)
@@ -172,10 +173,13 @@ def test_unknown_names_and_keys() -> None:
         pooling_config({})
 
 
-def test_every_pooling_is_registered_under_its_own_name() -> None:
-    for name, (config, pooling) in POOLINGS.items():
-        assert dataclasses.is_dataclass(config)
-        assert config.__dataclass_params__.frozen  # type: ignore[attr-defined]
-        assert next(f.default for f in dataclasses.fields(config) if f.name == "name") == name
-        assert pooling.name == name
-        assert not inspect.isabstract(pooling)
+@pytest.mark.parametrize("name", part_names("pooling"))
+def test_every_pooling_is_found_by_its_own_name(name: str) -> None:
+    pooling = pooling_class(name)
+    config = pooling.config_class
+    assert config.__module__ == pooling.__module__
+    assert dataclasses.is_dataclass(config)
+    assert config.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    assert next(f.default for f in dataclasses.fields(config) if f.name == "name") == name
+    assert pooling.name == name
+    assert not inspect.isabstract(pooling)

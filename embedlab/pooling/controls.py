@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ class ScalarMix(Blocks):
     """
 
     name = "scalar_mix"
-    config_class = ScalarMixConfig
+    config_class: ClassVar[type[PoolingConfig]] = ScalarMixConfig
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
         super().__init__(config, info)

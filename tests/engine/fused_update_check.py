@@ -52,7 +52,7 @@ def compare(
     fused, plain = optimizer(ours, decay, ReplayableAdamW), optimizer(theirs, decay, torch.optim.AdamW)
     counts = captured._prepare(fused, torch.device(device))
     twins = {id(p): p.detach().to(torch.bfloat16) for p in ours[:-1]}  # the last is a head in fp32
-    update = FusedUpdate(fused, counts, lambda p: twins.get(id(p)), wide=grad == torch.float32)
+    update = FusedUpdate(fused, counts, lambda p: twins.get(id(p)), fp32_gradients=grad == torch.float32)
     norms: list[float] = []
     for step in range(steps):
         for group, other in zip(fused.param_groups, plain.param_groups, strict=True):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from embedlab.errors import UserError
+from embedlab.parts import part_class
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,12 @@ class DataConfig:
         for role, column in self.chosen.items():
             if not isinstance(column, str) or not column:
                 _refuse(f"columns.{role}", f"{column!r} is not the name of a column", "a name in the header")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The texts of a row, as its kind of data says."""
+        roles: tuple[str, ...] = part_class("data", self.name, object, "data.name").roles
+        return roles
 
     @property
     def most_rows(self) -> int | None:

@@ -109,7 +109,7 @@ class DataConfig:
 
     def _check_columns(self) -> None:
         if self.columns is not None and not isinstance(self.columns, Mapping):
-            _refuse("columns", "not a name for each text", f"data.columns.ROLE={self.columns}")
+            _refuse("columns", "not a name for each text", f"data.columns.{self.roles[0]}={self.columns}")
         for role, column in self.chosen.items():
             if not isinstance(column, str) or not column:
                 _refuse(f"columns.{role}", f"{column!r} is not the name of a column", "a name in the header")

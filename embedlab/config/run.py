@@ -17,6 +17,7 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
+from embedlab.data.kinds import data_kind
 from embedlab.data.plan import BatchPlan
 from embedlab.engine.fsdp import check_sharded
 from embedlab.errors import UserError
@@ -147,7 +148,7 @@ class RunConfig:
 
     def _check_batch(self) -> None:
         in_batch = self.data.batch_size * self._world()
-        if in_batch == 1 and self.method.needs_others and "negative" not in self.data.roles:
+        if in_batch == 1 and self.method.needs_others and "negative" not in data_kind(self.data.name).roles:
             raise UserError(
                 f"method={self.method.name} compares a sentence with the others of its batch, and there are none",
                 key="data.batch_size",

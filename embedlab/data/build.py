@@ -158,7 +158,9 @@ def _fill(
     folder: Path, config: DataConfig, fields: Mapping[str, FieldSpec], source: Source, progress: bool
 ) -> None:
     started = time.monotonic()
-    roles = tuple(role for role in config.roles if role in {role for role, _ in fields.values()})
+    roles = tuple(
+        role for role in data_kind(config.name).roles if role in {role for role, _ in fields.values()}
+    )
     stream = read_rows(config, roles, source)
     frame = None if config.pack is None else _frame(next(iter(fields.values()))[1].tokenizer)
     jobs, described = [], {}

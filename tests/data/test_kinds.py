@@ -100,7 +100,7 @@ def test_rows_that_differ_in_a_number_are_no_duplicates(rated: Path) -> None:
 )
 def test_what_is_no_number_is_named_by_file_and_row(rated: Path, row: str, says: str) -> None:
     rated.write_text(f"{HEADER}a\tb\t1\t1\n{row}\n")
-    with pytest.raises(UserError, match="rated.tsv:3|row 3") as caught:
+    with pytest.raises(UserError, match=r"rated\.tsv") as caught:
         list(read_rows(DataConfig(name="rated", files=str(rated))))
     assert says in str(caught.value)
 

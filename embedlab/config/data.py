@@ -5,7 +5,6 @@ What depends on the kind of data is checked by `embedlab.data.kinds.check_kind`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -107,8 +106,6 @@ class DataConfig:
                 _refuse(key, "only a data set of the hub has this", "set data.hub, or leave the key out")
 
     def _check_columns(self) -> None:
-        if self.columns is not None and not isinstance(self.columns, Mapping):
-            _refuse("columns", "not a name for each text", f"data.columns.ROLE={self.columns}")
         for role, column in self.chosen.items():
             if not isinstance(column, str) or not column:
                 _refuse(f"columns.{role}", f"{column!r} is not the name of a column", "a name in the header")

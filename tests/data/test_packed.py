@@ -8,6 +8,7 @@ import torch
 
 from embedlab.config.data import DataConfig
 from embedlab.data.build import build_token_table
+from embedlab.data.kinds import data_kind
 from embedlab.data.resident import ResidentTable
 from embedlab.data.table import PackedTable
 from embedlab.encoders.tokenization import Tokenization
@@ -83,6 +84,6 @@ def test_too_little_text(tmp_path: Path) -> None:
 def test_pairs_cannot_be_packed(tmp_path: Path, tokenization: Tokenization) -> None:
     (tmp_path / "a.tsv").write_text("sent0\tsent1\thard_neg\na\tb\tc\n")
     config = DataConfig(name="nli", files=str(tmp_path / "a.tsv"), pack=8)
-    fields = {role: (role, tokenization) for role in config.roles}
+    fields = {role: (role, tokenization) for role in data_kind(config.name).roles}
     with pytest.raises(UserError, match="one text a row can be packed"):
         PackedTable(build_token_table(config, fields), 8)

@@ -169,6 +169,11 @@ def data_config(settings: Mapping[str, Any]) -> DataConfig:
             near = get_close_matches(key, known, n=1)
             fix = f"data.{near[0]}" if near else f"one of {', '.join(known)}"
             raise UserError("unknown key", key=f"data.{key}", value=settings[key], fix=fix)
+    columns = settings.get("columns")
+    if columns is not None and not isinstance(columns, Mapping):
+        role = data_kind(settings.get("name", "wikipedia")).roles[0]
+        fix = f"data.columns.{role}={columns}"
+        raise UserError("not a name for each text", key="data.columns", fix=fix)
     config = build(DataConfig, settings, "data")
     check_kind(config)
     return config

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from embedlab.config.run import RunConfig
-from embedlab.config.trainer import TrainerConfig
 from embedlab.errors import UserError
 from embedlab.evaluation.core.suite import suite_names
 from embedlab.run.callbacks.checkpoints import LAST
@@ -124,8 +122,8 @@ def test_lightnings_objections_are_the_users(compose_run, tmp_path):  # type: ig
 
 
 def test_batches_of_two_sizes_are_not_captured(compose_run, monkeypatch):  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(TrainerConfig, "on_cuda", lambda self: True)
-    monkeypatch.setattr(TrainerConfig, "device_count", lambda self: 1)
+    monkeypatch.setattr("embedlab.run.check.on_cuda", lambda trainer: True)
+    monkeypatch.setattr("embedlab.run.check.device_count", lambda trainer: 1)
     cuda = "trainer.precision=bf16-mixed"
     assert resolved_step(compose_run(cuda)) == "graph"
     assert resolved_step(compose_run(cuda, "data.drop_last=false")) == "compile"
@@ -150,12 +148,12 @@ def test_unpad_is_refused_where_padding_stays(compose_run, overrides, cause):  #
 def test_eager_steps_leave_out_padding_on_the_cpu_alone(compose_run, monkeypatch):  # type: ignore[no-untyped-def]
     assert resolved_packing(compose_run()) is True
     assert resolved_packing(compose_run("unpad=false")) is False
-    monkeypatch.setattr(TrainerConfig, "on_cuda", lambda self: True)
+    monkeypatch.setattr("embedlab.run.check.on_cuda", lambda trainer: True)
     assert resolved_packing(compose_run("step=eager")) is False
 
 
 def test_unpad_names_what_it_cannot_do(compose_run, monkeypatch):  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(RunConfig, "resolved_step", lambda self: "graph")
+    monkeypatch.setattr("embedlab.run.check.resolved_step", lambda run: "graph")
     assert resolved_packing(compose_run()) is True
     assert resolved_packing(compose_run("unpad=false")) is False
     assert resolved_packing(compose_run("unpad=auto", model_type="modernbert")) is False

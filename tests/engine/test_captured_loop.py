@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlab.config.run import RunConfig
 from embedlab.engine.meter import Meter
 from embedlab.run.callbacks.checkpoints import LAST, Interrupted
 from embedlab.run.run import train
@@ -62,7 +61,8 @@ def run(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
         with monkeypatch.context() as patch:
             # The step that stands in here computes padding: without it, dropout would draw for other shapes.
             config = compose_run("trainer.max_steps=6", "trainer.max_epochs=4", "unpad=false", *overrides)
-            patch.setattr(RunConfig, "resolved_step", lambda self: step)
+            for room in ("check", "run", "finish"):
+                patch.setattr(f"embedlab.run.{room}.resolved_step", lambda run: step)
             patch.setattr("embedlab.engine.cuda_graph.StepGraphs", Uncaptured)
             patch.setattr("embedlab.backbones.backbone.Backbone.compile_blocks", lambda self, **k: None)
             if stop is None:

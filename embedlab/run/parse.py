@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.build import from_dict, section
 from embedlab.config.optimizer import OptimizerConfig
-from embedlab.config.run import RunConfig
+from embedlab.config.run import RunConfig, Step
 from embedlab.config.template import Template
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
 from embedlab.data.kinds import data_config
@@ -26,7 +26,7 @@ _SHARED: dict[str, Any] = {
     "adapter": AdapterConfig,
     "optimizer": OptimizerConfig,
 }
-_STEPS = ("auto", "eager", "compile", "graph")
+_STEPS: tuple[str, ...] = get_args(Step)
 
 
 def parse_shared(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embedlab.corpus.vector_files import NpyFile
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, embed
@@ -75,25 +76,23 @@ def build_index(
     with _new_folder(target) as work:
         remaining = iter(texts)
         offsets = [0]
-        dim = 0
-        with (work / "texts.txt").open("wb") as text_file, (work / "vectors.raw").open("wb") as vector_file:
+        with (work / "texts.txt").open("wb") as text_file, (work / "vectors.npy").open("wb") as vector_file:
+            vectors = NpyFile(vector_file)
             while chunk := list(islice(remaining, _CHUNK)):
-                vectors = unit(embed(encoder, chunk)).numpy()
-                dim = vectors.shape[1]
-                vector_file.write(np.ascontiguousarray(vectors, dtype="<f4").tobytes())
+                vectors.add(range(len(chunk)), unit(embed(encoder, chunk)).numpy())
                 for text in chunk:
                     line = (" ".join(text.splitlines()) + "\n").encode()
                     text_file.write(line)
                     offsets.append(offsets[-1] + len(line))
-        rows = len(offsets) - 1
+            vectors.close()
+        rows = vectors.count
         if rows == 0:
             raise UserError(
                 "there is no text to index", file=source or None, fix="give a file with sentences"
             )
-        _with_npy_header(work / "vectors.raw", work / "vectors.npy", (rows, dim))
         np.save(work / "offsets.npy", np.asarray(offsets, dtype=np.int64))
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        info = IndexInfo(reference, fingerprint, dim, rows, source, created)
+        info = IndexInfo(reference, fingerprint, vectors.dim, rows, source, created)
         (work / "index.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
     return info
 
@@ -205,12 +204,3 @@ def _new_folder(target: Path) -> Iterator[Path]:
     finally:
         if old is not None:
             shutil.rmtree(old, ignore_errors=True)
-
-
-def _with_npy_header(raw: Path, path: Path, shape: tuple[int, int]) -> None:
-    """`raw`, the bytes of a float32 array in C order, as a .npy file; `raw` is removed."""
-    with path.open("wb") as out, raw.open("rb") as data:
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_2_0(out, header)
-        shutil.copyfileobj(data, out, 1 << 24)
-    raw.unlink()

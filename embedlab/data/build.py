@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embedlab.config.data import DataConfig
+from embedlab.console import progress_bar
 from embedlab.data.kinds import DataKind, data_kind
-from embedlab.data.report import Tally, progress_bar
-from embedlab.data.rows import Row, RowStream, read_rows
+from embedlab.data.report import Tally
+from embedlab.data.rows import RowStream, read_rows
 from embedlab.data.sources import Source, open_source
 from embedlab.data.table import FORMAT, DamagedTable, TableWriter, TokenTable
 from embedlab.data.tokenise import Chunk, FieldJob, Tokeniser, tokenised
@@ -158,39 +159,36 @@ def _fill(
     folder: Path, config: DataConfig, fields: Mapping[str, FieldSpec], source: Source, progress: bool
 ) -> None:
     started = time.monotonic()
-    roles = tuple(
-        role for role in data_kind(config.name).roles if role in {role for role, _ in fields.values()}
-    )
+    wanted = {role for role, _ in fields.values()}
+    roles = tuple(role for role in data_kind(config.name).roles if role in wanted)
     stream = read_rows(config, roles, source)
     frame = None if config.pack is None else _frame(next(iter(fields.values()))[1].tokenizer)
-    jobs, described = [], {}
-    for name, (role, tokenization) in fields.items():
-        greatest = max(tokenization.tokenizer.get_vocab().values())
-        dtype = "uint16" if greatest < 1 << 16 else "uint32"
-        jobs.append(FieldJob(roles.index(role), tokenization, dtype, frame[1] if frame else None))
-        described[name] = {
-            "role": role,
-            "dtype": dtype,
-            "pad_id": tokenization.pad_id,
-            "fingerprint": tokenization.fingerprint,
-        }
-    writer = TableWriter(folder, roles, described, bool(stream.groups), _dtypes(stream.kind))
-    tally = Tally(stream, list(fields), roles, [role for role, _ in fields.values()])
+    jobs = {
+        name: FieldJob(role, roles.index(role), tokenization, _ids_dtype(tokenization), frame and frame[1])
+        for name, (role, tokenization) in fields.items()
+    }
+    writer = TableWriter(folder, roles, jobs, bool(stream.groups), _dtypes(stream.kind))
+    tally = Tally(stream, jobs)
     try:
-        chunks = tokenised(_chunks(stream), Tokeniser(tuple(jobs)), config.processes, _ALONE)
+        chunks = tokenised(_chunks(stream), Tokeniser(tuple(jobs.values())), config.processes, _ALONE)
+        size = sum(reader.size for reader in source.readers)
+        bar = progress_bar("tokenising", "rows", size, None if progress else False)
         # Closed in any case: worker processes end with it, and an exception would keep it.
-        with closing(chunks), progress_bar(source.readers, progress) as advance:
+        with closing(chunks), bar as move:
             for chunk, tokens in chunks:
-                writer.add(chunk.tables, chunk.rows, chunk.groups, chunk.hashes, tokens, chunk.numbers)
+                writer.add(chunk, tokens)
                 tally.add(chunk, tokens)
-                advance(writer.n_rows)
+                move(writer.n_rows, sum(reader.position for reader in source.readers))
         if writer.n_rows == 0:
             raise _nothing_left(config, stream)
         report = tally.report(config, writer, time.monotonic() - started)
-        names = [reader.name for reader in source.readers]
-        writer.finish(names, stream.groups, frame, report)
+        writer.finish([reader.name for reader in source.readers], stream.groups, frame, report)
     finally:
         writer.close()
+
+
+def _ids_dtype(tokenization: Tokenization) -> str:
+    return "uint16" if max(tokenization.tokenizer.get_vocab().values()) < 1 << 16 else "uint32"
 
 
 def _frame(tokenizer: Any) -> tuple[int | None, int]:
@@ -207,30 +205,15 @@ def _chunks(stream: RowStream) -> Iterator[Chunk]:
     rows, roles, dtypes = iter(stream), len(stream.roles), _dtypes(stream.kind)
     while taken := list(islice(rows, _CHUNK)):
         columns = [[row[2][i] for row in taken] for i in range(roles)]
-        hashes = [_hashes(stream, taken, column) for column in columns]
+        hashes = [
+            b"".join([hashlib.blake2b(text.encode(), digest_size=8).digest() for text in column])
+            for column in columns
+        ]
         numbers = [
             np.array([row[2][i] for row in taken], dtype) for i, dtype in enumerate(dtypes.values(), roles)
         ]
         tables, places, groups = [r[0] for r in taken], [r[1] for r in taken], [r[3] for r in taken]
         yield Chunk(tables, places, groups, columns, hashes, numbers)
-
-
-def _hashes(stream: RowStream, rows: list[Row], texts: list[str]) -> bytes:
-    digest = hashlib.blake2b
-    try:
-        return b"".join([digest(text.encode(), digest_size=8).digest() for text in texts])
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can write
-        at = next(i for i, text in enumerate(texts) if not _is_unicode(text))
-        reader = stream.source.readers[rows[at][0]]
-        raise reader.error("a text that is not Unicode (half a surrogate pair)", rows[at][1]) from None
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _nothing_left(config: DataConfig, stream: RowStream) -> UserError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from embedlab.console import progress_bar
 from embedlab.encoders.folder import EncoderFile, whole_folder
 from embedlab.errors import UserError
 
@@ -192,12 +192,13 @@ class Encoder(nn.Module):
         with (
             self.evaluating(device),
             _precision(self.device.type, dtype),
-            _progress(show_progress_bar, len(rows)) as done,
+            progress_bar("encoding", "texts", len(rows), show_progress_bar) as move,
         ):
             here = self.device
             target = torch.device("cpu") if to_host else here
             out = torch.empty(len(rows), self.dim, device=target)
             waiting: list[tuple[Tensor, Tensor]] = []
+            done = 0
             for batch in self.batches([len(r) for r in rows], batch_size, batch_tokens):
                 tokens = self.tokenization.pad([rows[i] for i in batch], 8 if here.type == "cuda" else 1)
                 vectors = self(
@@ -209,7 +210,8 @@ class Encoder(nn.Module):
                 waiting.append((torch.tensor(batch, device=target), vectors))
                 if sum(len(v) for _, v in waiting) >= _KEPT_ON_DEVICE:
                     _fill(out, waiting)
-                done(len(batch))
+                done += len(batch)
+                move(done, done)
             _fill(out, waiting)
         # An inference tensor could not be used in a training step.
         return out
@@ -291,18 +293,3 @@ def _fill(out: Tensor, waiting: list[tuple[Tensor, Tensor]]) -> None:
     for index, vectors in waiting:
         out[index] = vectors.to(out.device)
     waiting.clear()
-
-
-@contextmanager
-def _progress(show: bool, total: int) -> Iterator[Any]:
-    """A function that advances a bar by a number of sentences."""
-    if not show:
-        yield lambda n: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr)) as bar:
-        task = bar.add_task("encoding", total=total)
-        yield lambda n: bar.advance(task, n)

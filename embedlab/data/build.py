@@ -20,9 +20,10 @@ import numpy as np
 from embedlab.config.data import DataConfig
 from embedlab.console import progress_bar
 from embedlab.data.kinds import DataKind, data_kind
+from embedlab.data.readers import Reader
 from embedlab.data.report import Tally
 from embedlab.data.rows import RowStream, read_rows
-from embedlab.data.sources import Source, open_source
+from embedlab.data.sources import open_source
 from embedlab.data.table import FORMAT, DamagedTable, TableWriter, TokenTable
 from embedlab.data.tokenise import Chunk, FieldJob, Tokeniser, tokenised
 from embedlab.errors import UserError
@@ -64,9 +65,9 @@ def build_token_table(
             behind.
     """
     _check(config, fields)
-    source = open_source(config)
+    readers = open_source(config)
     root = Path(config.cache_dir).expanduser() if config.cache_dir else cache_dir() / "tokens"
-    key = _key(config, fields, source)
+    key = _key(config, fields, readers)
     try:
         return TokenTable.open(root / key)
     except DamagedTable:
@@ -78,7 +79,7 @@ def build_token_table(
                 return TokenTable.open(root / key)  # another run has built it meanwhile
             except DamagedTable:
                 _sweep(root, key)
-                _build(root / key, config, fields, source, progress)
+                _build(root / key, config, fields, readers, progress)
             return TokenTable.open(root / key)
     except OSError as bad:
         raise UserError(
@@ -104,10 +105,10 @@ def _check(config: DataConfig, fields: Mapping[str, FieldSpec]) -> None:
             )
 
 
-def _key(config: DataConfig, fields: Mapping[str, FieldSpec], source: Source) -> str:
+def _key(config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader]) -> str:
     content = {
         "format": FORMAT,
-        "source": source.identity,
+        "source": [reader.identity() for reader in readers],
         "settings": {name: getattr(config, name) for name in _OF_CONTENT} | {"columns": config.chosen},
         "packed": config.pack is not None,
         "numbers": _dtypes(data_kind(config.name)),
@@ -136,11 +137,11 @@ def _sweep(root: Path, key: str) -> None:
 
 
 def _build(
-    target: Path, config: DataConfig, fields: Mapping[str, FieldSpec], source: Source, progress: bool
+    target: Path, config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader], progress: bool
 ) -> None:
     folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-", dir=target.parent))
     try:
-        _fill(folder, config, fields, source, progress)
+        _fill(folder, config, fields, readers, progress)
         ordinary_mode(folder)
         shutil.rmtree(target, ignore_errors=True)  # a damaged or an older one
         try:
@@ -156,12 +157,12 @@ def _build(
 
 
 def _fill(
-    folder: Path, config: DataConfig, fields: Mapping[str, FieldSpec], source: Source, progress: bool
+    folder: Path, config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader], progress: bool
 ) -> None:
     started = time.monotonic()
     wanted = {role for role, _ in fields.values()}
     roles = tuple(role for role in data_kind(config.name).roles if role in wanted)
-    stream = read_rows(config, roles, source)
+    stream = read_rows(config, roles, readers)
     frame = None if config.pack is None else _frame(next(iter(fields.values()))[1].tokenizer)
     jobs = {
         name: FieldJob(role, roles.index(role), tokenization, _ids_dtype(tokenization), frame and frame[1])
@@ -171,18 +172,18 @@ def _fill(
     tally = Tally(stream, jobs)
     try:
         chunks = tokenised(_chunks(stream), Tokeniser(tuple(jobs.values())), config.processes, _ALONE)
-        size = sum(reader.size for reader in source.readers)
+        size = sum(reader.size for reader in readers)
         bar = progress_bar("tokenising", "rows", size, None if progress else False)
         # Closed in any case: worker processes end with it, and an exception would keep it.
         with closing(chunks), bar as move:
             for chunk, tokens in chunks:
                 writer.add(chunk, tokens)
                 tally.add(chunk, tokens)
-                move(writer.n_rows, sum(reader.position for reader in source.readers))
+                move(writer.n_rows, sum(reader.position for reader in readers))
         if writer.n_rows == 0:
             raise _nothing_left(config, stream)
         report = tally.report(config, writer, time.monotonic() - started)
-        writer.finish([reader.name for reader in source.readers], stream.groups, frame, report)
+        writer.finish([reader.name for reader in readers], stream.groups, frame, report)
     finally:
         writer.close()
 

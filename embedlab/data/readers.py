@@ -10,6 +10,7 @@ from __future__ import annotations
 import bz2
 import csv
 import gzip
+import hashlib
 import json
 import lzma
 import zlib
@@ -47,6 +48,10 @@ class Reader(ABC):
         self.size = size
         self.position = 0
 
+    @abstractmethod
+    def identity(self) -> str:
+        """What tells its text from any other (for the cache key)."""
+
     @property
     @abstractmethod
     def columns(self) -> list[str] | None:
@@ -75,6 +80,13 @@ class FileReader(Reader):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path), path.stat().st_size)
         self.path = path
+
+    def identity(self) -> str:
+        try:
+            with self.path.open("rb") as file:
+                return "".join([hashlib.file_digest(file, "sha256").hexdigest(), *self.path.suffixes[-2:]])
+        except OSError as bad:
+            raise self.error(f"cannot be read: {bad.strerror or bad}") from None
 
     def _lines(self) -> Iterator[tuple[int, str]]:
         """Number and text of every line, without its line end."""

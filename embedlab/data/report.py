@@ -75,7 +75,7 @@ class Tally:
             },
             "tables": [
                 {"name": reader.name, "rows": self.rows_of_table[i]}
-                for i, reader in enumerate(stream.source.readers)
+                for i, reader in enumerate(stream.readers)
             ],
             "groups": {name: self._group(name, place) for place, name in enumerate(stream.groups)},
             "languages": self._languages(),

@@ -25,7 +25,10 @@ class DataConfig:
             command line take the place of whatever an experiment names.
         package: text that comes with an installed package, of those of its kind.
         columns: role or number -> column of the source, for those of the kind (and for ``nli`` also premise,
-            hypothesis and label). None, whole or for one role: the usual names of the kind.
+            hypothesis and label). None, whole or for one role: the usual names of the kind. A number is the place of
+            a column, from 0 on, of a .csv or .tsv file without a header.
+        header: whether the first line of a .csv or .tsv file names its columns. None: it does, but where columns are
+            chosen by their place, and where it has one field that is no usual or chosen name.
         limit: rows to keep, from the first on.
         min_chars: shorter texts are dropped (and counted).
         max_chars: longer texts are an error, or dropped or cut, as `overlong` says.
@@ -56,7 +59,8 @@ class DataConfig:
     revision: str | None = None
     files: str | list[str] | None = None
     package: str | None = None
-    columns: dict[str, str | None] | None = None
+    columns: dict[str, str | int | None] | None = None
+    header: bool | None = None
     limit: int | None = None
     min_chars: int = 0
     max_chars: int = 10_000
@@ -106,9 +110,15 @@ class DataConfig:
                 _refuse(key, "only a data set of the hub has this", "set data.hub, or leave the key out")
 
     def _check_columns(self) -> None:
-        for role, column in self.chosen.items():
-            if not isinstance(column, str) or not column:
-                _refuse(f"columns.{role}", f"{column!r} is not the name of a column", "a name in the header")
+        for role, column in (self.columns or {}).items():
+            if column is not None and not (
+                column if isinstance(column, str) else type(column) is int and column >= 0
+            ):
+                _refuse(
+                    f"columns.{role}",
+                    f"{column!r} is not the name or place of a column",
+                    "a name in the header",
+                )
 
     @property
     def most_rows(self) -> int | None:
@@ -118,7 +128,7 @@ class DataConfig:
     @property
     def chosen(self) -> dict[str, str]:
         """`columns` without the roles that are left to the usual names."""
-        return {role: column for role, column in (self.columns or {}).items() if column is not None}
+        return {role: str(column) for role, column in (self.columns or {}).items() if column is not None}
 
     @property
     def source(self) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from embedlab.config.data import DataConfig
 from embedlab.console import progress_bar
 from embedlab.data.kinds import DataKind, data_kind
-from embedlab.data.readers import Reader
+from embedlab.data.reader import Reader
 from embedlab.data.report import Tally
 from embedlab.data.rows import RowStream, read_rows
 from embedlab.data.sources import open_source

@@ -12,7 +12,7 @@ from typing import Any
 
 from embedlab.config.data import DataConfig
 from embedlab.data.kinds import DataKind, RawRow, data_kind
-from embedlab.data.readers import Reader
+from embedlab.data.reader import Reader
 from embedlab.data.sources import open_source
 from embedlab.errors import UserError
 

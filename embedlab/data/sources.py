@@ -10,7 +10,9 @@ from typing import Any
 
 from embedlab.config.data import DataConfig
 from embedlab.console import quiet
-from embedlab.data.readers import Reader, Values, open_reader
+from embedlab.data.kinds import column_kinds
+from embedlab.data.reader import Layout, Reader, Values
+from embedlab.data.readers import open_reader
 from embedlab.errors import UserError
 
 
@@ -22,7 +24,13 @@ def open_source(config: DataConfig) -> list[Reader]:
             missing.
     """
     if config.files:
-        return [open_reader(path) for path in find_files(config.files)]
+        layout = Layout(
+            config.header,
+            tuple(config.chosen.values()),
+            {name: f"data={kind}" for name, kind in column_kinds().items()},
+            "data.columns.ROLE=NAME; without a header data.columns.ROLE=0, or another place",
+        )
+        return [open_reader(path, layout) for path in find_files(config.files)]
     if config.hub:
         return _open_hub(config, config.hub)
     assert config.package is not None

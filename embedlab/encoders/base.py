@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embedlab.console import progress_bar
@@ -98,7 +101,7 @@ class Encoder(nn.Module):
             "template": asdict(template) if template is not None else None,
             "preparation": self.tokenization.preparation,
             "max_length": self.tokenization.max_length,
-            "truncated": sum(self.tokenization.ids_and_cut(sentences)[1]) if sentences is not None else None,
+            "truncated": None if sentences is None else self.tokenization.count_cut(sentences),
             "dtype": str(next(tower.backbone.parameters()).dtype).removeprefix("torch."),
             "attention": tower.backbone.attention,
             "checkpoint": self.fingerprint(),
@@ -117,6 +120,7 @@ class Encoder(nn.Module):
         device: str | torch.device | None = None,
         dtype: str | None = None,
         output: str = "numpy",
+        on_batch: Callable[[int, int], None] | None = None,
     ) -> Any:
         """Vectors of sentences, in their order, whatever their lengths and the batches.
 
@@ -131,6 +135,7 @@ class Encoder(nn.Module):
             dtype: ``float32``, ``bfloat16`` or ``float16`` for the backbone (autocast); pooling is in fp32
                 always. None: as the surroundings say.
             output: ``numpy``, or ``tensor`` (on the device).
+            on_batch: called after each forward with the number of sentences done, and of all.
 
         Returns:
             [n, D], float32.
@@ -147,25 +152,31 @@ class Encoder(nn.Module):
             if not isinstance(text, str):
                 raise TypeError(f"sentence {i} is a {type(text).__name__}, not a string")
         # Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
-        rows = [tuple(row) for row in self.tokenization.ids(texts)]
-        index = {row: i for i, row in enumerate(dict.fromkeys(rows))}
+        # Kept as int32: a Python list of numbers takes nine times as much.
+        index: dict[bytes, int] = {}
+        places = [
+            index.setdefault(array("i", row).tobytes(), len(index))
+            for rows, _ in self.tokenization.tokenised(texts)
+            for row in rows
+        ]
         vectors = self.encode_ids(
-            list(index),
+            [np.frombuffer(row, np.int32) for row in index],
             batch_size,
             show_progress_bar=show_progress_bar,
             normalize=normalize,
             device=device,
             dtype=dtype,
             to_host=output == "numpy",
+            on_batch=on_batch and (lambda done, of: on_batch(len(places) * done // of, len(places))),
         )
-        if len(index) < len(rows):
-            vectors = vectors[torch.tensor([index[row] for row in rows], device=vectors.device)]
+        if len(index) < len(places):
+            vectors = vectors[torch.tensor(places, device=vectors.device)]
         vectors = vectors[0] if single else vectors
         return vectors.numpy() if output == "numpy" else vectors
 
     def encode_ids(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: Sequence[Sequence[int] | NDArray[np.int32]],
         batch_size: int | None = None,
         *,
         batch_tokens: int | None = None,
@@ -174,6 +185,7 @@ class Encoder(nn.Module):
         device: str | torch.device | None = None,
         dtype: str | None = None,
         to_host: bool = False,
+        on_batch: Callable[[int, int], None] | None = None,
     ) -> Tensor:
         """Vectors of tokenised rows, in their order: what `encode` calls.
 
@@ -182,7 +194,7 @@ class Encoder(nn.Module):
             batch_size: rows a forward.
             batch_tokens: instead: tokens a forward, padding included.
             to_host: move the vectors to the CPU as they come.
-            show_progress_bar, normalize, device, dtype: as in `encode`.
+            show_progress_bar, normalize, device, dtype, on_batch: as in `encode`.
 
         Returns:
             [n, D], float32, on the device.
@@ -212,6 +224,8 @@ class Encoder(nn.Module):
                     _fill(out, waiting)
                 done += len(batch)
                 move(done, done)
+                if on_batch is not None:
+                    on_batch(done, len(rows))
             _fill(out, waiting)
         # An inference tensor could not be used in a training step.
         return out

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from embedlab.config.data import DataConfig
 from embedlab.data.kinds import DataKind, RawRow
-from embedlab.data.readers import Reader
+from embedlab.data.reader import Reader
 
 _LABELLED = ("premise", "hypothesis", "label")
 _Hypothesis = tuple[int, int, str]  # table, row, text

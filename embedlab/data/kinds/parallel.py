@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from embedlab.config.data import DataConfig
 from embedlab.data.kinds import DataKind, RawRow
-from embedlab.data.readers import Reader
+from embedlab.data.reader import Reader
 from embedlab.errors import UserError
 
 _PIVOTS = ("en", "eng")

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from embedlab.cli.compose import compose
-from embedlab.cli.encode import text_column
-from embedlab.data.readers import FileReader, open_reader
+from embedlab.cli.encode import metered, open_texts
+from embedlab.data.reader import FileReader
 from embedlab.errors import UserError
 from embedlab.files import check_writable
 
@@ -35,10 +35,7 @@ def main(argv: list[str]) -> int:
 def _index(argv: list[str]) -> int:
     config = compose("search_index", argv, positional=("input", "index"))
     source = Path(str(config["input"]))
-    if not source.is_file():
-        raise UserError("no such file", file=source, fix="give a .txt, .csv, .tsv, .jsonl or .parquet file")
-    reader = open_reader(source)
-    column = text_column(reader, config["column"])
+    reader, column = open_texts(source, config)
     check_writable(Path(str(config["index"])), key="index")
 
     from embedlab.cli.encoders import Configured, load_encoder
@@ -46,15 +43,18 @@ def _index(argv: list[str]) -> int:
 
     start = time.perf_counter()
     encoder = load_encoder(config["ckpt"], config["max_length"])
-    info = build_index(
-        str(config["index"]),
-        _texts(reader, column),
-        Configured.of(encoder, config),
-        reference=_reference(str(config["ckpt"])),
-        fingerprint=encoder.fingerprint(),
-        source=str(source),
-        overwrite=bool(config["overwrite"]),
-    )
+    with metered(reader, Configured.of(encoder, config)) as metered_encoder:
+        info = build_index(
+            str(config["index"]),
+            _texts(reader, column),
+            metered_encoder,
+            reference=_reference(str(config["ckpt"])),
+            fingerprint=encoder.fingerprint(),
+            source=str(source),
+            overwrite=bool(config["overwrite"]),
+            rows=config["chunk"],
+            size=config["window"] << 20,
+        )
     print(f"{info.rows:,} texts in {time.perf_counter() - start:.1f} s: {config['index']}")
     return 0
 
@@ -83,10 +83,10 @@ def _query(argv: list[str]) -> int:
 
 
 def _texts(reader: FileReader, column: str) -> Iterator[str]:
-    for row, (value,) in reader.rows([column]):
-        if not isinstance(value, str) or not value.strip():
+    for row, text in reader.texts(column):
+        if not text.strip():
             raise reader.error("an empty row", row, fix="take empty rows out of the file")
-        yield value
+        yield text
 
 
 def _reference(ckpt: str) -> str:

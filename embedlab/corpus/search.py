@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 
 from embedlab.corpus.vector_files import NpyFile
+from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, embed
 from embedlab.files import ordinary_mode
 
 _FORMAT = 1
-_CHUNK = 8192  # texts encoded and written at once
 _SEARCHED_AT_ONCE = 1 << 16  # rows of vectors.npy read at once
 
 
@@ -65,34 +64,43 @@ def build_index(
     fingerprint: str,
     source: str = "",
     overwrite: bool = False,
+    rows: int = ROWS,
+    size: int = BYTES,
 ) -> IndexInfo:
-    """Encode `texts` a chunk at a time and write the index; line breaks inside a text become spaces.
+    """Encode `texts` and write the index; line breaks inside a text become spaces.
 
-    The folder appears when all is written. Raises UserError when it exists (unless it is an index and
-    `overwrite`), or when there is no text.
+    Args:
+        folder: to write; it appears when all is written.
+        texts: read a window at a time, of at most `rows` texts and `size` bytes.
+        encoder: gives the vectors.
+        reference: how the encoder is loaded again.
+        fingerprint: of the encoder.
+        source: of the texts, for messages.
+        overwrite: replace an index that is there.
+
+    Raises:
+        UserError: the folder exists (unless it is an index and `overwrite`); there is no text.
     """
     target = Path(folder)
     _check_target(target, overwrite)
     with _new_folder(target) as work:
-        remaining = iter(texts)
         offsets = [0]
         with (work / "texts.txt").open("wb") as text_file, (work / "vectors.npy").open("wb") as vector_file:
             vectors = NpyFile(vector_file)
-            while chunk := list(islice(remaining, _CHUNK)):
-                vectors.add(range(len(chunk)), unit(embed(encoder, chunk)).numpy())
-                for text in chunk:
+            for window in windows(texts, rows, size):
+                vectors.add(range(len(window)), unit(embed(encoder, window)).numpy())
+                for text in window:
                     line = (" ".join(text.splitlines()) + "\n").encode()
                     text_file.write(line)
                     offsets.append(offsets[-1] + len(line))
             vectors.close()
-        rows = vectors.count
-        if rows == 0:
+        if vectors.count == 0:
             raise UserError(
                 "there is no text to index", file=source or None, fix="give a file with sentences"
             )
         np.save(work / "offsets.npy", np.asarray(offsets, dtype=np.int64))
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        info = IndexInfo(reference, fingerprint, vectors.dim, rows, source, created)
+        info = IndexInfo(reference, fingerprint, vectors.dim, vectors.count, source, created)
         (work / "index.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
     return info
 

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from embedlab.data.rows import RowStream, read_rows
 from embedlab.data.sources import open_source
 from embedlab.data.table import FORMAT, DamagedTable, TableWriter, TokenTable
 from embedlab.data.tokenise import Chunk, FieldJob, Tokeniser, tokenised
+from embedlab.encoders.windows import windows
 from embedlab.errors import UserError
 from embedlab.files import cache_dir, locked, ordinary_mode
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FieldSpec = tuple[str, "Tokenization"]
 """The role of the text (`DataKind.roles`), and how it is tokenised."""
 
-_CHUNK = 2048
+_CHUNK, _CHUNK_BYTES = 2048, 1 << 24
 _ALONE = 32  # chunks before worker processes pay for their start, which is mostly the import of transformers
 _OF_CONTENT = (
     "name", "columns", "limit", "min_chars", "max_chars", "overlong", "duplicates",
@@ -203,8 +203,8 @@ def _frame(tokenizer: Any) -> tuple[int | None, int]:
 
 
 def _chunks(stream: RowStream) -> Iterator[Chunk]:
-    rows, roles, dtypes = iter(stream), len(stream.roles), _dtypes(stream.kind)
-    while taken := list(islice(rows, _CHUNK)):
+    roles, dtypes = len(stream.roles), _dtypes(stream.kind)
+    for taken in windows(stream, _CHUNK, _CHUNK_BYTES, lambda row: max(row[2][:roles], key=len)):
         columns = [[row[2][i] for row in taken] for i in range(roles)]
         hashes = [
             b"".join([hashlib.blake2b(text.encode(), digest_size=8).digest() for text in column])

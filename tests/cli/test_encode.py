@@ -114,7 +114,7 @@ def test_an_error_late_in_the_file_keeps_the_old_output(
         (("empty.txt", "o.npy"), [], "the file is empty"),
         (("in.txt", "o.npy"), ["empty=drop"], "empty=drop"),
         (("in.txt", "o.npy"), ["empty=skip"], "would shift them"),
-        (("in.txt", "o.npy"), ["column=text"], "has no columns"),
+        (("in.txt", "o.npy"), ["column=text"], "one column, without a name"),
         (("in.txt", "o.npy"), ["chunk=0"], "chunk=0"),
         (("in.txt", "o.npy"), ["batch_size=0"], "batch_size=0"),
         (("two.tsv", "o.npy"), [], "has the columns a, b"),

@@ -53,9 +53,10 @@ def snapshot(
         with quiet_hub():
             if constants.HF_HUB_OFFLINE:
                 raise ConnectionError("HF_HUB_OFFLINE is set")
-            info = HfApi().model_info(name, revision=revision, timeout=_TIMEOUT)
+            where = constants.ENDPOINT
+            info = HfApi(endpoint=where).model_info(name, revision=revision, timeout=_TIMEOUT)
             files = _wanted([s.rfilename for s in info.siblings or ()], weights, code)
-            return Path(snapshot_download(name, revision=revision, allow_patterns=files))
+            return Path(snapshot_download(name, revision=revision, allow_patterns=files, endpoint=where))
     except Exception as error:
         if not _unreachable(error):
             _refuse(name, asked, key, error)
@@ -95,16 +96,20 @@ def _unreachable(error: Exception) -> bool:
 
 
 def _cached(name: str, revision: str | None, asked: str, key: str, weights: bool, error: Exception) -> Path:
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
 
     offline = bool(constants.HF_HUB_OFFLINE)
     reason = "HF_HUB_OFFLINE is set" if offline else f"{constants.ENDPOINT} does not answer"
     fix = "unset HF_HUB_OFFLINE once" if offline else "check the network, or HF_ENDPOINT"
-    try:
-        folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except Exception:
+    # `snapshot_download` would also miss the files that nothing here reads.
+    repository = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"))
+    ref = repository / "refs" / (revision or "main")
+    commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
+    folder = repository / "snapshots" / str(commit)
+    if commit is None or not folder.is_dir():
         raise UserError(
-            f"is neither a file or folder nor in the hub's cache, and {reason}",
+            f"no such file or folder, and as a name on a hub neither in the cache nor reachable: {reason}",
             key=key, value=asked, fix=f"{fix}; or give a folder",
         ) from error  # fmt: skip
     if lacking := _lacking(folder, weights):
@@ -186,7 +191,8 @@ def quiet_hub() -> Iterator[None]:
 
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    loggers = [logging.getLogger(n) for n in ("huggingface_hub", "httpx", "httpcore", "urllib3", "filelock")]
+    names = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "urllib3", "filelock")
+    loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     silence = not sys.stderr.isatty() and not are_progress_bars_disabled()
     for logger in loggers:

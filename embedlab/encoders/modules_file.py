@@ -114,7 +114,7 @@ class ModulesFile:
             transformer=places[0],
             pooling={"name": _OURS[modes[0]]} if plain else {"name": "modules", "modes": modes, "head": head},
             weights=weights,
-            max_length=_length(settings.get("max_seq_length", processor.get("model_max_length")), places[0]),
+            max_length=settings.get("max_seq_length") or processor.get("model_max_length"),
             lower_case=bool(settings.get("do_lower_case") or processor.get("do_lower_case")),
             truncation_side=processor.get("truncation_side"),
             usage=_usage(folder / "config_sentence_transformers.json", include_prompt),
@@ -150,8 +150,8 @@ def _pooling(file: Path) -> tuple[list[str], bool]:
     if not isinstance(modes, list) or not modes or not all(m in FLAGS.values() for m in modes):
         _refuse(file, "pooling_mode", given, ", ".join(FLAGS.values()))
     include = values.get("include_prompt", True)
-    if not isinstance(include, bool):
-        _refuse(file, "include_prompt", include, "true or false")
+    if not isinstance(include, bool) or (not include and "weightedmean" in modes):
+        _refuse(file, "include_prompt", include, "true or false; with weightedmean true")
     return modes, include
 
 
@@ -227,15 +227,11 @@ def _transformer(folder: Path) -> dict[str, Any]:
         if not isinstance(arguments, dict):
             _refuse(file, key, arguments, "a mapping")
         _known(file, arguments, known, f"{key}.")
+    for part, key in ((values, "max_seq_length"), (values.get("processor_kwargs") or {}, "model_max_length")):
+        length = part.get(key)
+        if length is not None and (not isinstance(length, int) or isinstance(length, bool) or length < 1):
+            _refuse(file, key, length, "a whole number from 1 up")
     return values
-
-
-def _length(value: Any, folder: Path) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise UserError(
-            "is no length", file=folder, key="max_seq_length", value=value, fix="a whole number from 1 up"
-        )
-    return value
 
 
 def _usage(file: Path, include_prompt: bool) -> Usage:

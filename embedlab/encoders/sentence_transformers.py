@@ -90,7 +90,7 @@ def _settings(usage: Usage, template: str | None) -> dict[str, Any]:
     default = usage.default_prompt
     if template:
         # Every text has the template: also one without a prompt.
-        default = default or next((n for n in ("template", "template_") if n not in prompts))
+        default = default or next(n for n in ("template", "template_") if n not in prompts)
         prompts.setdefault(default, template)
     settings: dict[str, Any] = {"similarity_fn_name": usage.similarity}
     if prompts:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from embedlab.backbones.hub import quiet_hub
 from embedlab.config.data import DataConfig
-from embedlab.console import quiet
 from embedlab.data.kinds import column_kinds
 from embedlab.data.reader import Layout, Reader, Values
 from embedlab.data.readers import open_reader
@@ -108,8 +108,7 @@ def _open_hub(config: DataConfig, name: str) -> list[Reader]:
     readers: list[Reader] = []
     for part in config.hub_config if isinstance(config.hub_config, list) else [config.hub_config]:
         try:
-            # Five retries, each with a warning, before the error that is told here.
-            with quiet("huggingface_hub"):
+            with quiet_hub():  # five retries, each with a warning, before the error that is told here
                 dataset = datasets.load_dataset(
                     name, part, data_files=config.hub_files, split=config.split, revision=config.revision
                 )

@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.config.template import Template
-from embedlab.encoders.windows import head, splits_at_spaces, windows
+from embedlab.encoders.windows import LONGEST, beginnings, splits_at_spaces, windows
 from embedlab.errors import UserError
 
 _RULES = 1  # raised when a change here alters ids, so that token caches of older code are not taken
 _UNLIMITED = 1_000_000  # `model_max_length` of a tokenizer that knows no limit is 1e30
 _AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
-_LONG = 4096  # characters: of longer texts only the beginning is tokenised, where that gives the same row
-_WHOLE = 1 << 22  # characters that are tokenised where no beginning will do
 
 
 def close_sentence(text: str) -> str:
@@ -39,6 +37,21 @@ def close_sentence(text: str) -> str:
 def add_period(text: str) -> str:
     """The text with a full stop, unless it ends in one of ``. ? " '`` (PromptBERT's final test)."""
     return text if not text or text[-1] in ".?\"'" else text + "."
+
+
+def lower_case(tokenizer: Any) -> None:
+    """Let a Hugging Face tokenizer lower-case its texts, as ``do_lower_case`` of sentence-transformers asks for.
+
+    Raises:
+        UserError: a tokenizer that is not of the `tokenizers` library.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        fix = "sentence-transformers itself, or a model with a tokenizer.json"
+        raise UserError("cannot be had with this tokenizer", key="do_lower_case", value=True, fix=fix)
+    lower = tokenizers.normalizers.Lowercase()
+    parts = [lower] if backend.normalizer is None else [lower, backend.normalizer]
+    backend.normalizer = tokenizers.normalizers.Sequence(parts)
 
 
 TEXT_NORMALIZATIONS: dict[str, Callable[[str], str]] = {
@@ -76,7 +89,7 @@ class Tokenization:
         template: around each sentence.
         max_length: without a template, tokens of the whole row with its special tokens (SimCSE's 32); with
             one, tokens of the sentence only. None: as long as the model allows. The sentence is cut on the
-            right, the template never.
+            tokenizer's `truncation_side` (in a template that is joined as text: on the right), the template never.
         preparation: text normalization before all this, a key of `TEXT_NORMALIZATIONS`.
 
     Raises:
@@ -149,6 +162,10 @@ class Tokenization:
     def overhead(self) -> int:
         """Tokens of the row of an empty sentence."""
         return len(self.prefix_ids) + len(self.suffix_ids)
+
+    def tokens_before(self, prompt: str) -> int:
+        """Tokens of a row from its start to the end of a prompt, as sentence-transformers counts them."""
+        return len(self.prefix_ids) + len(self.plain_ids([prompt])[0]) if prompt else 0
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """Special tokens that the tokenizer puts before and after a text."""
@@ -278,29 +295,17 @@ class Tokenization:
     def _needed(self, texts: list[str]) -> list[str]:
         """Prepared texts; of long ones as much as has more tokens than a row takes, and a word after them."""
         prepare = TEXT_NORMALIZATIONS[self.preparation]
-        size = _LONG if self._limit is None else max(_LONG, 16 * self._limit)
-        found = {i: text for i, text in enumerate(texts) if len(text) <= size}
         if self._limit is not None and self._splits_at_spaces:
-            while len(found) < len(texts) and size <= _WHOLE:
-                heads = {i: head(text, size) for i, text in enumerate(texts) if i not in found}
-                tried = {i: text for i, text in heads.items() if text is not None}
-                for (i, text), ids in zip(
-                    tried.items(), self.plain_ids([prepare(t) for t in tried.values()]), strict=True
-                ):
-                    last_word = len(text) - text.rfind(" ")
-                    # The preparation may change the end of the text, which is in its last word: of 4 bytes a letter.
-                    if len(ids) - 4 * last_word > self._limit:
-                        found[i] = text
-                size *= 8
-        for i, text in enumerate(texts):
-            if i not in found and len(text) > _WHOLE:
+            texts = beginnings(texts, self._limit, lambda some: self.plain_ids([prepare(t) for t in some]))
+        for text in texts:
+            if len(text) > LONGEST:
                 raise UserError(
                     f"a text of {len(text):,} characters has no space where this tokenizer could stop reading",
                     key="text",
                     value=text[:20] + "…",
-                    fix=f"texts of at most {_WHOLE:,} characters",
+                    fix=f"texts of at most {LONGEST:,} characters",
                 )
-        return [prepare(found.get(i, text)) for i, text in enumerate(texts)]
+        return [prepare(text) for text in texts]
 
     @property
     def _joins_text(self) -> bool:
@@ -311,8 +316,16 @@ class Tokenization:
         prefix, suffix = self.prefix_ids, self.suffix_ids
         # An empty sentence has no tokens; a lone space would be one.
         encoded = self.plain_ids([self._lead + t if t else "" for t in texts])
-        rows = [self._filled(prefix + ids[: self._limit] + suffix) for ids in encoded]
+        rows = [self._filled(prefix + self._cut(ids) + suffix) for ids in encoded]
         return rows, [self._limit is not None and len(ids) > self._limit for ids in encoded]
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """The sentence within its limit, cut on the tokenizer's `truncation_side`."""
+        if self._limit is None or len(ids) <= self._limit:
+            return ids
+        return (
+            ids[len(ids) - self._limit :] if self.tokenizer.truncation_side == "left" else ids[: self._limit]
+        )
 
     def _rows_of_text(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
         """The sentence cut as a string, put into the template and tokenised with it."""
@@ -409,6 +422,8 @@ class Tokenization:
             "special": [self.tokenizer.pad_token_id, self.tokenizer.mask_token_id],
             "preparation": self.preparation,
         }
+        if self.tokenizer.truncation_side != "right":
+            settings["cut"] = self.tokenizer.truncation_side
         digest = hashlib.sha256(vocabulary.encode())
         digest.update(json.dumps(settings, sort_keys=True).encode())
         return digest.hexdigest()[:32]

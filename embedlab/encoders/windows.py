@@ -11,6 +11,10 @@ T = TypeVar("T")
 
 ROWS = 8192
 BYTES = 64 << 20
+LONG = 4096
+"""Characters: of longer texts only the beginning is tokenised, where that gives the same row."""
+LONGEST = 1 << 22
+"""Characters of a text that are ever tokenised."""
 _SPLIT = {
     "BertPreTokenizer",
     "ByteLevel",
@@ -70,6 +74,27 @@ def head(text: str, size: int) -> str | None:
         if text[end - 1].isalnum() and text[end + 1 : end + 2].isalnum():
             return text[:end]
     return None
+
+
+def beginnings(texts: list[str], limit: int, tokenise: Callable[[list[str]], list[list[int]]]) -> list[str]:
+    """Each text, of a long one as much as has the same first `limit` tokens and more, where there is such a `head`.
+
+    Args:
+        texts: read by a tokenizer that `splits_at_spaces`.
+        limit: tokens of a text that are kept.
+        tokenise: texts to ids. It may change what stands in a text's last word, as a full stop that it adds there.
+    """
+    size = max(LONG, 16 * limit)
+    found = {i: text for i, text in enumerate(texts) if len(text) <= size}
+    while len(found) < len(texts) and size <= LONGEST:
+        heads = {i: head(text, size) for i, text in enumerate(texts) if i not in found}
+        tried = {i: text for i, text in heads.items() if text is not None}
+        for (i, text), ids in zip(tried.items(), tokenise(list(tried.values())), strict=True):
+            # A letter is at most 4 bytes, and a byte at most a token.
+            if len(ids) - 4 * (len(text) - text.rfind(" ")) > limit:
+                found[i] = text
+        size *= 8
+    return [found.get(i, text) for i, text in enumerate(texts)]
 
 
 def splits_at_spaces(tokenizer: Any) -> bool:

@@ -40,12 +40,22 @@ def cache_dir() -> Path:
 
     ``$EMBEDLAB_CACHE``, else ``embedlab`` in the user's cache folder.
     """
-    if own := os.environ.get("EMBEDLAB_CACHE"):
-        return Path(own).expanduser().absolute()
+    if chosen := os.environ.get("EMBEDLAB_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    return own_cache_dir()
+
+
+def own_cache_dir() -> Path:
+    """``embedlab`` in the user's cache folder."""
     shared = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG base directory specification: a relative path is invalid and to be ignored.
     base = Path(shared) if os.path.isabs(shared) else Path.home() / ".cache"
     return base / "embedlab"
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Whether a file belongs to this user or to root: a checksum finds damage, the owner decides trust."""
+    return status.st_uid in (os.geteuid(), 0)
 
 
 def ordinary_mode(path: Path) -> None:
@@ -101,9 +111,15 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     Args:
         path: the lock file.
         wait: wait for another holder; otherwise give False at once.
+
+    Raises:
+        OSError: it cannot be opened, is a symbolic link (which could lead anywhere), or belongs to another user, who
+            could hold it for ever.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
+        if not is_ours(os.fstat(handle)):
+            raise PermissionError(errno.EACCES, "the lock belongs to another user", str(path))
         yield _take(handle, path, wait)
     finally:
         os.close(handle)

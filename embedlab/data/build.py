@@ -6,10 +6,12 @@ import errno
 import hashlib
 import json
 import logging
+import os
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +29,7 @@ from embedlab.data.table import FORMAT, DamagedTable, TableWriter, TokenTable
 from embedlab.data.tokenise import Chunk, FieldJob, Tokeniser, tokenised
 from embedlab.encoders.windows import windows
 from embedlab.errors import UserError
-from embedlab.files import cache_dir, locked, ordinary_mode
+from embedlab.files import cache_dir, is_ours, locked, ordinary_mode, own_cache_dir
 
 if TYPE_CHECKING:
     from embedlab.encoders.tokenization import Tokenization
@@ -52,7 +54,8 @@ def build_token_table(
     The cache key holds the content of the files (or the state of the hub data set), every setting that
     decides which rows are kept, and the fingerprint of every tokenisation. A build writes beside its place
     and moves there when it is whole; a lock keeps a second run waiting for the first; what a killed build
-    left is removed.
+    left is removed. Where files in the cache folder belong to another user (not root), nothing of them is read, and the
+    table is built in the user's own cache.
 
     Args:
         config: source, rows and cache folder.
@@ -66,29 +69,65 @@ def build_token_table(
     """
     _check(config, fields)
     readers = open_source(config)
-    root = Path(config.cache_dir).expanduser() if config.cache_dir else cache_dir() / "tokens"
     key = _key(config, fields, readers)
+    given = Path(config.cache_dir).expanduser() if config.cache_dir else cache_dir() / "tokens"
+    own = own_cache_dir() / "tokens"
+
+    def build(folder: Path) -> None:
+        _fill(folder, config, fields, readers, progress)
+
     try:
-        return TokenTable.open(root / key)
-    except DamagedTable:
-        pass
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with locked(root / f"{key}.lock"):
-            try:
-                return TokenTable.open(root / key)  # another run has built it meanwhile
-            except DamagedTable:
-                _sweep(root, key)
-                _build(root / key, config, fields, readers, progress)
-            return TokenTable.open(root / key)
+        try:
+            return _opened(given, key, build)
+        except OSError as bad:
+            if bad.errno not in _NOT_OURS or own == given:
+                raise
+            log.warning("%s: %s: the token cache is in %s", bad.filename or given, bad.strerror, own)
+            return _opened(own, key, build)
     except OSError as bad:
         raise UserError(
             f"the token cache cannot be written: {bad.strerror or bad}",
-            file=root,
+            file=bad.filename or given,
             key="data.cache_dir",
             value=config.cache_dir,
             fix="free space there, or a folder on another disk",
         ) from None
+
+
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
+
+
+def _opened(root: Path, key: str, build: Callable[[Path], None]) -> TokenTable:
+    """The table `key` in `root`, built where it is not there yet.
+
+    Raises:
+        OSError: one of `_NOT_OURS` where another user's files are in its place.
+    """
+    if (table := _trusted(root / key)) is not None:
+        return table
+    root.mkdir(parents=True, exist_ok=True)
+    with locked(root / f"{key}.lock"):
+        if (table := _trusted(root / key)) is not None:
+            return table  # another run has built it meanwhile
+        _sweep(root, key)
+        _build(root / key, build)
+    if (table := _trusted(root / key)) is None:
+        raise PermissionError(errno.EACCES, "a damaged table cannot be replaced", str(root / key))
+    return table
+
+
+def _trusted(folder: Path) -> TokenTable | None:
+    """The table in a folder; None where there is none that is whole."""
+    if not os.path.lexists(folder):
+        return None
+    for path in (folder, *(folder.iterdir() if folder.is_dir() else ())):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode) or not is_ours(status):
+            raise PermissionError(errno.EACCES, "a link, or of another user", str(path))
+    try:
+        return TokenTable.open(folder)
+    except DamagedTable:
+        return None
 
 
 def _check(config: DataConfig, fields: Mapping[str, FieldSpec]) -> None:
@@ -125,23 +164,29 @@ def _dtypes(kind: DataKind) -> dict[str, str]:
 
 
 def _sweep(root: Path, key: str) -> None:
-    """Remove what killed builds left, of this key (whose lock is held) and of others without a builder."""
+    """Remove what killed builds left, of this key (whose lock is held) and of others without a builder.
+
+    Another user's is left alone.
+    """
     for left in root.glob("*.tmp-*"):
         other = left.name.split(".tmp-")[0]
-        if other == key:
-            shutil.rmtree(left, ignore_errors=True)
-            continue
-        with locked(root / f"{other}.lock", wait=False) as held:
-            if held:
+        try:
+            if not is_ours(left.lstat()):
+                raise PermissionError(errno.EACCES, "of another user", str(left))
+            if other == key:
                 shutil.rmtree(left, ignore_errors=True)
+                continue
+            with locked(root / f"{other}.lock", wait=False) as held:
+                if held:
+                    shutil.rmtree(left, ignore_errors=True)
+        except OSError as bad:
+            log.info("%s: what a killed build left stays there (%s)", left, bad.strerror)
 
 
-def _build(
-    target: Path, config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader], progress: bool
-) -> None:
+def _build(target: Path, fill: Callable[[Path], None]) -> None:
     folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-", dir=target.parent))
     try:
-        _fill(folder, config, fields, readers, progress)
+        fill(folder)
         ordinary_mode(folder)
         shutil.rmtree(target, ignore_errors=True)  # a damaged or an older one
         try:

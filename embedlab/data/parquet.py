@@ -10,6 +10,7 @@ from typing import Any
 from embedlab.data.reader import FileReader, Values
 
 _BATCH_ROWS, _BATCH_BYTES = 256, 1 << 24
+_DIFFERENCES = "DELTA_BYTE_ARRAY"
 _SMALL_DICTIONARY = 1 << 21  # bytes; that many times the rows of a batch still fit
 
 
@@ -57,15 +58,18 @@ class ParquetFile(FileReader):
         tops = [n for n in names if n in columns or any(c.startswith(f"{n}.") for c in columns)]
         paths = [file.schema.column(i).path for i in range(file.metadata.num_columns)]
         wanted = [i for i, path in enumerate(paths) if path in tops or path.split(".")[0] in tops]
-        with self._open(read_dictionary=paths) as encoded:
-            for group in range(file.num_row_groups):
+        groups = [
+            [file.metadata.row_group(group).column(i) for i in wanted] for group in range(file.num_row_groups)
+        ]
+        # pyarrow decodes texts that are stored as differences into no dictionary.
+        plain = {c.path_in_schema for chunks in groups for c in chunks if _DIFFERENCES in c.encodings}
+        with self._open(read_dictionary=[path for path in paths if path not in plain]) as encoded:
+            for group, chunks in enumerate(groups):
                 meta = file.metadata.row_group(group)
-                chunks = [meta.column(i) for i in wanted]
                 size = sum(chunk.total_uncompressed_size for chunk in chunks)
                 self.check_expansion(size, None, sum(chunk.total_compressed_size for chunk in chunks))
                 rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * meta.num_rows // max(1, size)))
-                if any("DELTA_BYTE_ARRAY" in chunk.encodings for chunk in chunks):
-                    rows = min(rows, 8)  # each value may repeat the one before it
+                rows = min(rows, 8) if plain else rows  # each text may repeat the one before it
                 one = [flat(batch) for batch in islice(encoded.iter_batches(1, [group], tops), 1)]
                 words = [c for table in one for c in table.columns if pa.types.is_dictionary(c.type)]
                 large = any(column.chunk(0).dictionary.nbytes > _SMALL_DICTIONARY for column in words)

@@ -194,7 +194,7 @@ def _byte_lines(stream: Any) -> Iterator[bytes]:
             block = stream.read(1 << 16)
             if not block or len(rest) >= LONGEST_LINE:
                 break
-        line = rest.rstrip(b"\n")
+        line, following = rest.rstrip(b"\n"), b""
     while line:
         yield line
         line, following = following, stream.readline(LONGEST_LINE)

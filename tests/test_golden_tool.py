@@ -43,6 +43,7 @@ def altered(tmp_path: Path) -> Path:
     return tmp_path / "altered"
 
 
+@pytest.mark.timeout(900)
 def test_a_commit_equals_itself(compare: Callable[..., Any]) -> None:
     parts = "--only=losses,old_runs,exports,vectors"
     status, told = compare(str(ROOT), str(ROOT), parts, "--names=promptbert,mean")
@@ -57,6 +58,7 @@ def test_a_commit_equals_itself(compare: Callable[..., Any]) -> None:
     assert set(told.values()) == {"equal"}
 
 
+@pytest.mark.timeout(900)
 def test_a_planted_difference_is_seen(compare: Callable[..., Any], altered: Path) -> None:
     status, told = compare(
         str(ROOT), str(altered), "--only=vectors,exports", "--names=masked_lm,mean,average,mask"

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import pair_cosine
 from embedlab.evaluation.core.geometry import POSITIVE_RATING, geometry_metrics, summary
 from embedlab.evaluation.core.ratings import RatedCosines, separation, written
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
@@ -43,8 +40,7 @@ class Geometry(Suite):
         first, second = [x for x, _ in close], [y for _, y in close]
         values = summary(vectors.matrix, vectors.take(first), vectors.take(second))
         test = data[-1]
-        cosines = pair_cosine(vectors.take(test.first), vectors.take(test.second)).double().cpu().numpy()
-        groups = RatedCosines(cosines, np.asarray(test.gold, dtype=np.float64)).groups()
+        groups = RatedCosines(vectors.cosine(test.first, test.second).numpy(), test.gold).groups()
         values["separation"] = separation(groups)
         block = protocols.describe(
             encoder,

@@ -11,7 +11,7 @@ import torch
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
-from embedlab.evaluation.core.correlation import pair_cosine, spearman
+from embedlab.evaluation.core.correlation import spearman
 from embedlab.evaluation.core.settings import task_names, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Vectors
@@ -119,7 +119,7 @@ def score_lengths(vectors: Vectors, tasks: Sequence[STSPairs]) -> tuple[dict[str
     counts: dict[str, int] = {}
     if not pairs:
         return scores, counts
-    cosine = pair_cosine(vectors.take([a for a, _ in pairs]), vectors.take([b for _, b in pairs]))
+    cosine = vectors.cosine([a for a, _ in pairs], [b for _, b in pairs])
     gold = torch.tensor(list(pairs.values()), dtype=torch.float64)
     for low, high in LENGTHS:
         name = f"{low}+" if high is None else f"{low}-{high}"

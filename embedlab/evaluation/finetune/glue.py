@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import f1
 from embedlab.evaluation.core.files import Hub, Labelled, find_file, read_labelled
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
@@ -96,12 +95,11 @@ class GLUE(FineTunedSuite):
         if len(data) > 1:
             scores["glue/mean"] = fmean(scores[f"{name}/{TASKS[name].metrics[0]}"] for name in data)
         local_mrpc = "mrpc" in data and not data["mrpc"][0].source.startswith("hub:")
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="glue_dev",
             aggregation="first metric of each task, mean over tasks",
-            text="raw",
             data={
                 name: {"train": training.source, "test": test.source, "rows": [len(training), len(test)]}
                 for name, (training, test) in data.items()
@@ -116,7 +114,6 @@ class GLUE(FineTunedSuite):
             seed=config.seed,
             finetune=config.plain() | {"tasks": fits},
         )
-        return scores, block
 
 
 def load(name: str, settings: Mapping[str, Any]) -> tuple[Labelled, Labelled]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.files import Hub, Labelled, find_file, is_there, names_in, read_labelled
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings
@@ -125,12 +124,11 @@ class XNLI(FineTunedSuite):
         if others := [score for language, score in found.items() if language != "en"]:
             scores["xnli-zeroshot/accuracy"] = fmean(others)
         scores |= {f"xnli-{language}/accuracy": score for language, score in found.items()}
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="xnli_zero_shot",
             aggregation="accuracy; mean over languages",
-            text="raw",
             data={
                 "train": {"source": data.training.source, "rows": len(data.training)},
                 "dev": {"source": data.dev.source, "rows": len(data.dev)} if data.dev is not None else None,
@@ -146,4 +144,3 @@ class XNLI(FineTunedSuite):
             seed=config.seed,
             finetune=config.plain() | result.plain(),
         )
-        return scores, block

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import flat, group_means
 from embedlab.evaluation.core.files import Hub, Labelled, find_file, inner, read_labelled
 from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
@@ -90,12 +89,11 @@ class PAWSX(Suite):
         scores = flat(found)
         if len(found) > 1:
             scores |= group_means(found, {"pawsx": found}, ("average_precision", "roc_auc"))
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name=f"pawsx_{split}",
             aggregation="average precision and ROC area of the cosine",
-            text="raw",
             sentences=vectors.sentences,
             data={
                 f"pawsx-{language}": {
@@ -108,4 +106,3 @@ class PAWSX(Suite):
             warnings=limit_note(limit) + vectors.non_finite_note(),
             notes=["average precision at chance is the share of paraphrases"],
         )
-        return scores, block

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.correlation import spearman
 from embedlab.evaluation.core.settings import task_names, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
@@ -79,9 +78,9 @@ class Robustness(Suite):
             for bucket, n in counts.items()
             if n < _FEW
         ]
-        block = protocol.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="sts_robustness",
             aggregation="all",
             text=data[0].text,
@@ -94,7 +93,6 @@ class Robustness(Suite):
             sentences_changed=changed,
             length_pairs=counts,
         )
-        return scores, block
 
 
 def noisy_pairs(pairs: STSPairs, noise: str, rate: float, seed: int) -> STSPairs:

@@ -20,26 +20,15 @@ import torch
 from numpy.typing import NDArray
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import pearson, spearman
 from embedlab.evaluation.core.files import Hub, find_file, read_tsv
 from embedlab.evaluation.core.settings import task_names
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
-from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, score_table
+from embedlab.evaluation.core.table import LABELS, Metric, Scores, Table, protocol_line, score_table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 
 Text = Literal["raw", "tok"]
 SEVEN: tuple[str, ...] = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
-LABELS: dict[str, str] = {
-    "sts12": "STS12",
-    "sts13": "STS13",
-    "sts14": "STS14",
-    "sts15": "STS15",
-    "sts16": "STS16",
-    "stsb": "STS-B",
-    "sickr": "SICK-R",
-    "sts7": "Avg",
-}
 
 
 @dataclass(frozen=True)
@@ -320,9 +309,9 @@ class STS(Suite):
                 "all sentence vectors are equal (a collapsed encoder): no correlation, counted as 0"
             )
         published = not warnings and {pairs.task for pairs in data.main} == set(SEVEN)
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="sts7_senteval" if published else "sts_cosine_spearman",
             aggregation="all",
             text=headline,
@@ -331,7 +320,6 @@ class STS(Suite):
             warnings=warnings,
             notes=data.notes,
         )
-        return scores, block
 
     def tables(self, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
         """One row a text variant."""

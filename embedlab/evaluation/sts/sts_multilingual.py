@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import flat, group_means, pearson, spearman
 from embedlab.evaluation.core.files import Hub, find_file, inner, is_there, names_in, read_columns
 from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
@@ -109,15 +108,13 @@ class STSMultilingual(Suite):
             for p in data.values()
             if limit is None and len(p) != p.expected
         ]
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name=f"stsb_multi_mt_{split}",
             aggregation="all pairs of a language; mean over languages but English",
-            text="raw",
             sentences=vectors.sentences,
             data={p.task: {"source": p.source, "pairs": len(p)} for p in data.values()},
             warnings=limit_note(limit) + counts + vectors.non_finite_note(),
             notes=["translations by DeepL; ratings of the English pairs"],
         )
-        return scores, block

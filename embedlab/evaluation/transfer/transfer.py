@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.correlation import f1
 from embedlab.evaluation.core.files import Labelled
 from embedlab.evaluation.core.protocol import ResultCache
@@ -113,9 +112,9 @@ class Transfer(Suite):
         if set(data) == set(SEVEN):
             for metric in ("accuracy", "dev_accuracy"):
                 scores[f"transfer7/{metric}"] = float(np.mean([scores[f"{task}/{metric}"] for task in SEVEN]))
-        block = protocol.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="senteval_transfer" if name == "test" else "senteval_transfer_fast",
             aggregation="mean over folds (MR, CR, SUBJ, MPQA); mean of tasks",
             text="tok",
@@ -136,7 +135,6 @@ class Transfer(Suite):
             l2_chosen=chosen,
             classifier={**vars(mode.classifier), "hidden": 0, "loss": "mean cross-entropy"},
         )
-        return scores, block
 
 
 def mode_name(settings: Settings) -> str:

@@ -226,21 +226,12 @@ def density_plot(groups: Sequence[Group], path: Path) -> bool:
             found.append((group.label, read(lines)))
     if not found:
         return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     from embedlab.evaluation.core import figures
 
-    across = min(3, len(found))
-    down = -(-len(found) // across)
-    figure, axes = plt.subplots(down, across, figsize=(4.4 * across, 3.2 * down), squeeze=False, sharex=True)
-    for panel, (label, cosines) in zip(axes.flat, found, strict=False):
+    figure, panels = figures.grid(len(found), 3, 4.4, sharex=True)
+    for panel, (label, cosines) in zip(panels, found, strict=True):
         figures.cosine_density(cosines, f"{label}\n", panel)
         panel.title.set_fontsize("small")
-    for panel in axes.flat[len(found) :]:
-        panel.set_visible(False)
     figure.tight_layout()
     figures.save_figure(figure, path)
     return True
@@ -251,15 +242,10 @@ def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
     keys = swept_numbers(groups)
     if not keys:
         return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     from embedlab.evaluation.core import figures
 
-    figure, axes = plt.subplots(1, len(keys), figsize=(4 * len(keys), 3.2), squeeze=False, sharey=True)
-    for axis, key in zip(axes[0], keys, strict=True):
+    figure, panels = figures.grid(len(keys), len(keys), 4, sharey=True)
+    for axis, key in zip(panels, keys, strict=True):
         levels = sorted({g.varied[key] for g in groups})
         data = [
             [v for g in groups if g.varied[key] == level for v in g.values(metric).values()]
@@ -270,7 +256,7 @@ def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
         for at, values in enumerate(data, 1):
             axis.plot([at] * len(values), values, "o", color="0.4", markersize=3, markerfacecolor="none")
         axis.set_xlabel(key)
-    axes[0][0].set_ylabel(TITLES.get(metric, metric) + (" x 100" if metric.endswith("spearman") else ""))
+    panels[0].set_ylabel(TITLES.get(metric, metric) + (" x 100" if metric.endswith("spearman") else ""))
     runs = sum(len(g.values(metric)) for g in groups)
     figure.suptitle(f"{len(groups)} recipes, {runs} runs; a point is a run", fontsize="small")
     figure.tight_layout()

@@ -32,6 +32,28 @@ def _axes(axes: Axes | None) -> Axes:
     return plt.subplots(figsize=(5, 3.2))[1] if axes is None else axes
 
 
+def _lines(axes: Axes, series: Mapping[str, tuple[Any, Any]], **style: Any) -> Axes:
+    """A line for each name: its x and y."""
+    for i, (name, (x, y)) in enumerate(series.items()):
+        axes.plot(x, y, **{"linestyle": _LINES[i % len(_LINES)], "color": "k"} | style, label=name)
+    axes.legend(fontsize=8)
+    return axes
+
+
+def grid(panels: int, across: int, width: float, **shared: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with `panels`, at most `across` in a row, each `width` inches wide; without a display.
+
+    shared: ``sharex`` or ``sharey``.
+    """
+    plt.switch_backend("Agg")
+    across = min(across, panels)
+    down = -(-panels // across)
+    figure, axes = plt.subplots(down, across, figsize=(width * across, 3.2 * down), squeeze=False, **shared)
+    for empty in axes.flat[panels:]:
+        empty.set_visible(False)
+    return figure, list(axes.flat[:panels])
+
+
 def cosine_density(
     groups: Mapping[str, NDArray[np.float64]], title: str = "", axes: Axes | None = None
 ) -> Axes:
@@ -42,9 +64,8 @@ def cosine_density(
     x = np.linspace(-0.2, 1.0, 300)
     for i, (name, values) in enumerate(groups.items()):
         if len(values) > 2 and np.ptp(values) > 0:
-            axes.plot(
-                x, gaussian_kde(values)(x), linestyle=_LINES[i % len(_LINES)], color=str(0.12 * i), label=name
-            )
+            style = {"linestyle": _LINES[i % len(_LINES)], "color": str(0.12 * i)}
+            axes.plot(x, gaussian_kde(values)(x), label=name, **style)
     axes.set(xlabel="cosine", ylabel="density", title=f"{title} separation {separation(groups):.2f}".strip())
     axes.legend(title="rating", fontsize=8)
     return axes
@@ -53,17 +74,8 @@ def cosine_density(
 def spectrum(values: Mapping[str, NDArray[np.float64]], axes: Axes | None = None) -> Axes:
     """Singular values, each series divided by its largest: name -> ``[k]``, in descending order."""
     axes = _axes(axes)
-    for i, (name, series) in enumerate(values.items()):
-        axes.plot(
-            np.arange(1, len(series) + 1),
-            series / series[0],
-            linestyle=_LINES[i % len(_LINES)],
-            color="k",
-            label=name,
-        )
     axes.set(xscale="log", yscale="log", xlabel="index", ylabel="singular value / largest")
-    axes.legend(fontsize=8)
-    return axes
+    return _lines(axes, {name: (np.arange(1, len(s) + 1), s / s[0]) for name, s in values.items()})
 
 
 def alignment_uniformity(points: Mapping[str, tuple[float, float]], axes: Axes | None = None) -> Axes:
@@ -95,18 +107,8 @@ def task_bars(scores: Mapping[str, Mapping[str, float]], axes: Axes | None = Non
 def layer_line(scores: Mapping[str, Sequence[float]], axes: Axes | None = None) -> Axes:
     """Score by layer, 0 being the embeddings: name -> one score a layer."""
     axes = _axes(axes)
-    for i, (name, series) in enumerate(scores.items()):
-        axes.plot(
-            range(len(series)),
-            series,
-            linestyle=_LINES[i % len(_LINES)],
-            marker=_MARKS[i],
-            color="k",
-            label=name,
-        )
     axes.set(xlabel="layer", ylabel="Spearman x100")
-    axes.legend(fontsize=8)
-    return axes
+    return _lines(axes, {name: (range(len(s)), s) for name, s in scores.items()}, marker="o")
 
 
 def scatter(points: NDArray[np.float64], labels: Sequence[str], axes: Axes | None = None) -> Axes:

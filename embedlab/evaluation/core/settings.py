@@ -16,12 +16,7 @@ def row_limit(settings: Mapping[str, Any], default: int | None = None) -> int | 
 
     Raises UserError when it is no positive whole number.
     """
-    limit = settings.get("limit")
-    if limit is None:
-        return default
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise UserError("must be a positive whole number", key="limit", value=limit, fix="limit=100")
-    return limit
+    return default if settings.get("limit") is None else whole(settings, "limit", 100)
 
 
 def whole(settings: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:

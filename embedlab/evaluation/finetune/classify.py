@@ -14,7 +14,7 @@ from torch import Tensor
 from embedlab.evaluation.core.files import Labelled
 from embedlab.evaluation.finetune.buckets import Buckets
 from embedlab.evaluation.finetune.config import FineTuneConfig
-from embedlab.evaluation.finetune.fit import Fitted, predict, train, use_half
+from embedlab.evaluation.finetune.fit import Fitted, predict, seeded, train, use_half
 from embedlab.evaluation.finetune.models import Classifier, sentence_encoder, trainable_copy
 from embedlab.evaluation.finetune.rows import Rows
 
@@ -59,8 +59,7 @@ def classify(
         return Buckets(ids, {"label": torch.from_numpy(data.labels)}, rows.pad_id, device)
 
     # The new head's weights depend on the seed too.
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(config.seed)
+    with seeded(config.seed, device):
         model = Classifier(trainable_copy(source), classes, config.dropout, config.vector).to(device)
     look = None
     if dev is not None:

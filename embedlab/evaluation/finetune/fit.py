@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 import time
@@ -18,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from embedlab.config.optimizer import OptimizerConfig
-from embedlab.console import LEAF_SPEC
+from embedlab.console import LEAF_SPEC, quiet
 from embedlab.engine.optimizer import build_optimizer
 from embedlab.errors import UserError
 from embedlab.evaluation.finetune.buckets import Batch, Buckets, Epochs
@@ -98,8 +97,10 @@ def train(
     device = data.device
     terminal = sys.stderr.isatty()
     started = time.perf_counter()
-    with _quiet(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(config.seed)
+    quieter = quiet("lightning.pytorch", "lightning.fabric")  # the data are on the device already
+    with quieter, warnings.catch_warnings(), seeded(config.seed, device):
+        warnings.filterwarnings("ignore", module="lightning.*")
+        warnings.filterwarnings("ignore", message=LEAF_SPEC)
         trainer = Trainer(
             max_steps=steps,
             accelerator={"cuda": "gpu"}.get(device.type, device.type),
@@ -149,6 +150,14 @@ def use_half(settings: Any, device: torch.device) -> bool:
             "fine-tuning needs bfloat16 or float32", key="dtype", value=dtype, fix="dtype=bfloat16"
         )
     return dtype == "bfloat16" or (dtype is None and device.type == "cuda")
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers from `seed` inside; those outside go on as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 class _Losses(Callback):
@@ -207,20 +216,3 @@ class _Looks(Callback):
         if self._best is not None:
             model.load_state_dict(self._best)
             self._best = None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Lightning's notes on hardware, loaders and workers: the data are on the device already."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="lightning.*")
-            warnings.filterwarnings("ignore", message=LEAF_SPEC)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -18,7 +18,7 @@ from embedlab.evaluation.core.suite import Scored, Settings
 from embedlab.evaluation.finetune.answers import scores as answer_scores
 from embedlab.evaluation.finetune.buckets import Buckets
 from embedlab.evaluation.finetune.config import FineTuneConfig, FineTunedSuite
-from embedlab.evaluation.finetune.fit import Fitted, predict, train, use_half
+from embedlab.evaluation.finetune.fit import Fitted, predict, seeded, train, use_half
 from embedlab.evaluation.finetune.models import SpanReader, sentence_encoder, trainable_copy
 from embedlab.evaluation.finetune.qa_data import (
     Grid,
@@ -138,8 +138,7 @@ class Reader:
         self.half = use_half(settings, self.device)
         self.rows = Rows(source, config.max_length)
         self.training_windows = 0
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(config.seed)
+        with seeded(config.seed, self.device):
             self.model = SpanReader(trainable_copy(source)).to(self.device)
 
     def fit(self, training: TrainingQuestions) -> Fitted:

@@ -76,20 +76,32 @@ def compare_sts(
         before, after = (float(spearman_rows(c[None], gold[None])[0]) for c in (one, other))
         points.append(after - before)
         samples.append(bootstrap(gold, one, other, resamples=resamples, seed=seed + number))
-        scores |= _summary(pairs.task, points[-1], samples[-1])
+        scores |= change_interval(f"{pairs.task}/", points[-1], samples[-1])
     if len(tasks) > 1:
         name = "sts7" if {p.task for p in tasks} == set(SEVEN) else "sts"
-        scores |= _summary(name, float(np.mean(points)), np.mean(samples, axis=0))
+        scores |= change_interval(f"{name}/", float(np.mean(points)), np.mean(samples, axis=0))
     return scores
 
 
-def _summary(task: str, point: float, samples: NDArray[np.float64]) -> dict[str, float]:
-    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+def change_interval(
+    prefix: str, point: float, samples: NDArray[np.float64], level: float = LEVEL
+) -> dict[str, float]:
+    """A difference with its bootstrap interval.
+
+    Args:
+        prefix: of the names.
+        point: the difference on the whole set.
+        samples: it on each sample, ``[resamples]``.
+        level: share of the samples in the interval.
+
+    Returns: ``change``, ``change_low``, ``change_high``, and ``worse``, the share of negative samples.
+    """
+    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
     return {
-        f"{task}/change": point,
-        f"{task}/change_low": float(low),
-        f"{task}/change_high": float(high),
-        f"{task}/worse": float((samples < 0).mean()),
+        f"{prefix}change": point,
+        f"{prefix}change_low": float(low),
+        f"{prefix}change_high": float(high),
+        f"{prefix}worse": float((samples < 0).mean()),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from embedlab.console import quiet
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
@@ -49,13 +50,10 @@ def export_onnx(encoder: Encoder, folder: Path, normalize: bool = True) -> None:
         0: torch.export.Dim("batch", min=1, max=1 << 16),
         1: torch.export.Dim("length", min=1, max=longest),
     }
-    exporter = logging.getLogger("torch.onnx")
-    level = exporter.level
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), quiet("torch.onnx"), warnings.catch_warnings():
             # The exporter warns of its own internals, of example sizes that coincide, of torchvision's absence.
             warnings.simplefilter("ignore")
-            exporter.setLevel(logging.ERROR)
             torch.onnx.export(
                 graph,
                 (example["input_ids"], example["attention_mask"]),
@@ -68,7 +66,6 @@ def export_onnx(encoder: Encoder, folder: Path, normalize: bool = True) -> None:
                 verbose=False,
             )
     finally:
-        exporter.setLevel(level)
         encoder.to(device=device, dtype=dtype).train(training)
     encoder.tokenizer.save_pretrained(folder)
     settings = encoder.tokenization.to_dict() | {"normalize": normalize, "dim": encoder.dim, "output": OUTPUT}

@@ -54,15 +54,14 @@ def read_sweep(folder: Path) -> dict[str, dict[int, Scores]]:
         UserError: no trial of this experiment is there.
     """
     found: dict[str, dict[int, Scores]] = {name: {} for name in NAMES}
-    for path in sorted(folder.glob("*/scores.json")):
-        run = read_run(path)
-        if run is not None and run.config.get("arm") in found:
-            found[run.config["arm"]][run.seed] = dict(run.scores)
-    for arm, stage in (("a1", "stage1_a"), ("a2", "stage1_b")):
-        for path in sorted(folder.glob(f"stage1_own/seed*/{stage}/scores.json")):
+    places = {"*": None, "stage1_own/seed*/stage1_a": "a1", "stage1_own/seed*/stage1_b": "a2"}
+    for place, tower in places.items():
+        for path in sorted(folder.glob(f"{place}/scores.json")):
             run = read_run(path)
-            if run is not None:
-                found[arm][int(path.parts[-3].removeprefix("seed"))] = dict(run.scores)
+            arm = tower or (run and run.config.get("arm"))
+            if run is not None and arm in found:
+                seed = int(path.parts[-3].removeprefix("seed")) if tower else run.seed
+                found[arm][seed] = dict(run.scores)
     found = {arm: seeds for arm, seeds in found.items() if seeds}
     if not set(found) - {"a1", "a2"}:
         raise UserError(

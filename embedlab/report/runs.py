@@ -90,7 +90,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
                 runs.append(run)
         for path in sorted(folder.rglob("trial.yaml")):
             if path.parent not in known:
-                unfinished.append(_unfinished(path.parent))
+                unfinished.append(_trial(path.parent))
         if len(runs) == before and not unfinished:
             raise UserError(
                 "there is no finished run in this folder", file=folder, fix="a folder with scores.json"
@@ -156,11 +156,12 @@ def _of_this_run(
     return (read, block["suite"]) == ((config.get("pooling") or {}).get("name"), stem)
 
 
-def _unfinished(folder: Path) -> Unfinished:
+def _trial(folder: Path) -> Unfinished:
+    """What the sweep wrote of the trial in this folder, finished or not."""
     try:
         record = json.loads((folder / "trial.json").read_text())
     except (OSError, ValueError):
-        return Unfinished(folder, "not finished")
+        record = {}
     return Unfinished(folder, record.get("status", "not finished"), record.get("overrides", ()))
 
 
@@ -230,11 +231,7 @@ def _label(settings: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> s
 
 def _overrides(folder: Path) -> list[str]:
     """What a sweep's command changed for this trial, the seed apart."""
-    try:
-        overrides = json.loads((folder / "trial.json").read_text())["overrides"]
-    except (OSError, ValueError, KeyError):
-        return []
-    return [o for o in overrides if not o.lstrip("+").startswith("seed=")]
+    return [o for o in _trial(folder).overrides if not o.lstrip("+").startswith("seed=")]
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from embedlab.errors import UserError
@@ -17,7 +18,6 @@ from embedlab.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _LINES = ("-", "--", "-.", ":", (0, (1, 1)), (0, (5, 1)))
 _MARKS = "os^Dvx*P<>hp+"
@@ -32,10 +32,11 @@ def _axes(axes: Axes | None) -> Axes:
     return plt.subplots(figsize=(5, 3.2))[1] if axes is None else axes
 
 
-def _lines(axes: Axes, series: Mapping[str, tuple[Any, Any]], **style: Any) -> Axes:
+def _lines(axes: Axes, series: Mapping[str, tuple[Any, Any]], marks: str = " ") -> Axes:
     """A line for each name: its x and y."""
     for i, (name, (x, y)) in enumerate(series.items()):
-        axes.plot(x, y, **{"linestyle": _LINES[i % len(_LINES)], "color": "k"} | style, label=name)
+        style = {"linestyle": _LINES[i % len(_LINES)], "marker": marks[i % len(marks)]}
+        axes.plot(x, y, color="k", label=name, **style)
     axes.legend(fontsize=8)
     return axes
 
@@ -45,10 +46,10 @@ def grid(panels: int, across: int, width: float, **shared: Any) -> tuple[Figure,
 
     shared: ``sharex`` or ``sharey``.
     """
-    plt.switch_backend("Agg")
     across = min(across, panels)
     down = -(-panels // across)
-    figure, axes = plt.subplots(down, across, figsize=(width * across, 3.2 * down), squeeze=False, **shared)
+    figure = Figure(figsize=(width * across, 3.2 * down))
+    axes = figure.subplots(down, across, squeeze=False, **shared)
     for empty in axes.flat[panels:]:
         empty.set_visible(False)
     return figure, list(axes.flat[:panels])
@@ -108,7 +109,7 @@ def layer_line(scores: Mapping[str, Sequence[float]], axes: Axes | None = None) 
     """Score by layer, 0 being the embeddings: name -> one score a layer."""
     axes = _axes(axes)
     axes.set(xlabel="layer", ylabel="Spearman x100")
-    return _lines(axes, {name: (range(len(s)), s) for name, s in scores.items()}, marker="o")
+    return _lines(axes, {name: (range(len(s)), s) for name, s in scores.items()}, _MARKS)
 
 
 def scatter(points: NDArray[np.float64], labels: Sequence[str], axes: Axes | None = None) -> Axes:
@@ -234,8 +235,6 @@ def profile_figure(runs: Mapping[str, Scores]) -> Figure:
     Args:
         runs: scores of `cls_energy` by the name of the encoder, such as before and after.
     """
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     energy, mass, kinds = figure.subplots(1, 3)
     for name, scores in runs.items():

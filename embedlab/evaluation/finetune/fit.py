@@ -6,10 +6,10 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
@@ -22,6 +22,11 @@ from embedlab.engine.optimizer import build_optimizer
 from embedlab.errors import UserError
 from embedlab.evaluation.finetune.buckets import Batch, Buckets, Epochs
 from embedlab.evaluation.finetune.config import FineTuneConfig
+from embedlab.evaluation.finetune.models import sentence_encoder, trainable_copy
+from embedlab.evaluation.finetune.rows import Rows
+
+if TYPE_CHECKING:
+    from embedlab.backbones import Backbone
 
 _REPORTS = 10  # progress lines of one training, where there is no terminal
 
@@ -158,6 +163,46 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
+
+
+class Learner:
+    """A head on a copy of an encoder's backbone, to be trained and asked; the encoder itself stays as it is.
+
+    Args:
+        encoder: as a suite gets it.
+        config: how to train.
+        settings: of the suite.
+        head: makes the model of the copied backbone.
+    """
+
+    def __init__(
+        self,
+        encoder: object,
+        config: FineTuneConfig,
+        settings: Mapping[str, Any],
+        head: Callable[[Backbone], nn.Module],
+    ) -> None:
+        source = sentence_encoder(encoder)
+        self.config, self.device = config, source.device
+        self.half = use_half(settings, self.device)
+        self.rows = Rows(source, config.max_length)
+        # The new head's weights depend on the seed too.
+        with seeded(config.seed, self.device):
+            self.model = head(trainable_copy(source)).to(self.device)
+
+    def buckets(self, rows: Sequence[Sequence[int]], **targets: Tensor) -> Buckets:
+        """Rows of token ids with their targets, on the device."""
+        return Buckets(rows, targets, self.rows.pad_id, self.device)
+
+    def fit(self, data: Buckets, name: str, dev: Callable[[], float] | None = None) -> dict[str, Any]:
+        """`train` on `data`; says for the protocol block what the training was."""
+        fitted = train(self.model, data, self.config, name=name, half=self.half, dev=dev)
+        precision = "bf16-mixed" if self.half else "float32"
+        return {"row_tokens": self.rows.max_length, "precision": precision} | fitted.plain()
+
+    def predict(self, data: Buckets) -> Iterator[tuple[Batch, Tensor]]:
+        """`predict` of the model."""
+        return predict(self.model, data, self.half)
 
 
 class _Losses(Callback):

@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
+from embedlab.evaluation.core.correlation import flat
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Scores
 from embedlab.evaluation.core.vectors import unique
-from embedlab.evaluation.sts.sts import STSPairs, all_sentences, load_sts, row_count_warning
+from embedlab.evaluation.sts.sts import STSPairs, all_sentences, load_sts, row_count_warnings
 
 if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
@@ -204,14 +205,12 @@ def flatten(profiles: Sequence[Profile]) -> dict[str, float]:
     each, means over the towers; with two, ``tower1/E1`` and so on at the last layer of each.
     """
     mean = {name: torch.stack([p.values[name] for p in profiles]).mean(0) for name in METRICS}
-    scores = {"cls_energy/E_CLS": float(mean["E1"][-1])}
-    scores |= {f"cls_energy/{name}": float(mean[name][-1]) for name in METRICS}
-    for m in range(profiles[0].layers):
-        scores |= {f"layer{m + 1:02d}/{name}": float(mean[name][m]) for name in METRICS}
+    parts = {"cls_energy": (mean, -1)}
+    parts |= {f"layer{m + 1:02d}": (mean, m) for m in range(profiles[0].layers)}
     if len(profiles) > 1:
-        for i, p in enumerate(profiles, 1):
-            scores |= {f"tower{i}/{name}": float(p.values[name][-1]) for name in METRICS}
-    return scores
+        parts |= {f"tower{i}": (p.values, -1) for i, p in enumerate(profiles, 1)}
+    found = {part: {name: float(of[name][m]) for name in METRICS} for part, (of, m) in parts.items()}
+    return {"cls_energy/E_CLS": found["cls_energy"]["E1"], **flat(found)}
 
 
 class CLSEnergy(Suite):
@@ -239,7 +238,6 @@ class CLSEnergy(Suite):
         sentences, _ = unique(all_sentences([data]))
         profiles = [profile(tower, sentences) for tower in towers(encoder)]
         scores = flatten(profiles)
-        warning = row_count_warning(data)
         return self.result(
             encoder,
             scores,
@@ -248,7 +246,7 @@ class CLSEnergy(Suite):
             text=data.text,
             sentences=sentences,
             data={"stsb (dev)": {"source": data.source, "sentences": len(sentences)}},
-            warnings=[warning] if warning else [],
+            warnings=row_count_warnings([data]),
             notes=[
                 "our reading of E_CLS: the paper's formula is not known",
                 "attention weights without dropout, fp32",

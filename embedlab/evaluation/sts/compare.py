@@ -18,7 +18,7 @@ from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.settings import whole
 from embedlab.evaluation.core.table import Table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
-from embedlab.evaluation.sts.sts import SEVEN, STSPairs, Text, all_sentences, load_sts
+from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_tasks
 
 log = logging.getLogger(__name__)
 RESAMPLES, SEED, LEVEL = 1000, 0, 0.95
@@ -71,7 +71,7 @@ def compare_sts(
     scores: dict[str, float] = {}
     points, samples = [], []
     for number, pairs in enumerate(tasks):
-        gold = np.asarray(pairs.gold, dtype=np.float64)
+        gold = pairs.gold
         one, other = (v.cosine(pairs.first, pairs.second).numpy() for v in vectors)
         before, after = (float(spearman_rows(c[None], gold[None])[0]) for c in (one, other))
         points.append(after - before)
@@ -117,8 +117,7 @@ class Comparison:
             UserError: a wrong setting, a missing or broken file.
         """
         whole(settings, "resamples", RESAMPLES)
-        text: Text = settings.get("sts_text") or "raw"
-        return [load_sts(task, settings.get("data_dir"), text) for task in settings.get("tasks") or SEVEN]
+        return load_tasks(settings)
 
     def score(
         self, first: Encoder, second: Encoder, tasks: list[STSPairs], settings: Mapping[str, Any]
@@ -130,7 +129,7 @@ class Comparison:
             suite="compare",
             name="sts_paired_bootstrap",
             aggregation=f"all; {resamples} resamples of sentence pairs, the same for both encoders; 95 % interval",
-            text=settings.get("sts_text") or "raw",
+            text=tasks[0].text,
             sentences=all_sentences(tasks),
             data={pairs.task: {"source": pairs.source, "pairs": len(pairs)} for pairs in tasks},
             seed=SEED,

@@ -6,7 +6,6 @@ the same, so that the differences vary far less than the scores.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,10 +71,7 @@ def read_sweep(folder: Path) -> dict[str, dict[int, Scores]]:
 
 def compare(first: Mapping[int, Scores], second: Mapping[int, Scores], metric: str) -> Difference | None:
     """`first` minus `second` over the seeds that both have; None where there is no such seed."""
-    one, other = (
-        {s: v[metric] for s, v in arm.items() if not math.isnan(v.get(metric, math.nan))}
-        for arm in (first, second)
-    )
+    one, other = ({s: v[metric] for s, v in arm.items() if metric in v} for arm in (first, second))
     return paired_difference(one, other)
 
 

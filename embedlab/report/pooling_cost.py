@@ -49,6 +49,8 @@ def compare(
         rounds: each arm once a round, in turn first.
         repeats: passes in a row for one time.
         synchronise: waits for the device.
+
+    Returns: the cost of each arm; times in seconds.
     """
     for _, encode in arms.values():
         encode()
@@ -72,7 +74,13 @@ def compare(
 
 
 def captured(encode: Encode) -> Encode:
-    """The same pass as a CUDA graph: the time of the device, without that of starting kernels one by one."""
+    """The same pass as a CUDA graph: the time of the device, without that of starting kernels one by one.
+
+    Args:
+        encode: one pass on CUDA, whose input tensors stay where they are.
+
+    Returns: the pass, replayed; its result is written over by the next one.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -29,7 +29,16 @@ TITLES = {f"{task}/spearman": label for task, label in LABELS.items()} | {
 
 
 def headline(groups: Sequence[Group]) -> str:
-    """The metric that recipes are compared by: the mean of the seven STS tasks where all runs have it."""
+    """The score that recipes are compared by: the first of `HEADLINES` that all of them have.
+
+    Args:
+        groups: of the table.
+
+    Returns: its name, such as ``sts7/spearman``.
+
+    Raises:
+        UserError: the recipes have no score in common.
+    """
     for metric in HEADLINES:
         if all(g.values(metric) for g in groups):
             return metric
@@ -42,15 +51,27 @@ def headline(groups: Sequence[Group]) -> str:
 
 
 def shown_metrics(groups: Sequence[Group]) -> list[str]:
-    """The usual columns, as far as any run has them."""
+    """The usual columns, as far as any run has them.
+
+    Args:
+        groups: of the table.
+
+    Returns: names of scores, in the order of `TITLES`.
+    """
     return [m for m in TITLES if any(g.values(m) for g in groups)]
 
 
 def find_baseline(groups: Sequence[Group], name: str | None) -> Group | None:
     """The group that is called ``name``, or whose label has all settings of it, or contains it.
 
+    Args:
+        groups: to choose from.
+        name: a label, settings ``key=value`` in any order, or a part of a label; None: no baseline.
+
+    Returns: the group; None without a name.
+
     Raises:
-        UserError: none or several.
+        UserError: no group, or several, by this name.
     """
     if name is None:
         return None
@@ -204,7 +225,13 @@ def write_csv(groups: Sequence[Group], path: Path) -> None:
 
 
 def swept_numbers(groups: Sequence[Group]) -> list[str]:
-    """Keys that a sweep varied over numbers, such as ``pooling.n``: what a box plot has on its axis."""
+    """Keys that a sweep varied over numbers: what a box plot has on its axis.
+
+    Args:
+        groups: of the sweep.
+
+    Returns: dotted keys, such as ``pooling.n``, for which every group has a number and not all the same.
+    """
     keys = sorted({k for g in groups for k in g.varied})
     return [
         k
@@ -217,8 +244,14 @@ def swept_numbers(groups: Sequence[Group]) -> list[str]:
 
 
 def density_plot(groups: Sequence[Group], path: Path) -> bool:
-    """STS-B test's cosines by rating (S2Sent, figure 8), a panel a recipe (its first seed). False: none was scored by
-    ``suite=geometry``."""
+    """Density of STS-B test's cosines by rating (S2Sent, figure 8), a panel a recipe (its first seed).
+
+    Args:
+        groups: of the table.
+        path: of the picture, in the format of its suffix.
+
+    Returns: whether it was drawn; False: no recipe was scored by ``suite=geometry``.
+    """
     found = []
     for group in groups:
         lines = group.runs[0].protocol.get("geometry", {}).get("cosines_by_rating")
@@ -238,7 +271,15 @@ def density_plot(groups: Sequence[Group], path: Path) -> bool:
 
 
 def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
-    """A panel for each swept number: the scores of all runs with each of its values. False: nothing was swept."""
+    """A panel for each swept number: the scores of all runs with each of its values.
+
+    Args:
+        groups: of a sweep.
+        metric: the score to draw (x 100 for correlations).
+        path: of the picture, in the format of its suffix.
+
+    Returns: whether it was drawn; False: nothing was swept over numbers.
+    """
     keys = swept_numbers(groups)
     if not keys:
         return False

@@ -109,10 +109,9 @@ def describe(
 def check(block: Mapping[str, Any]) -> None:
     """Raises ValueError when a protocol block lacks a key of `REQUIRED`, or holds null where it must not or another
     kind of value than `KINDS` says."""
-    missing = [key for key in REQUIRED if key not in block]
-    empty = [key for key in REQUIRED if key in block and block[key] is None and key not in MAY_BE_NULL]
-    if missing or empty:
-        raise ValueError(f"incomplete protocol block: missing {missing}, null {empty}")
+    empty = [key for key in REQUIRED if block.get(key) is None and not (key in block and key in MAY_BE_NULL)]
+    if empty:
+        raise ValueError(f"incomplete protocol block: {', '.join(empty)} missing or null")
     for key, kind in KINDS.items():
         if not isinstance(block[key], kind):
             raise ValueError(f"odd protocol block: {key} is {block[key]!r}")

@@ -68,30 +68,25 @@ def profile(tower: SentenceEncoder, sentences: Sequence[str], batch_tokens: int 
     punctuation = _punctuation(tower.tokenizer).to(tower.device)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     total = torch.zeros(tower.backbone.info.layers, len(METRICS), dtype=torch.float64)
-    training = tower.training
-    tower.eval()
-    try:
-        with torch.inference_mode():
-            start = 0
-            while start < len(order):
-                size = max(1, batch_tokens // max(1, len(rows[order[start]])))
-                chosen = [rows[i] for i in order[start : start + size]]
-                start += size
-                padded = tower.tokenization.pad(chosen)
-                ids = padded["input_ids"].to(tower.device)
-                mask = padded["attention_mask"].to(tower.device)
-                states = tower.backbone(ids, mask, all_layers=True)
-                frame = parts.frame(states[0], mask)
-                marks = _marks(mask, punctuation[ids])
-                for m in range(tower.backbone.info.layers):
-                    heads = parts.project(m, states[m], frame)
-                    weights = parts.weights(m, heads, frame)
-                    context = (weights @ heads.value.float()).transpose(1, 2).flatten(2)
-                    written = parts.output(m, context.to(states[m].dtype))
-                    found = measure(states[m + 1], written, written + states[m], weights, mask, *marks)
-                    total[m] += torch.stack([found[name].sum() for name in METRICS]).cpu().double()
-    finally:
-        tower.train(training)
+    with tower.evaluating(None):
+        start = 0
+        while start < len(order):
+            size = max(1, batch_tokens // max(1, len(rows[order[start]])))
+            chosen = [rows[i] for i in order[start : start + size]]
+            start += size
+            padded = tower.tokenization.pad(chosen)
+            ids = padded["input_ids"].to(tower.device)
+            mask = padded["attention_mask"].to(tower.device)
+            states = tower.backbone(ids, mask, all_layers=True)
+            frame = parts.frame(states[0], mask)
+            marks = _marks(mask, punctuation[ids])
+            for m in range(tower.backbone.info.layers):
+                heads = parts.project(m, states[m], frame)
+                weights = parts.weights(m, heads, frame)
+                context = (weights @ heads.value.float()).transpose(1, 2).flatten(2)
+                written = parts.output(m, context.to(states[m].dtype))
+                found = measure(states[m + 1], written, written + states[m], weights, mask, *marks)
+                total[m] += torch.stack([found[name].sum() for name in METRICS]).cpu().double()
     means = total / len(rows)
     return Profile({name: means[:, i] for i, name in enumerate(METRICS)}, len(rows))
 

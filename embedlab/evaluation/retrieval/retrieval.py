@@ -75,9 +75,8 @@ class Retrieval(Suite):
             )  # fmt: skip
             measured = measure(found, collection.qrels)
             scores |= {f"{collection.name}/{name}": value for name, value in measured.items()}
-        if len(data) > 1:
-            for name in _MEASURES:
-                scores[f"retrieval/{name}"] = float(np.mean([scores[f"{c.name}/{name}"] for c in data]))
+        for name in _MEASURES if len(data) > 1 else ():
+            scores[f"retrieval/{name}"] = float(np.mean([scores[f"{c.name}/{name}"] for c in data]))
         return self.result(
             encoder,
             scores,

@@ -100,12 +100,9 @@ def load_sts(
     """
     source = _SOURCES.get((task, split))
     if source is None:
-        known = ", ".join(
-            sorted({name if where == "test" else f"{name} ({where})" for name, where in _SOURCES})
-        )
-        raise UserError(
-            "no such STS task", key="task", value=f"{task} ({split})", fix=f"choose one of {known}"
-        )
+        known = sorted(name if where == "test" else f"{name} ({where})" for name, where in _SOURCES)
+        fix = f"choose one of {', '.join(known)}"
+        raise UserError("no such STS task", key="task", value=f"{task} ({split})", fix=fix)
     if text not in ("raw", "tok"):
         raise UserError("no such text variant", key="sts_text", value=text, fix="choose raw or tok")
     if data_dir is None and text == "tok":
@@ -115,16 +112,16 @@ def load_sts(
             value=text,
             fix="give data_dir=FOLDER with SentEval's tokens, or use sts_text=raw",
         )
-    path = None if data_dir is None else find_file(data_dir, source.file, "sts")
     columns = [source.gold, "sentence1", "sentence2"]
-    if path is None:
+    if data_dir is None:
+        where = f"hub:{source.hub}"
         hub = Hub(
             source.hub, None, source.hub_split, "the STS files (sts12_test.tsv.gz ... sick_test.tsv.gz)"
         )
         table = dict(zip(columns, hub.rows(("score", "sentence1", "sentence2")).values(), strict=True))
     else:
-        table = read_tsv(path, columns, optional=[*_TOKENS, *([source.subset] if source.subset else [])])
-    where = f"hub:{source.hub}" if path is None else str(path)
+        where = str(path := find_file(data_dir, source.file, "sts"))
+        table = read_tsv(path, columns, [*_TOKENS, *filter(None, [source.subset])])
     first, second, notes = _sentences(task, text, table, where)
     kept, gold = rated(table[source.gold], where, source.gold)
     subsets = table.get(source.subset or "")

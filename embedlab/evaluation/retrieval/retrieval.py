@@ -7,16 +7,16 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.nearest import BACKENDS, Backend, TopK, unit
-from embedlab.evaluation.core.settings import require, scoring_device, whole
+from embedlab.evaluation.core.settings import chosen, folder_of, names, require, scoring_device, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, embed
 from embedlab.evaluation.retrieval.beir import Collection, is_collection, load_collection
@@ -59,8 +59,8 @@ class Retrieval(Suite):
     def load(self, settings: Settings) -> list[Collection]:
         """The collections."""
         how = _how(settings)
-        folders = _folders(settings.get("data_dir"), settings.get("tasks"))
-        return [load_collection(folder, settings.get("split") or "test", how["codes"]) for folder in folders]
+        split = settings.get("split") or "test"
+        return [load_collection(folder, split, how["codes"]) for folder in _folders(settings)]
 
     def score(self, encoder: Encoder, data: list[Collection], settings: Settings) -> Scored:
         """nDCG, MRR, recall and MAP of each collection."""
@@ -75,15 +75,13 @@ class Retrieval(Suite):
             )  # fmt: skip
             measured = measure(found, collection.qrels)
             scores |= {f"{collection.name}/{name}": value for name, value in measured.items()}
-        if len(data) > 1:
-            for name in _MEASURES:
-                scores[f"retrieval/{name}"] = float(np.mean([scores[f"{c.name}/{name}"] for c in data]))
-        block = protocol.describe(
+        for name in _MEASURES if len(data) > 1 else ():
+            scores[f"retrieval/{name}"] = float(np.mean([scores[f"{c.name}/{name}"] for c in data]))
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="beir",
             aggregation="mean over queries; mean of collections",
-            text="raw",
             sentences=[how["prompts"]["corpus"] + text for c in data for text in c.documents.values()],
             data={
                 c.name: {
@@ -100,9 +98,8 @@ class Retrieval(Suite):
                 if c.dangling
             ],
             **how,
-            ir_measures=_version("ir-measures"),
+            ir_measures=metadata.version("ir-measures"),
         )
-        return scores, block
 
 
 def _how(settings: Settings) -> dict[str, Any]:
@@ -170,36 +167,17 @@ def measure(found: Run, qrels: Mapping[str, Mapping[str, int]]) -> dict[str, flo
     return {name: 100 * float(values[measure]) for name, measure in measures.items()}
 
 
-def _folders(data_dir: Any, tasks: str | Sequence[str] | None) -> list[Path]:
-    if data_dir is None:
+def _folders(settings: Settings) -> list[Path]:
+    folder = folder_of(settings, "retrieval")
+    if folder is None:
         raise UserError(
             "retrieval reads local collections",
             key="data_dir",
             fix="data_dir=FOLDER in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or suite=mteb",
-        )
-    folder = Path(data_dir)
-    if not folder.is_dir():
-        raise UserError(
-            "no such folder", file=folder, key="data_dir", value=data_dir, fix="give a BEIR folder"
         )
     inside = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and is_collection(path)}
     if is_collection(folder):
         inside = {folder.resolve().name: folder}
     if not inside:
         raise UserError("holds no corpus.jsonl", file=folder, key="data_dir", fix="give a BEIR folder")
-    names = tasks.split(",") if isinstance(tasks, str) else list(tasks or inside)
-    unknown = [name for name in names if name not in inside]
-    if unknown:
-        raise UserError(
-            "no such collection", key="tasks", value=unknown[0], fix=f"choose from {', '.join(inside)}"
-        )
-    return [inside[name] for name in dict.fromkeys(names)]
-
-
-def _version(package: str) -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return protocol.UNKNOWN
+    return [inside[name] for name in chosen(names(settings, "tasks"), list(inside), "tasks")]

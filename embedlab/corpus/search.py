@@ -24,7 +24,7 @@ from embedlab.corpus.vector_files import NpyFile
 from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
-from embedlab.evaluation.core.vectors import Encoder, embed
+from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
 from embedlab.files import ordinary_mode
 
 _FORMAT = 1
@@ -83,12 +83,13 @@ def build_index(
     """
     target = Path(folder)
     _check_target(target, overwrite)
+    answering = Prompted(encoder, "document")
     with _new_folder(target) as work:
         offsets = [0]
         with (work / "texts.txt").open("wb") as text_file, (work / "vectors.npy").open("wb") as vector_file:
             vectors = NpyFile(vector_file)
             for window in windows(texts, rows, size):
-                vectors.add(range(len(window)), unit(embed(encoder, window)).numpy())
+                vectors.add(range(len(window)), unit(embed(answering, window)).numpy())
                 for text in window:
                     line = (" ".join(text.splitlines()) + "\n").encode()
                     text_file.write(line)
@@ -139,7 +140,7 @@ class Index:
 
     def search(self, encoder: Encoder, queries: Sequence[str], k: int = 10) -> list[list[Hit]]:
         """The `k` nearest texts of each query by cosine, exact, best first."""
-        vectors = unit(embed(encoder, queries))
+        vectors = unit(embed(Prompted(encoder, "query"), queries))
         if vectors.shape[1] != self.info.dim:
             raise UserError(
                 f"holds vectors of width {self.info.dim}, the encoder gives {vectors.shape[1]}",

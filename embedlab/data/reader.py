@@ -55,7 +55,7 @@ class Layout:
 
     def names(self, text: str) -> bool:
         """Whether a text is the name of a column rather than a sentence."""
-        return text in self.known or text in self.asked
+        return text in self.known or (text in self.asked and not text.isdecimal())
 
 
 def in_words(names: Sequence[str]) -> str:

@@ -164,16 +164,9 @@ class Encoder(nn.Module):
             raise UserError("unknown output", key="output", value=output, fix="numpy or tensor")
         before = self.usage.text(prompt, prompt_name)
         texts = [before + text for text in _texts(sentences)]
-        # Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
-        # Kept as int32: a Python list of numbers takes nine times as much.
-        index: dict[bytes, int] = {}
-        places = [
-            index.setdefault(array("i", row).tobytes(), len(index))
-            for rows, _ in self.tokenization.tokenised(texts)
-            for row in rows
-        ]
+        rows, places = self._distinct_rows(texts)
         vectors = self.encode_ids(
-            [np.frombuffer(row, np.int32) for row in index],
+            rows,
             batch_size,
             show_progress_bar=show_progress_bar,
             normalize=normalize,
@@ -183,10 +176,23 @@ class Encoder(nn.Module):
             on_batch=on_batch and (lambda done, of: on_batch(len(places) * done // of, len(places))),
             skip=0 if self.usage.include_prompt else self.tokenization.tokens_before(before),
         )
-        if len(index) < len(places):
+        if len(rows) < len(places):
             vectors = vectors[torch.tensor(places, device=vectors.device)]
         vectors = vectors[0] if isinstance(sentences, str) else vectors
         return vectors.numpy() if output == "numpy" else vectors
+
+    def _distinct_rows(self, texts: list[str]) -> tuple[list[NDArray[np.int32]], list[int]]:
+        """Rows of ids, and the place of each text's among them.
+
+        Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
+        """
+        index: dict[bytes, int] = {}  # as int32: a Python list of numbers takes nine times as much
+        places = [
+            index.setdefault(array("i", row).tobytes(), len(index))
+            for rows, _ in self.tokenization.tokenised(texts)
+            for row in rows
+        ]
+        return [np.frombuffer(row, np.int32) for row in index], places
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
         """`encode` with the prompt for queries: the one named ``query``, else the default one."""

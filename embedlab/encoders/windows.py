@@ -15,6 +15,7 @@ LONG = 4096
 """Characters: of longer texts only the beginning is tokenised, where that gives the same row."""
 LONGEST = 1 << 22
 """Characters of a text that are ever tokenised."""
+_MOST_TOKENS = 33  # of a character: U+FDFA becomes so many bytes under NFKC, and a byte is at most a token
 _SPLIT = {
     "BertPreTokenizer",
     "ByteLevel",
@@ -90,8 +91,7 @@ def beginnings(texts: list[str], limit: int, tokenise: Callable[[list[str]], lis
         heads = {i: head(text, size) for i, text in enumerate(texts) if i not in found}
         tried = {i: text for i, text in heads.items() if text is not None}
         for (i, text), ids in zip(tried.items(), tokenise(list(tried.values())), strict=True):
-            # A letter is at most 4 bytes, and a byte at most a token.
-            if len(ids) - 4 * (len(text) - text.rfind(" ")) > limit:
+            if len(ids) - _MOST_TOKENS * (len(text) - text.rfind(" ")) > limit:
                 found[i] = text
         size *= 8
     return [found.get(i, text) for i, text in enumerate(texts)]

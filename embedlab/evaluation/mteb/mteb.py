@@ -11,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
-from embedlab.evaluation.core.vectors import Encoder
+from embedlab.evaluation.core.vectors import Encoder, Prompted
 
 LISTS = Path(__file__).parent / "task_lists"
 _SAID = "#:"  # begins the lines of a list file that are said where the list is used
@@ -35,12 +35,16 @@ class MTEBTasks:
     notes: list[str]
 
 
+_ROLES: tuple[Literal["query", "document"], ...] = ("query", "document")
+
+
 class MTEB(Suite):
     """Tasks of the package `mteb`.
 
     Settings: tasks (names of mteb, names of our lists such as jtcse_zeroshot, paths of .txt files with a name
     a line; default STSBenchmark), data_dir (folder with local copies: ORGANISATION/NAME or NAME of the data
-    set, or the task's name; what is not there comes from the hub or its cache), prompts (mteb's key -> text),
+    set, or the task's name; what is not there comes from the hub or its cache), prompts (mteb's key -> text;
+    default: the encoder's own),
     languages (three letters; only these subsets), mteb_cache (folder in which mteb keeps results, to go on
     after an interruption).
 
@@ -65,7 +69,8 @@ class MTEB(Suite):
         mteb = _mteb()
         for note in data.notes:  # before hours of scoring
             log.warning("%s", note)
-        prompts = dict(settings.get("prompts") or {})
+        own = {role: Prompted(encoder, role).text for role in _ROLES}
+        prompts = dict(settings.get("prompts") or {role: text for role, text in own.items() if text})
         model = _adapter(encoder, prompts)
         folder = settings.get("mteb_cache")
         cache = mteb.ResultCache(cache_path=folder) if folder else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -18,11 +18,13 @@ from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import BACKENDS, Backend, TopK, unit
 from embedlab.evaluation.core.settings import chosen, folder_of, names, require, scoring_device, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
-from embedlab.evaluation.core.vectors import Encoder, embed
+from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
 from embedlab.evaluation.retrieval.beir import Collection, is_collection, load_collection
 
 SIMILARITIES = ("cosine", "dot")
 _BLOCK = 16384  # documents encoded and searched at once
+_SIDES: dict[Literal["query", "document"], str] = {"query": "query", "document": "corpus"}
+"""Roles of texts, and what the settings call them."""
 Run = dict[str, dict[str, float]]
 """query id -> document id -> score."""
 
@@ -32,7 +34,8 @@ class Retrieval(Suite):
 
     Settings: data_dir (a BEIR folder, or a folder of such folders), tasks (names of those folders; default
     all), split (test), similarity (cosine or dot), depth (documents a query, 1000: MAP is over these), index
-    (torch or faiss: both exact), query_prompt and corpus_prompt (put before each text), codes
+    (torch or faiss: both exact), query_prompt and corpus_prompt (before each text; default: the encoder's own
+    prompts), codes
     (`load_collection`), skip_same_id (drop the document that has the query's own id, as BEIR does for ArguAna
     and Quora), device.
 
@@ -65,13 +68,14 @@ class Retrieval(Suite):
     def score(self, encoder: Encoder, data: list[Collection], settings: Settings) -> Scored:
         """nDCG, MRR, recall and MAP of each collection."""
         require("ir_measures", "ir-measures")
-        how = _how(settings)
+        sides = {role: Prompted(encoder, role, settings.get(f"{key}_prompt")) for role, key in _SIDES.items()}
+        how = _how(settings) | {"prompts": {_SIDES[role]: side.text for role, side in sides.items()}}
         scores: dict[str, float] = {}
         for collection in data:
             found = search(
-                encoder, collection, how["depth"], similarity=how["similarity"], index=how["index"],
-                query_prompt=how["prompts"]["query"], corpus_prompt=how["prompts"]["corpus"],
-                skip_same_id=how["skip_same_id"], device=settings.get("device"),
+                sides["query"], collection, how["depth"], documents_by=sides["document"],
+                similarity=how["similarity"], index=how["index"], skip_same_id=how["skip_same_id"],
+                device=settings.get("device"),
             )  # fmt: skip
             measured = measure(found, collection.qrels)
             scores |= {f"{collection.name}/{name}": value for name, value in measured.items()}
@@ -113,7 +117,6 @@ def _how(settings: Settings) -> dict[str, Any]:
         "similarity": similarity,
         "depth": whole(settings, "depth", 1000),
         "index": index,
-        "prompts": {side: settings.get(f"{side}_prompt") or "" for side in ("query", "corpus")},
         "skip_same_id": bool(settings.get("skip_same_id")),
         "codes": settings.get("codes") or "binary",
     }
@@ -124,22 +127,21 @@ def search(
     collection: Collection,
     depth: int = 1000,
     *,
+    documents_by: Encoder | None = None,
     similarity: str = "cosine",
     index: Backend = "torch",
-    query_prompt: str = "",
-    corpus_prompt: str = "",
     skip_same_id: bool = False,
     device: str | None = None,
 ) -> Run:
-    """The `depth` best documents of each query with their scores, exact."""
+    """The `depth` best documents of each query with their scores, exact; `documents_by` encodes the documents."""
     place = scoring_device(device)
     shape = unit if similarity == "cosine" else lambda vectors: vectors
-    queries = shape(embed(encoder, [query_prompt + text for text in collection.queries.values()]).to(place))
+    queries = shape(embed(encoder, list(collection.queries.values())).to(place))
     # One more where the query's own document may have to go.
     top = TopK(queries, depth + skip_same_id, index)
-    documents = [corpus_prompt + text for text in collection.documents.values()]
+    documents = list(collection.documents.values())
     for first in range(0, len(documents), _BLOCK):
-        top.add(shape(embed(encoder, documents[first : first + _BLOCK]).to(place)))
+        top.add(shape(embed(documents_by or encoder, documents[first : first + _BLOCK]).to(place)))
     names = list(collection.documents)
     found: Run = {}
     for query, scores, rows in zip(collection.queries, top.scores.tolist(), top.rows.tolist(), strict=True):

@@ -27,6 +27,12 @@ def quiet(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
+def show_log() -> None:
+    """The log on stderr: of the first rank what is worth knowing, of the others their warnings."""
+    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    logging.basicConfig(level=level, format="[%(asctime)s][%(name)s][%(levelname)s] - %(message)s")
+
+
 SAID = "EMBEDLAB_SAID"
 """The variable that names the file, in the environment of ranks that one command has started."""
 

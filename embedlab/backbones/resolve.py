@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from embedlab.backbones.architecture import describe, effective_dropout, kind_of, set_dropout
-from embedlab.config.backbone import BackboneConfig, BackboneInfo
-from embedlab.config.published import known
+from embedlab.config.backbone import BackboneConfig, BackboneInfo, known
 from embedlab.errors import UserError, one_line
 from embedlab.files import assets_dir, corruption
 

@@ -17,7 +17,7 @@ EMPTY = ("error", "zero", "skip")
 _USUAL_COLUMNS = ("sentence", "text")
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("encode", argv, positional=("input", "output"))
     reader, column, out = _checked(config)

@@ -21,7 +21,7 @@ _EXPORTED = ("embedlab.json", "modules.json", "config.json", "model.onnx")
 Encode = Callable[[Sequence[str]], Any]
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0.
 
     Raises RuntimeError (exit status 1) when the exported encoder gives other vectors; nothing is kept then.

@@ -11,9 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from embedlab import files as _paths
 from embedlab.cli.compose import explained, plain, readable
 from embedlab.errors import UserError
+from embedlab.run.run_folder import check_free
 
 Task = Callable[[dict[str, Any]], Any]
 
@@ -24,6 +33,20 @@ class Refusal(BaseException):
     def __init__(self, error: UserError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class FreeFolder(Callback):
+    """Refuses a taken run folder before Hydra writes its own records there (``conf/train.yaml`` names it)."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Raises `Refusal` where the folder holds another run."""
+        try:
+            folder = Path(str(OmegaConf.select(config, "hydra.run.dir")))
+            check_free(folder, OmegaConf.select(config, "ckpt_path"), "hydra.run.dir")
+        except OmegaConfBaseException:  # what does not resolve, Hydra says itself
+            return
+        except UserError as error:
+            raise Refusal(error) from error
 
 
 def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
@@ -39,10 +62,6 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
             is.
         SystemExit: after ``--help`` and the like, or from ``task`` or a launcher.
     """
-    import hydra
-    from hydra.errors import HydraException, InstantiationException
-    from omegaconf.errors import OmegaConfBaseException
-
     arguments = [readable(a) for a in argv]
     raised: list[Exception] = []
     started: list[bool] = []
@@ -78,16 +97,11 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
 
 def run_dir() -> Path:
     """The folder of the job that is running (``hydra.run.dir``, or its part of ``hydra.sweep.dir``)."""
-    from hydra.core.hydra_config import HydraConfig
-
     return Path(HydraConfig.get().runtime.output_dir)
 
 
 def in_sweep() -> bool:
     """Whether the job that is running is one of ``-m``, which a launcher of Hydra's kind calls."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
     return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
 
 
@@ -97,8 +111,6 @@ def _job(task: Task, raised: list[Exception], started: list[bool], argv: list[st
     A single run's exception goes to ``raised``, as Hydra would announce it in a line of its own; under ``-m``
     it is Hydra's launcher that must hear of it. ``started`` is no longer empty once a task has begun.
     """
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
 
     @functools.wraps(task)
     def job(config: Any) -> Any:

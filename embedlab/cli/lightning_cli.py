@@ -14,18 +14,18 @@ import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from embedlab.cli.lightning_values import from_file
 from embedlab.cli.processes import start_ranks, wants_processes
+from embedlab.cli.run_file import from_file
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.data import DataConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig
-from embedlab.distributed.devices import device_count
-from embedlab.distributed.ranks import launched
+from embedlab.console import show_log
+from embedlab.distributed.devices import device_count, launched
 from embedlab.errors import UserError
 from embedlab.run.check import check_rows, check_run
-from embedlab.run.folder import check_free
+from embedlab.run.run_folder import check_free
 
 if TYPE_CHECKING:
     from embedlab.run.run import Run
@@ -129,8 +129,7 @@ class EmbedlabCLI(LightningCLI):
             arguments = [*self.command_line, f"--trainer.default_root_dir={folder}"]
             if staged:
                 raise UserError("a run with stages on several devices", key="stages", fix="embedlab train")
-            module = f"embedlab.cli.{self.subcommand}"
-            return start_ranks(module, arguments, device_count(config.trainer))
+            return start_ranks(["embedlab", str(self.subcommand), *arguments], device_count(config.trainer))
         if self.subcommand == "fit":
             status = fit(config, folder, extra=extra)
             if staged and not status:
@@ -151,6 +150,7 @@ def main(subcommand: str, argv: Sequence[str]) -> int:
     Raises:
         UserError: a file or an argument that cannot be read, in one line.
     """
+    show_log()
     try:
         return EmbedlabCLI(subcommand, argv).status
     except UnicodeDecodeError as error:

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from embedlab.console import SAID
-from embedlab.distributed.devices import device_count
-from embedlab.distributed.ranks import launched
+from embedlab.distributed.devices import device_count, launched
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,8 +43,8 @@ def wants_processes(config: RunConfig) -> bool:
     return device_count(config.trainer) > 1
 
 
-def start_ranks(module: str, arguments: Sequence[str], processes: int) -> int:
-    """Run ``python -m module arguments`` as ``processes`` ranks of this machine; returns the exit status.
+def start_ranks(command: Sequence[str], processes: int) -> int:
+    """Run ``python -m command`` as ``processes`` ranks of this machine; returns the exit status.
 
     The status is that of the first rank that fails. A signal to this process goes to the ranks, which write their
     checkpoint; the status is then the shell's for it. When a rank fails the others are ended: they wait for it.
@@ -64,7 +63,7 @@ def start_ranks(module: str, arguments: Sequence[str], processes: int) -> int:
             shared = {SAID: said.name, "MASTER_PORT": str(_free_port())}
             for rank in range(processes):
                 environment = _environment(rank, processes) | shared
-                ranks.append(subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment))
+                ranks.append(subprocess.Popen([sys.executable, "-m", *command], env=environment))
             status = _wait(ranks, received)
     finally:
         for number, handler in before.items():

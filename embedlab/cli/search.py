@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from embedlab.cli.compose import compose
@@ -18,7 +18,7 @@ from embedlab.files import check_writable
 _USAGE = "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search query INDEX TEXT [k=10]"
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     actions = {"index": _index, "query": _query}
     if argv and argv[0] in ("-h", "--help"):
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     return actions[argv[0]](argv[1:])
 
 
-def _index(argv: list[str]) -> int:
+def _index(argv: Sequence[str]) -> int:
     config = compose("search_index", argv, positional=("input", "index"))
     source = Path(str(config["input"]))
     if not source.is_file():
@@ -59,7 +59,7 @@ def _index(argv: list[str]) -> int:
     return 0
 
 
-def _query(argv: list[str]) -> int:
+def _query(argv: Sequence[str]) -> int:
     config = compose("search_query", argv, positional=("index", "text"))
     text = str(config["text"])
     if not text.strip():

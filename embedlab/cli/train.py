@@ -11,11 +11,11 @@ import yaml
 
 from embedlab.cli.hydra_main import in_sweep, run, run_dir
 from embedlab.cli.processes import start_ranks, wants_processes
-from embedlab.console import say_once
+from embedlab.console import say_once, show_log
 from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count
-from embedlab.run.folder import check_free
 from embedlab.run.parse import parse_run, parse_shared
+from embedlab.run.run_folder import check_free
 
 log = logging.getLogger(__name__)
 AS_FILE = "--cli-config"
@@ -107,7 +107,7 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
 def _has_ended(config: Any, folder: Path) -> bool:
     """Whether there is nothing to start processes for; `UserError` where less is asked for than is done."""
     from embedlab.run.callbacks.checkpoints import find_checkpoint
-    from embedlab.run.resume import finished
+    from embedlab.run.run_folder import finished
 
     checkpoint = find_checkpoint(config.ckpt_path, folder)
     return checkpoint is not None and finished(config, folder, checkpoint) is not None
@@ -118,4 +118,16 @@ def _spawn(values: dict[str, Any], folder: Path, processes: int, whole: Path) ->
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    return start_ranks("embedlab.cli.worker", [str(p.resolve()) for p in (path, folder, whole)], processes)
+    return start_ranks(["embedlab", "worker", *(str(p.resolve()) for p in (path, folder, whole))], processes)
+
+
+def worker(argv: Sequence[str]) -> int:
+    """A run in a process that another has started, ``embedlab worker CONFIG FOLDER [WHOLE]``; returns its exit status.
+
+    Without WHOLE it is a trial of a sweep, which trains its stages itself. A rank of a run has it, the folder to
+    resume in: FOLDER, or that of the run of which this one is a stage.
+    """
+    show_log()
+    path, folder, *whole = map(Path, argv)
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return fit(parse_run(values), folder, whole[0]) if whole else train_one(values, folder)

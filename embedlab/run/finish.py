@@ -22,7 +22,7 @@ from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import load_sts
 from embedlab.files import writing
 from embedlab.run.check import resolved_packing, resolved_step
-from embedlab.run.folder import AFTER as AFTER
+from embedlab.run.run_folder import AFTER as AFTER
 
 if TYPE_CHECKING:
     from embedlab.config.run import RunConfig

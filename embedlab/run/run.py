@@ -25,8 +25,7 @@ from embedlab.data.kinds import data_kind
 from embedlab.data.module import SentenceDataModule
 from embedlab.data.rows import iter_texts
 from embedlab.data.sources import check_source
-from embedlab.distributed.devices import device_count, on_cuda, precision_of
-from embedlab.distributed.ranks import global_rank
+from embedlab.distributed.devices import device_count, global_rank, on_cuda, precision_of
 from embedlab.encoders.folder import whole_folder
 from embedlab.encoders.loading import load_checkpoint
 from embedlab.encoders.tokenization import Tokenization
@@ -56,10 +55,8 @@ from embedlab.run.callbacks.selection import LossSelection
 from embedlab.run.callbacks.train_log import TrainLog
 from embedlab.run.check import check_rows, check_run, resolved_packing, resolved_step
 from embedlab.run.finish import FinalEvaluation, check_final, load_dev
-from embedlab.run.folder import check_free
 from embedlab.run.metrics_file import MetricsFile
-from embedlab.run.record import Record
-from embedlab.run.resume import finished
+from embedlab.run.run_folder import Record, check_free, finished
 
 log = logging.getLogger(__name__)
 

@@ -31,12 +31,12 @@ from typing import Any
 
 import yaml
 
-from embedlab.config.recipe import differences
-from embedlab.distributed.ranks import launched
+from embedlab.config.run import differences
+from embedlab.distributed.devices import launched
 from embedlab.errors import UserError
 from embedlab.run.callbacks.checkpoints import find_checkpoint, kept_in
 from embedlab.run.check import check_run
-from embedlab.run.folder import AFTER
+from embedlab.run.run_folder import AFTER
 
 log = logging.getLogger(__name__)
 

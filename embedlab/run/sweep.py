@@ -17,14 +17,15 @@ from typing import Any
 import yaml
 
 from embedlab.errors import UserError
-from embedlab.run.folder import LAST, PREVIOUS, check_free
+from embedlab.run.run_folder import LAST, PREVIOUS, check_free
 
 log = logging.getLogger(__name__)
 
 CONFIG = "trial.yaml"
 OUTPUT = "output.log"
 STATUS = "trial.json"
-RUNNER = "embedlab.cli.trial"
+RUNNER = ("embedlab", "worker")
+"""What follows ``python -m`` in a trial's command line."""
 FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
 # By its own handler, and by the signal before it had one.
 _INTERRUPTS = tuple(x for s in (signal.SIGTERM, signal.SIGINT) for x in (128 + s, -s))
@@ -192,7 +193,7 @@ def _start(trial: Trial, device: int | None) -> _Running:
     environment = {"WANDB_RUN_GROUP": trial.folder.parent.name, **os.environ}
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(device)
-    command = [sys.executable, "-m", RUNNER, str(path), str(trial.folder)]
+    command = [sys.executable, "-m", *RUNNER, str(path), str(trial.folder)]
     with (trial.folder / OUTPUT).open("ab") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment,

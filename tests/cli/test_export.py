@@ -14,7 +14,7 @@ from embedlab.cli import export as command
 from embedlab.cli.main import main
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.export.roundtrip import SENTENCES, largest_difference
-from tests.test_files_full_disk import safetensors_meets_it
+from tests.test_files import safetensors_meets_it
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from embedlab.backbones import probe
-from embedlab.config.backbone import TOKENIZERS, BackboneConfig, BackboneInfo
-from embedlab.config.published import KNOWN, known
+from embedlab.config.backbone import KNOWN, TOKENIZERS, BackboneConfig, BackboneInfo, known
 from embedlab.errors import UserError
 from embedlab.files import conf_dir
 from tests.support import ENCODERS, MODEL_TYPES

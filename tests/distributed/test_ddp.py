@@ -191,9 +191,9 @@ def test_a_run_on_two_ranks_is_the_run_on_one(
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         paths = [str(folder / "config.yaml"), str(folder), str(folder)]
         if devices == 1:
-            subprocess.run([sys.executable, "-m", "embedlab.cli.worker", *paths], check=True)
+            subprocess.run([sys.executable, "-m", "embedlab", "worker", *paths], check=True)
         else:
-            assert start_ranks("embedlab.cli.worker", paths, devices) == 0
+            assert start_ranks(["embedlab", "worker", *paths], devices) == 0
     one, two = (torch.load(tmp_path / d / "last.ckpt", weights_only=True)["state_dict"] for d in ("1", "2"))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=2e-4)

@@ -33,7 +33,7 @@ def run(values: dict[str, Any], folder: Path, devices: int, **change: Any) -> No
     values["trainer"] = values["trainer"] | change.get("trainer", {})
     (folder / "given.yaml").write_text(yaml.safe_dump(values))
     paths = [str(folder / "given.yaml"), str(folder), str(folder)]
-    assert start_ranks("embedlab.cli.worker", paths, devices) == 0
+    assert start_ranks(["embedlab", "worker", *paths], devices) == 0
 
 
 def fsdp(folder: Path, tmp: Path, *more: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from embedlab.run.sweep import Trial, run_trials
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "RUNNER", "tests.run.fake_trial")
+    monkeypatch.setattr(launcher, "RUNNER", ("tests.run.fake_trial",))
     monkeypatch.setattr(launcher, "_devices", list)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+
+from embedlab.files import locked
 
 LEAF_SPEC = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
 """torch to Lightning, in every run: the pattern for `warnings.filterwarnings`."""
@@ -41,8 +43,7 @@ def say_once(line: str) -> None:
     """Print a line on stderr, unless another rank has."""
     path = os.environ.get(SAID)
     if path is not None:
-        with open(path, "a+", encoding="utf-8") as said:
-            fcntl.flock(said, fcntl.LOCK_EX)
+        with locked(Path(path)), open(path, "a+", encoding="utf-8") as said:
             said.seek(0)
             if line in said.read().splitlines():
                 return

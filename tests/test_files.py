@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import stat
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +87,123 @@ def test_an_ordinary_mode_is_the_umasks(tmp_path: Path, umask: int, file: int, f
     finally:
         os.umask(before)
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "ab"] == [file, folder]
+
+
+KILLED = """
+import json, os, signal, sys
+from contextlib import suppress
+from pathlib import Path
+from embedlab import files
+
+home, kind, there = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "there"
+target = home / "a.b"
+
+def put(text):
+    if kind == "file":
+        return files.write_whole(target, text)
+    with files.whole_folder(target) as new:
+        (new / "1").write_text(text)
+        (new / "inner").mkdir()
+        (new / "inner" / "2").write_text(text)
+
+def content():
+    if kind == "file":
+        return target.read_text() if target.exists() else None
+    return "/".join(p.read_text() for p in sorted(target.rglob("*")) if p.is_file()) if target.exists() else None
+
+def killed_at(step):
+    left = step
+    def trace(frame, event, argument):
+        nonlocal left
+        left -= event == "line" and Path(frame.f_code.co_filename).name in ("files.py", "shutil.py")
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    child = os.fork()
+    if child == 0:
+        sys.settrace(trace)
+        put("new")
+        os._exit(0)
+    return os.waitpid(child, 0)[1] != 0
+
+found, step = [], 0
+while True:
+    if there:
+        put("old")
+    elif target.exists():
+        files._remove(target)
+    if not killed_at(step):
+        break
+    with suppress(ZeroDivisionError), files.whole_file(home / "next"):
+        1 / 0
+    found.append([content(), [p.name for p in home.iterdir() if p != target]])
+    step += 1
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("there", ["there", "absent"])
+@pytest.mark.parametrize(("kind", "old", "new"), [("file", "old", "new"), ("folder", "old/old", "new/new")])
+def test_whatever_kills_a_writer_leaves_the_old_or_the_new(
+    tmp_path: Path, kind: str, old: str | None, new: str, there: str
+) -> None:
+    """A writer is killed at each of its lines; what is seen after the next write beside it is whole."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path), kind, there]
+    environment = {**os.environ, "PYTHONPATH": str(Path(embedlab.__file__).parents[1])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert {content for content, _ in found} == {old if there == "there" else None, new}
+    assert [left for _, left in found if left] == []
+
+
+def test_a_folder_that_cannot_take_its_place_leaves_the_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rename = tmp_path / "e", Path.rename
+    target.mkdir()
+    (target / "1").write_text("old")
+
+    def broken(path: Path, to: Path) -> Path:
+        if path.suffix == ".new":
+            raise PermissionError(13, "no")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", broken)
+    with pytest.raises(PermissionError), _paths.whole_folder(target) as new:
+        (new / "1").write_text("new")
+    assert (target / "1").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_a_living_process_or_another_machine_writes_is_left_alone(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = _paths._HOST
+    names = [f".e.{host}.{dead.pid}.00000000.new", f".e.{host}.{os.getpid()}.00000000.old",  # of an earlier process
+             f".e.{host}.{os.getppid()}.00000000.new", f".e.elsewhere.{dead.pid}.00000000.new", ".e.new"]  # fmt: skip
+    for name in names:
+        (tmp_path / name).mkdir()
+    with _paths.whole_folder(tmp_path / "other"):
+        pass
+    assert {p.name for p in tmp_path.iterdir()} == {"other", "e", *names[2:]}
+
+
+def test_a_second_holder_of_a_lock_is_told_or_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, order = tmp_path / "new" / ".lock", []
+
+    def second() -> None:
+        with _paths.locked(path, doing="trains here") as held:
+            order.append(("second", held))
+
+    with caplog.at_level("INFO"), _paths.locked(path) as held:
+        thread = threading.Thread(target=second)
+        thread.start()
+        while "another process trains here; waiting for it" not in caplog.text:
+            time.sleep(0.01)
+        with _paths.locked(path, wait=False) as other:
+            order.append(("first", held and not other))
+    thread.join()
+    assert order == [("first", True), ("second", True)]
 
 
 def test_folders_above_need_not_exist_and_are_not_made(tmp_path: Path) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
 from embedlab.errors import UserError
-from embedlab.files import check_writable, writing
+from embedlab.files import check_writable, whole_folder, writing
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
@@ -46,8 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
     encoder = load_encoder(config["ckpt"])
     card = model_card(encoder, out.name, config["licence"])
-    difference = export(encoder, target, out, normalize=bool(config["normalize"]))
-    (out / "README.md").write_text(card, encoding="utf-8")
+    difference = export(encoder, target, out, bool(config["normalize"]), card)
     print(f"{target}: {out} (32 sentences, largest difference {difference:.1e})")
     if config["push"]:
         push(out, str(config["push"]))
@@ -77,7 +73,9 @@ def push(folder: Path, name: str) -> None:
     print(f"pushed to {name}")
 
 
-def export(encoder: Encoder, target: str, out: Path, normalize: bool = True) -> float:
+def export(
+    encoder: Encoder, target: str, out: Path, normalize: bool = True, card: str | None = None
+) -> float:
     """Writes `encoder` as `target` to the folder `out` (replaced if it exists), whole or not at all.
 
     Returns the largest difference of a round trip on 32 sentences; raises RuntimeError, and writes nothing, when
@@ -87,11 +85,7 @@ def export(encoder: Encoder, target: str, out: Path, normalize: bool = True) -> 
 
     write, tolerance = FORMATS[target]
     encoder = encoder.merged()
-    out = out.absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # Beside `out`, so that the last step is a rename; in a folder of its own, as some writers make their own.
-    with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
-        made = Path(temporary) / "export"
+    with writing(out), whole_folder(out.absolute()) as made:
         encode = write(encoder, made, normalize)
         difference = largest_difference(encoder, encode, normalize=normalize and target == "onnx")
         if not difference <= tolerance:
@@ -99,9 +93,8 @@ def export(encoder: Encoder, target: str, out: Path, normalize: bool = True) -> 
                 f"the exported encoder gives other vectors: they differ by up to {difference:.1e} "
                 f"(at most {tolerance:.0e}) on {len(SENTENCES)} sentences, so {out} was not written"
             )
-        if out.exists():
-            shutil.move(out, Path(temporary) / "replaced")
-        os.replace(made, out)
+        if card is not None:
+            (made / "README.md").write_text(card, encoding="utf-8")
     return difference
 
 
@@ -130,7 +123,6 @@ def _hugging_face(encoder: Encoder, folder: Path, normalize: bool) -> Encode:
 def _onnx(encoder: Encoder, folder: Path, normalize: bool) -> Encode:
     from embedlab.export.onnx import export_onnx, load_onnx
 
-    folder.mkdir()
     export_onnx(encoder, folder, normalize)
     return load_onnx(folder)
 

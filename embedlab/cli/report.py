@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from embedlab.errors import UserError
-from embedlab.files import check_writable, whole_file
+from embedlab.files import check_writable, write_whole
 
 
 class _Parser(argparse.ArgumentParser):
@@ -65,7 +65,6 @@ def main(argv: Sequence[str]) -> int:
         figures["density.png"] = "density of STS-B cosines by rating"
     written += figures
     for name, text in (("md", report.markdown()), ("tex", report.latex()), ("html", report.html(figures))):
-        with whole_file(out / f"report.{name}") as new:
-            new.write_text(text, encoding="utf-8")
+        write_whole(out / f"report.{name}", text)
     print(f"Written to {out}: {', '.join(written)}")
     return 0

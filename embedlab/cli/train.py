@@ -15,7 +15,7 @@ from embedlab.console import say_once, show_log
 from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count
 from embedlab.run.parse import parse_run, parse_shared
-from embedlab.run.run_folder import check_free
+from embedlab.run.run_folder import CONFIG, check_free, write_config
 
 log = logging.getLogger(__name__)
 AS_FILE = "--cli-config"
@@ -116,8 +116,8 @@ def _has_ended(config: Any, folder: Path) -> bool:
 def _spawn(values: dict[str, Any], folder: Path, processes: int, whole: Path) -> int:
     """Hand the resolved run to fresh processes: every rank reads the same file and the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    path = folder / CONFIG
+    write_config(path, values)
     return start_ranks(["embedlab", "worker", *(str(p.resolve()) for p in (path, folder, whole))], processes)
 
 

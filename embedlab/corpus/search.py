@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -24,7 +22,7 @@ from numpy.typing import NDArray
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, embed
-from embedlab.files import ordinary_mode
+from embedlab.files import whole_folder
 
 _FORMAT = 1
 _CHUNK = 8192  # texts encoded and written at once
@@ -72,7 +70,7 @@ def build_index(
     """
     target = Path(folder)
     _check_target(target, overwrite)
-    with _new_folder(target) as work:
+    with whole_folder(target) as work:
         remaining = iter(texts)
         offsets = [0]
         dim = 0
@@ -179,32 +177,6 @@ def _check_target(target: Path, overwrite: bool) -> None:
         raise UserError(
             "exists", file=target, key="overwrite", value=False, fix="overwrite=true, or another folder"
         )
-
-
-@contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its place when the block ends well, and is removed when it does
-    not.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    old: Path | None = None
-    try:
-        yield work
-        ordinary_mode(work)
-        if target.exists():
-            # Two renames: for an instant there is no index, never half of one.
-            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-            target.rename(old / target.name)
-        work.rename(target)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        if old is not None and not target.exists() and (old / target.name).exists():
-            (old / target.name).rename(target)
-        raise
-    finally:
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def _with_npy_header(raw: Path, path: Path, shape: tuple[int, int]) -> None:

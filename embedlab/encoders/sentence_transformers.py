@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from embedlab.backbones.resolve import quiet
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
-from embedlab.files import ordinary_mode
 from embedlab.pooling import Pooling
 
 _MODES = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
@@ -69,9 +68,8 @@ def write_modules(folder: Path, pooling: Pooling, tokenization: Tokenization, la
             inner.mkdir()
             _write(inner / "config.json", config)
             if weights:
-                file = inner / "model.safetensors"
-                save_file({k: v.detach().cpu().float().contiguous() for k, v in weights.items()}, file)
-                ordinary_mode(file)
+                state = {k: v.detach().cpu().float().contiguous() for k, v in weights.items()}
+                save_file(state, inner / "model.safetensors")
             modules.append((inner.name, _STOCK + kind))
         write_index(folder, modules)
         if prompt:

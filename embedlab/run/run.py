@@ -35,7 +35,7 @@ from embedlab.engine.module import Method
 from embedlab.engine.precision import FrozenBF16
 from embedlab.engine.step import CompiledStep, EagerStep, NonFiniteLoss
 from embedlab.errors import UserError
-from embedlab.files import locked
+from embedlab.files import locked, write_whole
 from embedlab.methods import method_class
 from embedlab.run.callbacks.checkpoints import (
     LAST,
@@ -314,7 +314,8 @@ def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
 
     assert config.backbone.fresh is not None
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "tokenizer.lock"):  # the ranks of one run come here together
+    # The ranks of one run come here together.
+    with locked(folder / "tokenizer.lock", doing="trains this run's tokenizer"):
         if not (kept / "tokenizer.json").is_file():
             with whole_folder(kept) as new:
                 train_tokenizer(config.backbone.fresh, texts()).save_pretrained(new)
@@ -344,7 +345,7 @@ def _wandb(config: RunConfig, folder: Path) -> Logger:
         return WandbLogger(save_dir=folder, offline=True, **settings)
     kept = folder / "wandb_id"
     run_id = kept.read_text().strip() if kept.is_file() else secrets.token_hex(4)
-    kept.write_text(run_id)
+    write_whole(kept, run_id)
     offline = "WANDB_MODE" not in os.environ and not (os.environ.get("WANDB_API_KEY") or _has_netrc())
     if offline:
         log.info("No W&B key: recording offline in %s; upload with `wandb sync`.", folder / "wandb")

@@ -11,6 +11,7 @@ import yaml
 
 from embedlab.config.run import SAME_RECIPE, RunConfig, differences
 from embedlab.errors import UserError
+from embedlab.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,11 @@ CONFIG = "config.yaml"
 _LENGTH_AND_MACHINE = ("trainer.max_steps", "trainer.max_epochs", "trainer.devices", "trainer.num_nodes")
 _MAY_CHANGE = SAME_RECIPE.union(_LENGTH_AND_MACHINE, ("stages",))
 """Those with which a run may go on as it began."""
+
+
+def write_config(path: Path, values: dict[str, Any]) -> None:
+    """A resolved configuration as a file."""
+    write_whole(path, yaml.safe_dump(values, sort_keys=False))
 
 
 def check_free(folder: Path, ckpt_path: str | None, key: str) -> None:
@@ -86,12 +92,12 @@ class Record:
             )
 
     def write(self, values: dict[str, Any]) -> None:
-        self.path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        write_config(self.path, values)
 
     def put_back(self) -> None:
         """What stood there before `write`."""
         if self._earlier is not None:
-            self.path.write_text(self._earlier, encoding="utf-8")
+            write_whole(self.path, self._earlier)
 
 
 def finished(config: RunConfig, folder: Path, checkpoint: Path) -> dict[str, float] | None:

@@ -17,14 +17,12 @@ already is left out, and so is one that is finished. ``result`` may lead into a 
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import fcntl
 import gc
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,7 @@ import yaml
 from embedlab.config.run import differences
 from embedlab.distributed.devices import launched
 from embedlab.errors import UserError
+from embedlab.files import locked
 from embedlab.run.callbacks.checkpoints import find_checkpoint, kept_in
 from embedlab.run.check import check_run
 from embedlab.run.run_folder import AFTER
@@ -145,7 +144,8 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
         stage = Stage.read(name, content["stages"][name])
         own = stage.values(content)
         place = home / name
-        with _locked(place):
+        # The trials of a sweep that share a stage wait for the first.
+        with locked(home / f".{name}.lock", doing=f"trains {place}"):
             if finished(place, own):
                 log.info("Stage %s is finished (%s).", name, place)
             else:
@@ -272,22 +272,6 @@ def _has_checkpoint(folder: Path) -> bool:
 
 def _has_begun(folder: Path) -> bool:
     return _has_checkpoint(folder) or (folder / "export").is_dir()
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time in a stage's folder: the trials of a sweep that share it wait for the first.
-
-    The lock is the kernel's, so that it ends with its holder, however that ends.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("Waiting for another run that trains %s.", folder)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _release() -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from embedlab.errors import UserError
-from embedlab.run.run_folder import LAST, PREVIOUS, check_free
+from embedlab.files import write_whole
+from embedlab.run.run_folder import LAST, PREVIOUS, check_free, write_config
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ def claim(trials: Sequence[Trial]) -> None:
     """
     for trial in [t for t in trials if not _is_claimed(t)]:
         trial.folder.mkdir(parents=True, exist_ok=True)
-        (trial.folder / CONFIG).write_text(yaml.safe_dump(trial.config, sort_keys=False), encoding="utf-8")
+        write_config(trial.folder / CONFIG, trial.config)
 
 
 def _is_claimed(trial: Trial) -> bool:
@@ -188,7 +189,7 @@ def _start(trial: Trial, device: int | None) -> _Running:
     if (trial.folder / LAST).exists() or (trial.folder / PREVIOUS).exists():
         config["ckpt_path"] = "last"
     path = trial.folder / "resolved.yaml"
-    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    write_config(path, config)
     # Trials are grouped by their sweep on W&B, unless the configuration or the environment says otherwise.
     environment = {"WANDB_RUN_GROUP": trial.folder.parent.name, **os.environ}
     if device is not None:
@@ -213,11 +214,7 @@ def _collect(running: list[_Running], sweep: Path, trials: Sequence[Trial]) -> l
             continue
         status = FINISHED if code == 0 else INTERRUPTED if code in _INTERRUPTS else FAILED
         seconds = round(time.monotonic() - run.began, 1)
-        (run.trial.folder / STATUS).write_text(
-            json.dumps(
-                {"status": status, "exit": code, "seconds": seconds, "overrides": list(run.trial.overrides)}
-            )
-        )
+        write_status(run, status, code, seconds=seconds)
         if status == FAILED:
             log.error(
                 "%s failed (exit %d): %s", run.trial.folder.name, code, _last_line(run.trial.folder / OUTPUT)
@@ -226,6 +223,12 @@ def _collect(running: list[_Running], sweep: Path, trials: Sequence[Trial]) -> l
             log.info("%s %s after %.0f s", run.trial.folder.name, status, seconds)
         _record(sweep, trials)
     return still
+
+
+def write_status(run: _Running, status: str, code: int | None, **more: float) -> None:
+    """How a trial ended, in its folder."""
+    content = {"status": status, "exit": code, **more, "overrides": list(run.trial.overrides)}
+    write_whole(run.trial.folder / STATUS, json.dumps(content))
 
 
 def _last_line(path: Path) -> str:
@@ -254,6 +257,4 @@ def _record(sweep: Path, trials: Sequence[Trial]) -> None:
         }
         for t in trials
     ]
-    new = sweep / "sweep.json.new"
-    new.write_text(json.dumps({"trials": rows}, indent=2))
-    os.replace(new, sweep / "sweep.json")
+    write_whole(sweep / "sweep.json", json.dumps({"trials": rows}, indent=2))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.errors import UserError
+from embedlab.files import whole_file, write_whole
 from embedlab.run import sweep as launcher
 from embedlab.run.sweep import Trial
 
@@ -208,10 +209,10 @@ def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
             log.info("%s is ended early: %s", folder.name, " ".join(one.run.trial.overrides))
             launcher._signal([one.run], signal.SIGTERM)
         return True
-    status = {"status": launcher.FINISHED, "exit": code, "overrides": list(one.run.trial.overrides)}
+    status = launcher.FINISHED
     if one.pruned:
         study.tell(one.trial, state=states.PRUNED)
-        status["status"] = "pruned"
+        status = "pruned"
     elif code == 0 and (best := final(folder, config, values)) is not None:
         study.tell(one.trial, best)
         log.info("%s: %s = %.4f", folder.name, config.metric, best)
@@ -225,8 +226,8 @@ def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
         why = launcher._last_line(folder / launcher.OUTPUT)
         log.error("%s failed (exit %d): %s", folder.name, code, why)
         study.tell(one.trial, state=states.FAIL)
-        status["status"] = launcher.FAILED
-    (folder / launcher.STATUS).write_text(json.dumps(status))
+        status = launcher.FAILED
+    launcher.write_status(one.run, status, code)
     return False
 
 
@@ -271,7 +272,7 @@ def _no_metric(folder: Path, metric: str) -> UserError:
 def _write(study: optuna.Study, folder: Path) -> None:
     trials = study.get_trials(deepcopy=False)
     keys = sorted({key for t in trials for key in t.params})
-    with (folder / TABLE).open("w", newline="") as file:
+    with whole_file(folder / TABLE) as new, new.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["trial", "state", "value", *keys])
         for t in trials:
@@ -282,4 +283,4 @@ def _write(study: optuna.Study, folder: Path) -> None:
     if any(t.value is not None for t in trials):
         best = study.best_trial
         content = {"trial": best.number, "value": best.value, "overrides": best.params}
-        (folder / BEST).write_text(json.dumps(content, indent=2))
+        write_whole(folder / BEST, json.dumps(content, indent=2))

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from embedlab.config.build import Record, within
 from embedlab.errors import UserError
 
-SOURCES = ("shipped", "hub", "local", "fresh")
-ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
-DTYPES = ("float32", "bfloat16", "float16")
+Dtype = Literal["float32", "bfloat16", "float16"]
 TOKENIZERS = ("wordpiece", "bpe", "unigram")
 
 
 @dataclass(frozen=True)
-class BackboneConfig:
+class BackboneConfig(Record):
     """A transformer and how to load it.
 
     Args:
@@ -37,25 +36,21 @@ class BackboneConfig:
         UserError: a value that cannot be meant, by key.
     """
 
-    source: str = "hub"
+    section = "backbone"
+
+    source: Literal["shipped", "hub", "local", "fresh"] = "hub"
     name: str = ""
     path: str | None = None
     revision: str | None = None
-    attention: str = "sdpa"
-    dtype: str = "float32"
-    dropout: float | None = None
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    dtype: Dtype = "float32"
+    dropout: float | None = within(None, least=0, below=1)
     trust_remote_code: bool = False
     new_head: bool = False
     fresh: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        _one_of("source", self.source, SOURCES)
-        _one_of("attention", self.attention, ATTENTIONS)
-        _one_of("dtype", self.dtype, DTYPES)
-        if self.dropout is not None and not (_is_number(self.dropout) and 0 <= self.dropout < 1):
-            raise UserError(
-                "not a probability below 1", key="backbone.dropout", value=self.dropout, fix="0.1"
-            )
+        super().__post_init__()
         if self.source == "local" and not self.path:
             raise UserError(
                 "a local backbone needs its folder",
@@ -112,15 +107,6 @@ class BackboneInfo:
     def __post_init__(self) -> None:
         if not self.inner_width:
             object.__setattr__(self, "inner_width", self.width)
-
-
-def _one_of(key: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError("unknown value", key=f"backbone.{key}", value=value, fix=f"one of {', '.join(known)}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _encoder(

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig, BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.data import DataConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.pooling import PoolingConfig
@@ -72,7 +73,7 @@ class MethodConfig:
         return []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Backbone x method x pooling on data, and how (`embedlab.run.parse` reads it, `embedlab.run.check` checks it).
 
@@ -94,7 +95,7 @@ class RunConfig:
     logger: LoggerConfig
     callbacks: CallbacksConfig
     evaluation: ScoringConfig
-    seed: int
+    seed: int = within(42, least=0, below=2**32)
     step: Step
     unpad: bool | Literal["auto"]
     ckpt_path: str | None

@@ -12,8 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from embedlab.config.build import Record, within
 from embedlab.errors import UserError
 from embedlab.files import whole_file, write_whole
 from embedlab.run import sweep as launcher
@@ -24,12 +25,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 JOURNAL, BEST, TABLE = "study.log", "best.json", "trials.csv"
-PRUNERS = ("median", "halving", "none")
 Compose = Callable[[list[str]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class TuneConfig:
+class TuneConfig(Record):
     """How to search.
 
     Args:
@@ -45,25 +45,17 @@ class TuneConfig:
         folder: of the search; the same one again goes on with it.
     """
 
-    trials: int = 20
-    metric: str = "dev/spearman"
-    direction: str = "maximize"
-    pruner: str = "median"
-    warmup: int = 1
-    seed: int = 0
-    parallel: int | None = None
-    retries: int = 0
-    folder: str | None = None
+    section = "tune"
 
-    def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise UserError("must be at least 1", key="tune.trials", value=self.trials)
-        if self.direction not in ("maximize", "minimize"):
-            raise UserError(
-                "unknown direction", key="tune.direction", value=self.direction, fix="maximize or minimize"
-            )
-        if self.pruner not in PRUNERS:
-            raise UserError("unknown pruner", key="tune.pruner", value=self.pruner, fix=", ".join(PRUNERS))
+    trials: int = within(20, least=1)
+    metric: str = "dev/spearman"
+    direction: Literal["maximize", "minimize"] = "maximize"
+    pruner: Literal["median", "halving", "none"] = "median"
+    warmup: int = within(1, least=0)
+    seed: int = within(0, least=0)
+    parallel: int | None = within(None, least=1)
+    retries: int = within(0, least=0)
+    folder: str | None = None
 
 
 class Space:

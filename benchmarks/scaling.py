@@ -363,7 +363,7 @@ def main(argv: list[str]) -> None:
     if options.work is not None:
         rank_main(options)
         return
-    from embedlab.cli.processes import start_ranks
+    from embedlab.run.processes import start_ranks
 
     worlds = [int(w) for w in options.worlds.split(",")]
     found, began = {}, time.perf_counter()

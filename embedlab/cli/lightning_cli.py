@@ -14,7 +14,6 @@ import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from embedlab.cli.processes import start_ranks, wants_processes
 from embedlab.cli.run_file import from_file
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
@@ -25,6 +24,7 @@ from embedlab.console import show_log
 from embedlab.distributed.devices import device_count, launched
 from embedlab.errors import UserError
 from embedlab.run.check import check_rows, check_run
+from embedlab.run.processes import start_ranks, wants_processes
 from embedlab.run.run_folder import check_free
 
 if TYPE_CHECKING:

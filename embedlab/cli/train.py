@@ -10,11 +10,11 @@ from typing import Any
 import yaml
 
 from embedlab.cli.hydra_main import in_sweep, run, run_dir
-from embedlab.cli.processes import start_ranks, wants_processes
 from embedlab.console import say_once, show_log
 from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count
 from embedlab.run.parse import parse_run, parse_shared
+from embedlab.run.processes import start_ranks, wants_processes
 from embedlab.run.run_folder import CONFIG, check_free, write_config
 
 log = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from embedlab.config.build import Record, within
 from embedlab.errors import UserError
 from embedlab.files import whole_file, write_whole
 from embedlab.run import sweep as launcher
+from embedlab.run.processes import end
 from embedlab.run.sweep import Trial
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Space:
 @dataclass
 class _Live:
     trial: optuna.Trial
-    run: launcher._Running
+    run: launcher.Running
     tries: int = 0
     seen: set[int] = field(default_factory=set)
     pruned: bool = False
@@ -113,22 +114,21 @@ def tune(config: TuneConfig, space: Space, compose: Compose, folder: Path) -> op
     """
     folder.mkdir(parents=True, exist_ok=True)
     study = _study(config, folder)
-    devices = launcher._devices()
-    slots: list[int | None] = list(devices[: config.parallel] if config.parallel else devices)
-    slots = slots or [None] * (config.parallel or 1)
+    free = launcher.free_devices(config.parallel)
     live: list[_Live] = []
     try:
         while True:
-            while len(live) < len(slots) and _started(study) < config.trials:
-                used = {one.run.device for one in live}
-                device = next((s for s in slots if s is None or s not in used), None)
-                live.append(_begin(study.ask(), space, compose, folder, device))
+            while free and len(study.get_trials(deepcopy=False)) < config.trials:
+                live.append(_begin(study.ask(), space, compose, folder, free.pop(0)))
             if not live:
                 break
             time.sleep(0.2)
-            live = [one for one in live if _goes_on(one, study, config)]
+            for one in list(live):
+                if not _goes_on(one, study, config):
+                    live.remove(one)
+                    free.append(one.run.device)
     finally:
-        launcher._signal([one.run for one in live], signal.SIGTERM)
+        end((one.run.process for one in live), signal.SIGTERM)
         for one in live:
             one.run.process.wait()
             study.tell(one.trial, state=_states().FAIL)
@@ -168,10 +168,6 @@ def _states() -> Any:
     return TrialState
 
 
-def _started(study: optuna.Study) -> int:
-    return len(study.get_trials(deepcopy=False))
-
-
 def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, device: int | None) -> _Live:
     try:
         chosen = space.suggest(trial)
@@ -183,7 +179,7 @@ def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, de
         ) from None  # fmt: skip
     one = Trial(folder / str(trial.number), compose([*space.fixed, *chosen]), chosen)
     launcher.claim([one])
-    return _Live(trial, launcher._start(one, device))
+    return _Live(trial, launcher.start_trial(one, device))
 
 
 def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
@@ -199,7 +195,7 @@ def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
         if not one.pruned and len(one.seen) > config.warmup and one.trial.should_prune():
             one.pruned = True
             log.info("%s is ended early: %s", folder.name, " ".join(one.run.trial.overrides))
-            launcher._signal([one.run], signal.SIGTERM)
+            end([one.run.process], signal.SIGTERM)
         return True
     status = launcher.FINISHED
     if one.pruned:
@@ -210,13 +206,12 @@ def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
         log.info("%s: %s = %.4f", folder.name, config.metric, best)
     elif code != 0 and one.tries < config.retries:
         one.tries += 1
-        one.run = launcher._start(one.run.trial, one.run.device)
+        one.run = launcher.start_trial(one.run.trial, one.run.device)
         return True
     elif code == 0:
         raise _no_metric(folder, config.metric)  # nor will the other trials have it
     else:
-        why = launcher._last_line(folder / launcher.OUTPUT)
-        log.error("%s failed (exit %d): %s", folder.name, code, why)
+        launcher.log_failure(one.run, code)
         study.tell(one.trial, state=states.FAIL)
         status = launcher.FAILED
     launcher.write_status(one.run, status, code)

@@ -17,7 +17,7 @@ import yaml
 from torch import nn
 
 from embedlab.backbones import load_backbone
-from embedlab.cli.processes import start_ranks
+from embedlab.run.processes import start_ranks
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.distributed.gather import first_row, gather, rows_per_rank, weight

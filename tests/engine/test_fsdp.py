@@ -12,7 +12,7 @@ import torch
 import yaml
 
 import embedlab
-from embedlab.cli.processes import start_ranks
+from embedlab.run.processes import start_ranks
 from embedlab.errors import UserError
 from embedlab.run.check import check_run
 from embedlab.run.parse import parse_run

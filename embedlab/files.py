@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -76,6 +76,23 @@ def check_writable(path: Path, key: str = "out") -> None:
         raise UserError(
             f"cannot be written ({place}: {error.strerror})", file=path, key=key, fix="write elsewhere"
         ) from error
+
+
+def check_replaceable(folder: Path, marks: Sequence[str], what: str, overwrite: bool = True) -> None:
+    """Whether a folder may be written: it is not there, or empty, or holds `what` (one of the files `marks`).
+
+    Raises:
+        UserError: it is a file, holds other things, or what is there must not be overwritten.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError("is a file", file=folder, fix="name a folder")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not any((folder / mark).is_file() for mark in marks):
+        raise UserError(f"holds other things than {what}", file=folder, fix="another folder, or empty it")
+    if not overwrite:
+        fix = "overwrite=true, or another folder"
+        raise UserError(f"holds {what} already", file=folder, key="overwrite", value="false", fix=fix)
 
 
 _BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)\.(?P<process>\d+)\.[a-z0-9_]{8}\.(?P<kind>new|old)")

@@ -11,6 +11,8 @@ from typing import Any
 
 from embedlab.cli.compose import compose
 from embedlab.errors import UserError
+from embedlab.evaluation.core.protocol import write_scores
+from embedlab.evaluation.core.suite import SHARED_KEYS, check_keys, check_names, keys_named, suite
 from embedlab.files import check_writable
 
 _TO_CHOOSE = ("tasks", "languages")
@@ -24,8 +26,6 @@ _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("evaluate", [_as_list(argument) for argument in argv])
-    from embedlab.evaluation.core.suite import check_names, suite
-
     names = _names(config["suite"])
     folder = config["data_dir"]
     if folder is not None and not Path(str(folder)).is_dir():
@@ -66,8 +66,6 @@ def main(argv: Sequence[str]) -> int:
 
 def _score(one: Any, encoder: Any, settings: Mapping[str, Any], data: Any, path: Path, name: str) -> None:
     """Score the encoder on one suite; write and print the scores."""
-    from embedlab.evaluation.core.protocol import write_scores
-
     kept = path.with_suffix(".unfinished")
     with _hub_named(one):
         given = {**settings, "device": str(encoder.encoder.device), "kept": kept}
@@ -107,7 +105,6 @@ def _compared(config: Mapping[str, Any]) -> Any:
 
 def _comparison(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The comparison that ``compare`` asks for, and its settings."""
-    from embedlab.evaluation.core.suite import suite
     from embedlab.evaluation.sts.compare import Comparison
 
     sts = suite("sts")
@@ -116,8 +113,6 @@ def _comparison(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 def _compare(encoder: Any, other: Any, pairs: Any, config: Mapping[str, Any], out: Path | None) -> None:
     """The encoder against the `other` that ``compare`` names, on the same STS pairs."""
-    from embedlab.evaluation.core.protocol import write_scores
-
     comparison, settings = _comparison(config)
     pairs = comparison.load(settings) if pairs is None else pairs
     changes, protocol = comparison.score(other, encoder, pairs, settings)
@@ -131,7 +126,6 @@ def _compare(encoder: Any, other: Any, pairs: Any, config: Mapping[str, Any], ou
 
 def _check_keys(config: Mapping[str, Any], suites: Mapping[str, Any]) -> None:
     """See that somebody reads what is given: keys beside those of the configuration, and those that choose."""
-    from embedlab.evaluation.core.suite import check_keys
     from embedlab.evaluation.sts.compare import Comparison
 
     for name, one in suites.items():
@@ -155,8 +149,6 @@ def _check_keys(config: Mapping[str, Any], suites: Mapping[str, Any]) -> None:
 
 
 def _hub_named(one: Any) -> Any:
-    from embedlab.evaluation.core.suite import keys_named
-
     return keys_named({}, "leave data_dir out to use the hub" if one.hub else None)
 
 
@@ -181,8 +173,6 @@ def _names(suite: Any) -> list[str]:
 
 def _settings(config: Mapping[str, Any], folder: str | None, keys: Sequence[str]) -> dict[str, Any]:
     """What a suite gets: its own keys, data_dir being its folder."""
-    from embedlab.evaluation.core.suite import SHARED_KEYS
-
     settings = {key: value for key, value in config.items() if key in (*keys, *SHARED_KEYS)}
     if isinstance(settings.get("tasks"), str):
         settings["tasks"] = [settings["tasks"]]

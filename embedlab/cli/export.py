@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
 from embedlab.errors import UserError
-from embedlab.files import check_writable, whole_folder, writing
+from embedlab.files import check_replaceable, check_writable, whole_folder, writing
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
@@ -29,14 +29,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("no folder is named", key="out", value=config["out"], fix="out=FOLDER")
     if target not in FORMATS:
         raise UserError("no such format", key="to", value=target, fix=f"one of {', '.join(FORMATS)}")
-    if out.exists() and not out.is_dir():
-        raise UserError("is a file", file=out, key="out", fix="name a folder")
-    if out.is_dir() and any(out.iterdir()):
-        if not config["overwrite"]:
-            raise UserError("is not empty", file=out, key="out", fix="another folder, or overwrite=true")
-        if not any((out / name).is_file() for name in _EXPORTED):
-            raise UserError("holds other things than an encoder", file=out, key="out", fix="another folder")
-
+    check_replaceable(out, _EXPORTED, "an encoder", config["overwrite"])
     check_writable(out)
     from embedlab.cli.encoders import load_encoder
     from embedlab.export.card import model_card

@@ -25,6 +25,7 @@ from embedlab.errors import UserError
 from embedlab.run.run_folder import check_free
 
 Task = Callable[[dict[str, Any]], Any]
+_FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
 class Refusal(BaseException):
@@ -67,8 +68,7 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
     started: list[bool] = []
     job = _job(task, raised, started, sys.argv)
     try:
-        # Hydra would otherwise print every exception itself and exit 1.
-        with _arguments([sys.argv[0], *arguments]), _environment("HYDRA_FULL_ERROR", "1"):
+        with _as_hydra_reads_it(arguments):
             hydra.main(str(_paths.conf_dir()), config_name, version_base="1.3")(job)()
     except Refusal as refusal:
         raise refusal.error from None
@@ -138,23 +138,15 @@ def _remove_if_unused(folder: Path) -> None:
 
 
 @contextmanager
-def _arguments(argv: list[str]) -> Iterator[None]:
-    before = sys.argv
-    sys.argv = argv
+def _as_hydra_reads_it(arguments: list[str]) -> Iterator[None]:
+    """Hydra takes its arguments from the process, and would print every exception itself and exit 1."""
+    argv, full = sys.argv, os.environ.get(_FULL_ERROR)
+    sys.argv, os.environ[_FULL_ERROR] = [argv[0], *arguments], "1"
     try:
         yield
     finally:
-        sys.argv = before
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
+        sys.argv = argv
+        if full is None:
+            del os.environ[_FULL_ERROR]
         else:
-            os.environ[name] = before
+            os.environ[_FULL_ERROR] = full

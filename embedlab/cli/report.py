@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from embedlab.cli.compose import Parser
 from embedlab.errors import UserError
 from embedlab.files import check_writable, write_whole
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message, fix="embedlab report --help")
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the table, and write report.md, .csv, .html, .tex, a box plot for a sweep over numbers, and the density of
     cosines by rating where the runs were scored by ``geometry``."""
-    parser = _Parser(
+    parser = Parser(
         prog="embedlab report",
         description="Mean ± SD over seeds, paired differences to a baseline, the figure of a sweep.",
         epilog="Options may also be given as key=value.",

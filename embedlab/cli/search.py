@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from embedlab.cli.compose import compose
-from embedlab.cli.encode import text_column
-from embedlab.data.readers import FileReader, open_reader
+from embedlab.cli.encode import text_input
+from embedlab.data.readers import FileReader
 from embedlab.errors import UserError
 from embedlab.files import check_writable
 
@@ -34,11 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _index(argv: Sequence[str]) -> int:
     config = compose("search_index", argv, positional=("input", "index"))
-    source = Path(str(config["input"]))
-    if not source.is_file():
-        raise UserError("no such file", file=source, fix="give a .txt, .csv, .tsv, .jsonl or .parquet file")
-    reader = open_reader(source)
-    column = text_column(reader, config["column"])
+    reader, column = text_input(config)
     check_writable(Path(str(config["index"])), key="index")
 
     from embedlab.cli.encoders import Configured, load_encoder
@@ -52,7 +48,7 @@ def _index(argv: Sequence[str]) -> int:
         Configured.of(encoder, config),
         reference=_reference(str(config["ckpt"])),
         fingerprint=encoder.fingerprint(),
-        source=str(source),
+        source=str(config["input"]),
         overwrite=bool(config["overwrite"]),
     )
     print(f"{info.rows:,} texts in {time.perf_counter() - start:.1f} s: {config['index']}")
@@ -64,8 +60,6 @@ def _query(argv: Sequence[str]) -> int:
     text = str(config["text"])
     if not text.strip():
         raise UserError("the query is empty", key="text", fix='embedlab search query INDEX "some words"')
-    if not isinstance(config["k"], int) or config["k"] < 1:
-        raise UserError("must be a positive whole number", key="k", value=config["k"], fix="k=10")
 
     from embedlab.cli.encoders import Configured, load_encoder
     from embedlab.corpus.search import Index

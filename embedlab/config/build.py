@@ -6,6 +6,7 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import Field, field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -134,7 +135,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint in (bool, str):
         return isinstance(value, hint)
     if is_dataclass(hint) and isinstance(hint, type):
-        return isinstance(value, hint | Mapping)
+        return isinstance(value, hint)
     return True
 
 
@@ -176,15 +177,24 @@ def _refused(key: str, value: Any, hint: Any) -> UserError:
     )
 
 
-def from_dict(cls: type[C], values: dict[str, Any], group: str) -> C:
+def from_dict(cls: type[C], values: Mapping[str, Any], group: str) -> C:
     """Build a configuration dataclass from plain values.
 
     Raises:
         UserError: an unknown key, or a value of another type than its field's, by key.
     """
-    section(values, group)
-    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise UserError(f"unknown key; {group} has {', '.join(sorted(known))}", key=f"{group}.{unknown[0]}")
-    return build(cls, {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}, group)
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for key, value in section(values, group).items():
+        if key not in known:
+            near = get_close_matches(str(key), known, n=1)
+            fix = f"did you mean {group}.{near[0]}?" if near else f"one of {', '.join(known)}"
+            raise UserError("unknown key", key=f"{group}.{key}", value=value, fix=fix)
+    return build(cls, {k: _as_declared(v, _hints(cls)[k], f"{group}.{k}") for k, v in values.items()}, group)
+
+
+def _as_declared(value: Any, hint: Any, key: str) -> Any:
+    """YAML's list as a tuple, where the field is one, and a group of keys as the record that the field is."""
+    if is_dataclass(hint) and isinstance(value, Mapping):
+        return from_dict(hint, value, key)  # type: ignore[arg-type]
+    lists = any(get_origin(h) is list for h in (hint, *get_args(hint)))
+    return tuple(value) if isinstance(value, list) and not lists else value

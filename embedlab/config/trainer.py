@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from embedlab.config.build import Record, from_dict, within
+from embedlab.config.build import Record, within
 from embedlab.errors import UserError
 from embedlab.parts import part_names
 
@@ -78,13 +78,6 @@ class CallbacksConfig(Record):
     requeue: bool = True
     """On SLURM, ask for the job again when its signal has ended the run (which then needs ``ckpt_path=auto``)."""
     progress: Literal["auto", "rich", "plain", "none"] = "auto"
-
-    def __post_init__(self) -> None:
-        if isinstance(self.checkpoint, dict):
-            object.__setattr__(
-                self, "checkpoint", from_dict(CheckpointConfig, self.checkpoint, "callbacks.checkpoint")
-            )
-        super().__post_init__()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, embed
-from embedlab.files import whole_folder
+from embedlab.files import check_replaceable, whole_folder
 
 _FORMAT = 1
 _CHUNK = 8192  # texts encoded and written at once
@@ -69,7 +69,7 @@ def build_index(
     `overwrite`), or when there is no text.
     """
     target = Path(folder)
-    _check_target(target, overwrite)
+    check_replaceable(target, ("index.json",), "a search index", overwrite)
     with whole_folder(target) as work:
         remaining = iter(texts)
         offsets = [0]
@@ -164,19 +164,6 @@ def _read_info(folder: Path) -> IndexInfo:
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"is damaged ({error})", file=path, fix="build the index again") from error
-
-
-def _check_target(target: Path, overwrite: bool) -> None:
-    if not target.exists():
-        return
-    if target.is_dir() and not any(target.iterdir()):
-        return
-    if not (target / "index.json").is_file():
-        raise UserError("exists and is no search index", file=target, fix="name another folder")
-    if not overwrite:
-        raise UserError(
-            "exists", file=target, key="overwrite", value=False, fix="overwrite=true, or another folder"
-        )
 
 
 def _with_npy_header(raw: Path, path: Path, shape: tuple[int, int]) -> None:

@@ -99,10 +99,6 @@ def whole_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
         UserError: `folder` is a file, or a folder with other things than an encoder in it.
     """
     target = Path(os.path.abspath(os.path.expanduser(folder)))
-    if target.exists() and not target.is_dir():
-        raise UserError("is a file", file=target, fix="the name of a folder")
-    marks = (CARD, "modules.json", "config.json")
-    if target.is_dir() and any(target.iterdir()) and not any((target / m).is_file() for m in marks):
-        raise UserError("holds other things than an encoder", file=target, fix="another folder, or empty it")
+    files.check_replaceable(target, (CARD, "modules.json", "config.json"), "an encoder")
     with files.whole_folder(target) as fresh:
         yield fresh

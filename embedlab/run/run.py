@@ -8,7 +8,6 @@ import secrets
 import sys
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,8 +49,7 @@ from embedlab.run.callbacks.checkpoints import (
 from embedlab.run.callbacks.interrupt import GracefulStop
 from embedlab.run.callbacks.progress import PlainProgress, Progress
 from embedlab.run.callbacks.randomness import Randomness
-from embedlab.run.callbacks.scoring import DevScoring
-from embedlab.run.callbacks.selection import LossSelection
+from embedlab.run.callbacks.scoring import DevScoring, LossSelection, Selection
 from embedlab.run.callbacks.train_log import TrainLog
 from embedlab.run.check import check_rows, check_run, resolved_packing, resolved_step
 from embedlab.run.finish import FinalEvaluation, check_final, load_dev
@@ -206,14 +204,14 @@ def build_trainer(
     loggers: list[Logger],
     finale: FinalEvaluation,
     extra: dict[str, Any] | None = None,
-) -> tuple[Trainer, DevScoring | LossSelection | None]:
+) -> tuple[Trainer, Selection | None]:
     """An ordinary Lightning trainer with this project's callbacks; ``extra`` adds to them, and to its arguments."""
     more = dict(extra or {})
     settings, scoring = config.trainer, config.evaluation
     saving = config.callbacks.checkpoint
     keeper = LastCheckpoint(folder, saving.every_minutes, saving.every_steps, saving.at_end)
     callbacks: list[Callback] = [Randomness(config.seed), GracefulStop(keeper)]
-    selection: DevScoring | LossSelection | None = None
+    selection: Selection | None = None
     if finale.dev is not None:
         selection = DevScoring(finale.dev, folder, select="dev" if scoring.selection == "dev" else "last")
         callbacks.append(selection)
@@ -309,16 +307,13 @@ def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
 
     kept = folder / "tokenizer"
 
-    def texts() -> Iterator[str]:
-        yield from iter_texts(config.data)
-
     assert config.backbone.fresh is not None
     folder.mkdir(parents=True, exist_ok=True)
     # The ranks of one run come here together.
     with locked(folder / "tokenizer.lock", doing="trains this run's tokenizer"):
         if not (kept / "tokenizer.json").is_file():
             with whole_folder(kept) as new:
-                train_tokenizer(config.backbone.fresh, texts()).save_pretrained(new)
+                train_tokenizer(config.backbone.fresh, iter_texts(config.data)).save_pretrained(new)
     return AutoTokenizer.from_pretrained(kept)
 
 

@@ -149,17 +149,16 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
             if finished(place, own):
                 log.info("Stage %s is finished (%s).", name, place)
             else:
-                own["ckpt_path"] = (
-                    "last" if _has_checkpoint(place) and _difference(place, own) is None else None
-                )
-                log.info("Stage %s %s (%s).", name, "goes on" if own["ckpt_path"] else "begins", place)
+                goes_on = kept_in(place) and _difference(place, own) is None
+                own["ckpt_path"] = "last" if goes_on else None
+                log.info("Stage %s %s (%s).", name, "goes on" if goes_on else "begins", place)
                 status = train_one(own, place)
                 if status:
                     return status, content
                 _release()
         _set(content, stage.result, _result(place))
     main = {k: v for k, v in content.items() if k not in ("stages", "stages_dir")}
-    if resume and wanted and not _has_checkpoint(folder):
+    if resume and wanted and not kept_in(folder):
         main["ckpt_path"] = None  # the interruption was in a stage
     return 0, main
 
@@ -266,12 +265,8 @@ def _check(values: dict[str, Any], wanted: list[str], home: Path) -> None:
         check_source(config.data)
 
 
-def _has_checkpoint(folder: Path) -> bool:
-    return bool(kept_in(folder))
-
-
 def _has_begun(folder: Path) -> bool:
-    return _has_checkpoint(folder) or (folder / "export").is_dir()
+    return bool(kept_in(folder)) or (folder / "export").is_dir()
 
 
 def _release() -> None:

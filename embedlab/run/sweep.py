@@ -59,7 +59,7 @@ class Running:
 
 
 def free_devices(parallel: int | None) -> list[int | None]:
-    """Places of trials that run at once: the CUDA devices, at most ``parallel``; without any so many on the CPU, or 1."""
+    """Where trials may run at once: CUDA devices, at most ``parallel``; without any so many, or one, on the CPU."""
     return list(_devices()[:parallel]) or [None] * (parallel or 1)
 
 

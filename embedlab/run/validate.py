@@ -13,10 +13,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from embedlab.console import LEAF_SPEC
+from embedlab.distributed.gather import gather_rows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import write_json
 from embedlab.files import whole_file
-from embedlab.run.callbacks.scoring import gather_rows
 
 if TYPE_CHECKING:
     from embedlab.data.module import SentenceDataModule

@@ -46,7 +46,7 @@ class Record:
         {},
         {"part": 1, "perhaps": 3, "either": False, "names": ("x",), "two": (1, 2)},
         {"some": ["en"], "files": "a.txt", "devices": (0, 1), "columns": {"a": None, "b": "c"}},
-        {"files": ["a.txt"], "devices": "auto", "inner": {"a": 1}, "anything": object()},
+        {"files": ["a.txt"], "devices": "auto", "inner": Inner(1), "anything": object()},
     ],
 )
 def test_what_fits_is_taken(values: dict[str, Any]) -> None:

@@ -12,10 +12,10 @@ import torch
 import yaml
 
 import embedlab
-from embedlab.run.processes import start_ranks
 from embedlab.errors import UserError
 from embedlab.run.check import check_run
 from embedlab.run.parse import parse_run
+from embedlab.run.processes import start_ranks
 from tests.distributed.test_ddp import losses, settings
 
 MORE = (

@@ -16,7 +16,7 @@ from embedlab.distributed.devices import device_count
 from embedlab.errors import UserError
 from embedlab.run.parse import parse_run, parse_shared
 from embedlab.run.processes import start_ranks, wants_processes
-from embedlab.run.run_folder import CONFIG, check_free, write_config
+from embedlab.run.run_folder import CONFIG, check_free, finished, write_config
 
 log = logging.getLogger(__name__)
 AS_FILE = "--cli-config"
@@ -71,6 +71,7 @@ def train_one(
         shared = parse_shared(values)
         if shared["ckpt_path"] is None:  # a run that goes on may have nothing left to read
             check_source(shared["data"])
+    from embedlab.run.callbacks.checkpoints import find_checkpoint
     from embedlab.run.check import check_rows, check_run
     from embedlab.run.stages import has_stages, run_stages, summary
 
@@ -85,7 +86,7 @@ def train_one(
     config = parse_run(values, shared)
     if wants_processes(config):
         check_run(config)
-        if _has_ended(config, folder):
+        if finished(config, folder, find_checkpoint(config.ckpt_path, folder)) is not None:
             return 0
         check_source(config.data)
         check_rows(config, config.data.most_rows)
@@ -122,15 +123,6 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
         say_once(f"embedlab: {error}")
         return 1
     return 0
-
-
-def _has_ended(config: Any, folder: Path) -> bool:
-    """Whether there is nothing to start processes for; `UserError` where less is asked for than is done."""
-    from embedlab.run.callbacks.checkpoints import find_checkpoint
-    from embedlab.run.run_folder import finished
-
-    checkpoint = find_checkpoint(config.ckpt_path, folder)
-    return checkpoint is not None and finished(config, folder, checkpoint) is not None
 
 
 def _worker_command(values: dict[str, Any], folder: Path, whole: Path) -> list[str]:

@@ -189,7 +189,8 @@ def from_dict(cls: type[C], values: Mapping[str, Any], group: str) -> C:
             near = get_close_matches(str(key), known, n=1)
             fix = f"did you mean {group}.{near[0]}?" if near else f"one of {', '.join(known)}"
             raise UserError("unknown key", key=f"{group}.{key}", value=value, fix=fix)
-    return build(cls, {k: _as_declared(v, _hints(cls)[k], f"{group}.{k}") for k, v in values.items()}, group)
+    hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
+    return build(cls, {k: _as_declared(v, hints[k], f"{group}.{k}") for k, v in values.items()}, group)
 
 
 def _as_declared(value: Any, hint: Any, key: str) -> Any:

@@ -110,11 +110,10 @@ class Run:
         self.config, self.folder = config, Path(folder)
         _quiet_loggers()
         self.checkpoint = find_checkpoint(config.ckpt_path, self.folder)
-        self.finished: dict[str, float] | None = None
-        if purpose == "fit" and self.checkpoint is not None and not config.method.idle:
-            self.finished = finished(config, self.folder, self.checkpoint)
-            if self.finished is not None:
-                return
+        trains = purpose == "fit" and not config.method.idle
+        self.finished = finished(config, self.folder, self.checkpoint) if trains else None
+        if self.finished is not None:
+            return
         dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
         loaded = check_final(config.evaluation) if purpose == "fit" else None
         if purpose in ("fit", "predict"):
@@ -127,7 +126,7 @@ class Run:
         rank_zero = global_rank() == 0
         if fits or purpose == "predict":
             self.data.prepare_data()
-        if fits and not config.method.idle:
+        if trains:
             # Nothing of an earlier run is touched before it is known that this one can begin.
             if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
                 check_parameters(self.method, parameters_of(self.checkpoint))

@@ -100,12 +100,14 @@ class Record:
             write_whole(self.path, self._earlier)
 
 
-def finished(config: RunConfig, folder: Path, checkpoint: Path) -> dict[str, float] | None:
+def finished(config: RunConfig, folder: Path, checkpoint: Path | None) -> dict[str, float] | None:
     """The scores of the run in `folder` when `checkpoint` is its end and it has been scored; None: work is left.
 
     Raises:
         UserError: the checkpoint has more updates, or more passes over the data, behind it than are asked for.
     """
+    if checkpoint is None:
+        return None
     import torch  # only here: a folder that is taken is refused without it
 
     content = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)

@@ -8,7 +8,6 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -19,6 +18,7 @@ from embedlab.errors import UserError
 from embedlab.files import whole_file, write_whole
 from embedlab.run import sweep as launcher
 from embedlab.run.processes import end
+from embedlab.run.run_folder import AFTER
 from embedlab.run.sweep import Trial
 
 if TYPE_CHECKING:
@@ -218,13 +218,28 @@ def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
     return False
 
 
+def _records(folder: Path) -> list[dict[str, str]]:
+    try:
+        with (folder / "metrics.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+    except OSError:  # not there yet
+        return []
+
+
+def _final_scores(folder: Path) -> dict[str, float | None]:
+    try:
+        return dict(json.loads((folder / AFTER).read_text())["scores"])
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
 def logged(folder: Path, metric: str) -> list[tuple[int, float]]:
     """A metric by step, as far as a run has come."""
     try:
-        with (folder / "metrics.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        return [(int(r["step"]), float(r[metric])) for r in rows if r.get("step") and r.get(metric)]
-    except (OSError, ValueError):  # not there yet, or a line is being written
+        return [
+            (int(r["step"]), float(r[metric])) for r in _records(folder) if r.get("step") and r.get(metric)
+        ]
+    except ValueError:  # a line is being written
         return []
 
 
@@ -232,24 +247,13 @@ def final(folder: Path, config: TuneConfig, values: list[tuple[int, float]]) -> 
     """What counts of a finished run: its best logged value, or the one in scores.json."""
     best = max if config.direction == "maximize" else min
     found = [value for _, value in values if value == value]
-    if found:
-        return best(found)
-    try:
-        score = json.loads((folder / "scores.json").read_text())["scores"].get(config.metric)
-    except (OSError, ValueError, KeyError):
-        return None
-    return None if score is None else float(score)
+    return best(found) if found else _final_scores(folder).get(config.metric)
 
 
 def _no_metric(folder: Path, metric: str) -> UserError:
-    try:
-        with (folder / "metrics.csv").open(newline="") as file:
-            known = [name for name in csv.DictReader(file).fieldnames or () if name != "step"]
-    except OSError:
-        known = []
-    with suppress(OSError, ValueError, KeyError):
-        known += json.loads((folder / "scores.json").read_text())["scores"]
-    near = get_close_matches(metric, known, n=1) or sorted({*known})
+    known = {name for record in _records(folder)[:1] for name in record if name != "step"}
+    known |= _final_scores(folder).keys()
+    near = get_close_matches(metric, known, n=1) or sorted(known)
     return UserError(
         "a finished trial has no such score", file=folder, key="tune.metric", value=metric,
         fix=f"one of {', '.join(near)}" if near else "evaluation.sts_dir=..., so that there are scores",

@@ -135,7 +135,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if hint in (bool, str):
         return isinstance(value, hint)
     if is_dataclass(hint) and isinstance(hint, type):
-        return isinstance(value, hint)
+        return isinstance(value, hint | Mapping)  # LightningCLI makes its own records of plain values first
     return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import Field, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -22,6 +22,7 @@ _SCALARS: dict[Any, tuple[str, str]] = {
 }
 
 
+@dataclass(frozen=True)
 class Record:
     """A frozen dataclass of the configuration: its values are checked, by type and range, wherever it is made."""
 

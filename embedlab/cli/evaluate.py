@@ -6,13 +6,14 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import write_scores
-from embedlab.evaluation.core.suite import SHARED_KEYS, check_keys, check_names, keys_named, suite
+from embedlab.evaluation.core.suite import SHARED_KEYS, Suite, check_keys, check_names, keys_named, suite
 from embedlab.files import check_writable
 
 _TO_CHOOSE = ("tasks", "languages")
@@ -70,9 +71,14 @@ def _score(one: Any, encoder: Any, settings: Mapping[str, Any], data: Any, path:
     with _hub_named(one):
         given = {**settings, "device": str(encoder.encoder.device), "kept": kept}
         scores, protocol = one.run(encoder, given, data)
-    write_scores(path, scores, protocol)
+    _put(path, scores, protocol, one.tables(name, scores, protocol))
     kept.unlink(missing_ok=True)
-    for table in one.tables(name, scores, protocol):
+
+
+def _put(path: Path, scores: Mapping[str, float], protocol: Mapping[str, Any], tables: Sequence[Any]) -> None:
+    """Write the scores, and print their tables and warnings."""
+    write_scores(path, scores, protocol)
+    for table in tables:
         table.print()
     for warning in protocol["warnings"]:
         print(f"embedlab: warning: {warning}", file=sys.stderr)
@@ -118,10 +124,8 @@ def _compare(encoder: Any, other: Any, pairs: Any, config: Mapping[str, Any], ou
     changes, protocol = comparison.score(other, encoder, pairs, settings)
     folder = out if out is None or out.suffix != ".json" else out.parent
     path = _path(folder, str(config["ckpt"]), "compare", _reading(config))
-    write_scores(path, changes, protocol)
     names = (str(config["ckpt"]), str(config["compare"]))
-    comparison.table(names, changes, protocol["notes"][0]).print()
-    print(f"Scores: {path}")
+    _put(path, changes, protocol, [comparison.table(names, changes, protocol["notes"][0])])
 
 
 def _check_keys(config: Mapping[str, Any], suites: Mapping[str, Any]) -> None:
@@ -148,7 +152,7 @@ def _check_keys(config: Mapping[str, Any], suites: Mapping[str, Any]) -> None:
     check_keys(list(suites.values()), config, (*_OWN_KEYS, *_SHARED, *also))
 
 
-def _hub_named(one: Any) -> Any:
+def _hub_named(one: Suite) -> AbstractContextManager[None]:
     return keys_named({}, "leave data_dir out to use the hub" if one.hub else None)
 
 

@@ -187,8 +187,11 @@ class StepGraphs:
 
     @property
     def capture_arguments(self) -> dict[str, Any]:
-        """Memory and stream of the graphs, which run one after another: arguments of `torch.cuda.graph`."""
-        return {"pool": self._pool, "stream": self._stream}
+        """Of `torch.cuda.graph`: memory and stream of the graphs, which run one after another.
+
+        Only calls of the capturing thread can spoil a capture: the loader's thread goes on pinning memory meanwhile.
+        """
+        return {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
 
     def refresh(self) -> None:
         """What the forward pass computes with is the present weights."""
@@ -309,7 +312,7 @@ class StepGraphs:
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.set_rng_state(random_state, self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with torch.cuda.graph(graph, **self.capture_arguments):
             self._body(lengths, updates)
         torch.cuda.set_rng_state(random_state, self.device)
         return _Captured(graph, updates)

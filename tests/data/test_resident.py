@@ -102,7 +102,7 @@ def test_gathering_inside_a_cuda_graph(table: TokenTable, packed: PackedTable, k
     rows = torch.tensor([0, 1, 2], device="cuda")
     on_gpu.gather(rows, lengths)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         batch = on_gpu.gather(rows, lengths)
     for numbers in ([0, 1, 2], [2, 0, 2]):
         rows.copy_(torch.tensor(numbers))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 import embedlab
+from embedlab.engine.cuda_graph import StepGraphs
+from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.run.callbacks.checkpoints import LAST, Interrupted
 from embedlab.run.run import train
 from tests.run.test_resume import StopAt
@@ -74,6 +77,34 @@ def test_the_last_block_for_one_token_trains_as_the_whole_one(compose_run, tmp_p
         assert one == pytest.approx(whole, rel=0.05, abs=0.02), name
     a, b = (embedlab.load(str(tmp_path / n)).encode(["a cat", "two dogs ran"]) for n in ("one", "whole"))
     assert b == pytest.approx(a, abs=0.05)
+
+
+def test_memory_is_pinned_while_a_graph_is_captured(  # type: ignore[no-untyped-def]
+    compose_run, sts_dir, tmp_path, monkeypatch, caplog
+):
+    """As the loader's thread does: of a step, and of the forward passes of scoring."""
+    pinned: list[str] = []
+
+    def pinning(cls: type, name: str) -> None:
+        before = getattr(cls, name)
+
+        def during(self, *args):  # type: ignore[no-untyped-def]
+            if torch.cuda.is_current_stream_capturing():
+                with ThreadPoolExecutor(1) as thread:
+                    assert thread.submit(lambda: torch.ones(1 << 20).pin_memory().is_pinned()).result()
+                pinned.append(name)
+            return before(self, *args)
+
+        monkeypatch.setattr(cls, name, during)
+
+    pinning(StepGraphs, "_body")
+    pinning(DevEncoder, "_encode")
+    train(
+        compose_run(*GPU, "step=graph", f"evaluation.sts_dir={sts_dir}", "evaluation.every=2"),
+        tmp_path / "run",
+    )
+    assert {"_body", "_encode"} == set(pinned)
+    assert "without a CUDA graph" not in caplog.text
 
 
 def test_dropout_differs_between_replays(compose_run, tmp_path):  # type: ignore[no-untyped-def]

@@ -2,18 +2,17 @@
 
 All tokens give keys and values; query, output projection and feed-forward are computed for the token that is read:
 of BERT's last block that leaves a sixth of the products (a quarter where attention is computed for all, in compiled
-steps). The vector is the same up to rounding. ``EMBEDLAB_LAST_BLOCK=0`` computes all of the block.
+steps). The vector is the same up to rounding. ``EMBEDLAB_KERNELS=last_block=0`` computes all of the block.
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from embedlab.kernels.hooks import has_foreign_hooks
+from embedlab.kernels.available import has_foreign_hooks, kernel_options
 from embedlab.kernels.packing import MODEL_TYPES, Slots
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def applies(backbone: Body, device: torch.device, packed: bool) -> bool:
     On a card in captured steps over packed rows alone: nobody has timed the others. Not where somebody looks at the
     modules (hooks), or something else runs them (compilation, checkpointing, shards).
     """
-    if os.environ.get("EMBEDLAB_LAST_BLOCK", "1") == "0" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not kernel_options().last_block:
         return False
     on_card = device.type == "cuda"
     if backbone.compiled != on_card or (on_card and not (packed and backbone.low_precision_weights)):

@@ -7,7 +7,6 @@ bring the new weights back, as many bytes again as the update itself.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from embedlab.kernels.available import has_triton
+from embedlab.kernels.available import has_triton, kernel_options
 
 _ALIGNED = 16
 """Bytes that the kernel loads at once."""
@@ -23,9 +22,9 @@ _ROWS = 256
 
 
 def usable(parameters: list[nn.Parameter]) -> bool:
-    """Whether the kernel can update these: Triton, CUDA, contiguous fp32 weights; EMBEDLAB_FUSED_UPDATE=0 says no."""
+    """Whether the kernel can update these: Triton, CUDA, contiguous fp32 weights (`KernelOptions.fused_update`)."""
     return (
-        os.environ.get("EMBEDLAB_FUSED_UPDATE", "1") != "0"
+        kernel_options().fused_update
         and has_triton()
         and all(
             p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() and p.data_ptr() % _ALIGNED == 0

@@ -2,13 +2,12 @@
 
 Between its matrix products a block has dropout, residuals, norms and a GELU. Each is one kernel here
 (`embedlab.kernels.block_ops`), gradients of biases and norms fall off along the way, and the gradient of a residual
-is added by the product beside it. Nothing is compiled, so that a run begins at once. ``EMBEDLAB_FUSED_BLOCK=0`` goes
-without; so does every backbone that is built in another way.
+is added by the product beside it. Nothing is compiled, so that a run begins at once. ``fused_block=0`` in
+``EMBEDLAB_KERNELS`` goes without; so does every backbone that is built in another way.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,8 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from embedlab.kernels import block_ops
-from embedlab.kernels.available import has_triton
-from embedlab.kernels.hooks import has_foreign_hooks
+from embedlab.kernels.available import has_foreign_hooks, has_triton, kernel_options
 from embedlab.kernels.varlen_attention import joined_backward, joined_forward
 
 _BERTS = ("Bert", "Roberta", "XLMRoberta", "Camembert")
@@ -63,7 +61,7 @@ class _Layers(NamedTuple):
 
 def applies(backbone: Transformer, device: torch.device) -> bool:
     """Whether a forward over packed rows can run so here: in captured steps on a card, blocks of a known build."""
-    if os.environ.get("EMBEDLAB_FUSED_BLOCK", "1") == "0" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not kernel_options().fused_block:
         return False
     if device.type != "cuda" or not backbone.low_precision_weights or not has_triton():
         return False

@@ -2,12 +2,11 @@
 
 At batch 64 each of the three products has 156 tiles for some 132 multiprocessors: two rounds, the second nearly
 empty. The module keeps its three layers; while the step computes, it has their weights as one matrix besides, and
-another forward. 4 % of a step on an H200 (benchmarks/README.md); ``EMBEDLAB_FUSED_QKV=0`` goes without.
+another forward. 4 % of a step on an H200 (benchmarks/README.md); ``EMBEDLAB_KERNELS=fused_qkv=0`` goes without.
 """
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from embedlab.kernels.hooks import has_foreign_hooks
+from embedlab.kernels.available import has_foreign_hooks, kernel_options
 from embedlab.kernels.varlen_attention import VARLEN, varlen_attention_joined
 
 _LAYERS = {
@@ -68,7 +67,7 @@ def joinable(module: nn.Module, dtype: torch.dtype) -> tuple[nn.Linear, nn.Linea
     """
     kind = type(module)
     names = _LAYERS.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
-    if names is None or os.environ.get("EMBEDLAB_FUSED_QKV", "1") == "0":
+    if names is None or not kernel_options().fused_qkv:
         return None
     if getattr(module, "is_decoder", False) or getattr(module, "is_causal", False):
         return None

@@ -70,7 +70,7 @@ def test_half_precision_is_within_its_rounding(compose_run, tmp_path):  # type: 
 @pytest.mark.parametrize("pooling", ["cls_mlp", "last"])
 def test_the_last_block_for_one_token_trains_as_the_whole_one(compose_run, tmp_path, monkeypatch, pooling):  # type: ignore[no-untyped-def]
     for name, switch in (("one", "1"), ("whole", "0")):
-        monkeypatch.setenv("EMBEDLAB_LAST_BLOCK", switch)
+        monkeypatch.setenv("EMBEDLAB_KERNELS", f"last_block={switch}")
         train(compose_run(*GPU, *HALF, f"pooling={pooling}", "optimizer.lr=1e-4"), tmp_path / name)
     for name in ("train/loss", "train/grad_norm"):
         one, whole = (column(tmp_path / n, name) for n in ("one", "whole"))
@@ -146,7 +146,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(compose_run, tmp_path, monkeypat
 def test_the_update_in_one_pass_is_that_of_torch(compose_run, tmp_path, monkeypatch, more):  # type: ignore[no-untyped-def]
     runs: dict[str, dict[str, torch.Tensor]] = {}
     for name, switch in (("ours", "1"), ("torch", "0")):
-        monkeypatch.setenv("EMBEDLAB_FUSED_UPDATE", switch)
+        monkeypatch.setenv("EMBEDLAB_KERNELS", f"fused_update={switch}")
         settings = (*HALF, "trainer.max_steps=20", "trainer.max_epochs=10", "optimizer.lr=1e-4", *more)
         train(compose_run(*GPU, *settings), tmp_path / name)
         runs[name] = torch.load(tmp_path / name / LAST, weights_only=True)

@@ -23,7 +23,6 @@ from embedlab.methods.simcse import joint_token_budget, mlp_head, widened
 if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
     from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.pooling import PoolingConfig
     from embedlab.config.run import MethodConfig, RunConfig
     from embedlab.encoders.encoder import SentenceEncoder
 
@@ -118,9 +117,8 @@ class PromptBERT(Method):
         """The first is that of scoring and of every view but ``second``."""
         if config.second_template not in (None, encoder.tokenization.template):
             self.templates.append(Tokenization(encoder.tokenizer, config.second_template))
-        self.denoise = (
-            _reads_one_token(encoder.pooling.config) if config.denoise == "auto" else config.denoise
-        )
+        auto = not encoder.pooling.config.averages_tokens
+        self.denoise = auto if config.denoise == "auto" else config.denoise
         self.bare = BareTemplates(self.templates, position_offset(encoder.backbone.model.config))
         most = encoder.backbone.info.max_positions
         room = math.inf if most is None else most - max(t.overhead for t in self.templates) + 1
@@ -222,7 +220,3 @@ class PromptBERT(Method):
         with self.encoder.evaluating(None):
             noise = self.template_vectors(1, int(lengths.max()) + 1)[0]
         return vectors - noise[lengths]
-
-
-def _reads_one_token(pooling: PoolingConfig) -> bool:
-    return pooling.name not in ("mean", "first_last") and getattr(pooling, "pool", "") != "mean"

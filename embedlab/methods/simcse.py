@@ -52,9 +52,10 @@ class SimCSEConfig(ContrastConfig):
                 value=info.dropout,
                 fix="backbone.dropout=0.1, or a method whose views differ by themselves",
             )
-        if self.mlp == "train" and run.pooling.name == "cls_mlp":
+        if self.mlp == "train" and run.pooling.has_head:
             warnings.append(
-                "method.mlp=train puts a second head on pooling=cls_mlp; method.mlp=none was probably meant"
+                f"method.mlp=train puts a second head on pooling={run.pooling.name}; method.mlp=none was probably "
+                "meant"
             )
         return warnings
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.build import build, section
 from embedlab.config.pooling import PoolingConfig
 from embedlab.errors import UserError
 from embedlab.parts import part_class
 from embedlab.pooling.base import Marks, Pooling
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
 
 __all__ = ["Marks", "Pooling", "PoolingConfig", "build_pooling", "pooling_class", "pooling_config"]
 

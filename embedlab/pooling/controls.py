@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
 from embedlab.pooling.base import Marks
 from embedlab.pooling.blocks import Blocks, BlocksConfig
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
 
 
 @dataclass(frozen=True)

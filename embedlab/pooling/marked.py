@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
+from embedlab.config.template import Template
 from embedlab.errors import UserError
 from embedlab.pooling.base import Marks, Pooling, mark_index, token_at
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.template import Template
 
 
 def up_to(attention_mask: Tensor, marks: Marks, mark: str) -> Tensor:
@@ -67,13 +65,17 @@ class RepMeanConfig(MarkedConfig):
 
 
 @dataclass(frozen=True)
-class RepConcatConfig(MarkedConfig):
+class RepConcatConfig(RepMeanConfig):
     name: str = "rep_concat"
-    reads = ("rep1", "rep2")
 
 
 class Marked(Pooling):
-    """The last layer at marked tokens."""
+    """The last layer at the marked token."""
+
+    config: MarkedConfig
+
+    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        return self.at(hidden, attention_mask, marks, self.config.reads[0])
 
     def at(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks, mark: str) -> Tensor:
         return token_at(hidden[-1], mark_index(attention_mask, marks, mark))
@@ -85,18 +87,12 @@ class Rep1(Marked):
     name = "rep1"
     config_class = Rep1Config
 
-    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        return self.at(hidden, attention_mask, marks, "rep1")
-
 
 class Rep2(Marked):
     """The end of the second stage: CSE-SFP's embedding."""
 
     name = "rep2"
     config_class = Rep2Config
-
-    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        return self.at(hidden, attention_mask, marks, "rep2")
 
 
 class RepMean(Marked):

@@ -7,38 +7,21 @@ Selection turns these into a weight for each block and feature (`embedlab.poolin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
+from embedlab.config.template import Template
 from embedlab.errors import UserError
 from embedlab.kernels.available import has_triton
 from embedlab.pooling.base import Marks
-from embedlab.pooling.blocks import Blocks, BlocksConfig, inner_tokens, one_of
-from embedlab.pooling.frequencies import INVALID, LONGEST, ORDERS, select
-from embedlab.pooling.selection import ACTIVATIONS, BLOCK_NORMS, GATES_1D, Gate, block_weights
+from embedlab.pooling.blocks import Blocks, BlocksConfig, inner_tokens
+from embedlab.pooling.frequencies import LONGEST, Invalid, Order, select
+from embedlab.pooling.selection import Gate, block_weights
 from embedlab.pooling.squeeze import FrequencySelection
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.template import Template
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "mode": ("stack2d", "avg1d", "last1d", "auto", "none"),
-    "squeeze": ("dct", "gap", "none"),
-    "no_fs": ("per_block", "fused"),
-    "order": ORDERS,
-    "invalid": INVALID,
-    "dct_norm": ("mean", "ortho", "sum"),
-    "act": tuple(ACTIVATIONS),
-    "block_norm": BLOCK_NORMS,
-    "gate1d": GATES_1D,
-    "fs_tokens": ("all", "sentence"),
-    "gate": ("learned", "frozen"),
-    "init": ("normal", "zero"),
-}
 
 
 @dataclass(frozen=True)
@@ -50,30 +33,30 @@ class S2SentConfig(BlocksConfig):
     """Groups of features, each with a frequency pair of its own (Low-m); divides the width."""
     r: int = 12
     """Width over bottleneck width of the gate."""
-    mode: str = "stack2d"
+    mode: Literal["stack2d", "avg1d", "last1d", "auto", "none"] = "stack2d"
     """``stack2d``: a weight for each of the n blocks. ``avg1d``, ``last1d``: a gate on the features of one
     block, the mean of the last n or the last of them. ``auto``: stack2d, but last1d for n=1, where the
     soft-max of stack2d is the constant 1. ``none``: no gate, the mean of the blocks."""
-    squeeze: str = "dct"
+    squeeze: Literal["dct", "gap", "none"] = "dct"
     """What the gate sees: ``dct``, ``gap`` (the mean of blocks and tokens) or ``none`` (each token)."""
-    no_fs: str = "per_block"
+    no_fs: Literal["per_block", "fused"] = "per_block"
     """With squeeze=none, a block's gate sees that block (``per_block``) or the mean of all (``fused``)."""
-    order: str = "fcanet"
+    order: Order = "fcanet"
     """Of the frequencies: ``fcanet``'s list or JPEG's ``zigzag``."""
-    invalid: str = "skip"
+    invalid: Invalid = "skip"
     """Block frequencies from n on: ``skip`` takes the next pair, ``zero`` leaves the group empty, ``grid6``
     works on a 6 x 6 average of blocks and padded tokens, as the released code does."""
-    dct_norm: str = "mean"
+    dct_norm: Literal["mean", "ortho", "sum"] = "mean"
     """``mean``: frequency 0 is the mean; ``ortho``: times the length's root; ``sum``: times the length."""
     gain: float = 1.0
     """Factor on what the gate sees; 6 gives the released code's scale."""
-    act: str = "tanh"
+    act: Literal["tanh", "relu"] = "tanh"
     bias: bool = True
     bn: bool = False
     """Batch norm before the sigmoid, as in the released code."""
-    block_norm: str = "softmax"
+    block_norm: Literal["softmax", "global_exp"] = "softmax"
     """``softmax`` over the blocks; ``global_exp`` divides by one sum over the whole batch (released code)."""
-    gate1d: str = "exp"
+    gate1d: Literal["exp", "sigmoid", "softmax"] = "exp"
     """Of a single block: ``exp``, ``sigmoid``, or ``softmax``, which is 1 (null control)."""
     pre_softmax_sigmoid: bool = True
     """The sigmoid keeps every weight between 1/(1 + (n-1)e) and e/(e + n-1)."""
@@ -81,20 +64,17 @@ class S2SentConfig(BlocksConfig):
     """No gradient through what the gate sees."""
     exclude_special: bool = False
     """Leave [CLS], [SEP] and the like out of what the gate sees and of the mean."""
-    fs_tokens: str = "all"
+    fs_tokens: Literal["all", "sentence"] = "all"
     """``sentence``: the gate sees the sentence's tokens, not those of a template around it."""
-    gate: str = "learned"
+    gate: Literal["learned", "frozen"] = "learned"
     """``frozen``: as initialised (control)."""
-    init: str = "normal"
+    init: Literal["normal", "zero"] = "normal"
     """``zero``: W_2 = 0, so that training starts from the plain average."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, known in _CHOICES.items():
-            one_of(key, getattr(self, key), known)
         for key in ("m", "r"):
-            value = getattr(self, key)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if (value := getattr(self, key)) < 1:
                 raise UserError("must be a number from 1 on", key=f"pooling.{key}", value=value)
         if self.bn and self.squeeze == "none":
             raise UserError(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,12 @@ from torch import Tensor, nn
 from embedlab.backbones.backbone import Backbone
 from embedlab.engine.fused_adamw import FusedUpdate, total_norm, usable
 from embedlab.engine.meter import Meter
+from embedlab.engine.module import Method
+from embedlab.engine.optimizer import ReplayableAdamW
 from embedlab.engine.precision import ComputeCopy, copyable
 from embedlab.engine.step import StepRunner, non_finite
 from embedlab.kernels.packing import row_capacity, token_capacity
 from embedlab.objectives.precision import compiled_objectives
-
-if TYPE_CHECKING:
-    from embedlab.engine.module import Method
-    from embedlab.engine.optimizer import ReplayableAdamW
 
 _WARM_UPS = 2
 """Lazily compiled kernels, library handles and work spaces exist after the first; the second is quiet."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from embedlab.engine.cuda_graph import CapturedStep, StepGraphs, packs
+from embedlab.engine.module import Method
 from embedlab.kernels.available import kernel_options
-
-if TYPE_CHECKING:
-    from embedlab.engine.module import Method
 
 log = logging.getLogger(__name__)
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import RunConfig
 from embedlab.distributed.gather import share_of_kept
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig
 from embedlab.objectives.bilingual_nce import bilingual_nce
-from embedlab.objectives.distance import cosine_distance, participation, squared_distance, std
-from embedlab.objectives.regularisers import covariance_term, sigreg, variance_term
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.run import RunConfig
+from embedlab.objectives.regularisers import (
+    cosine_distance,
+    covariance_term,
+    participation,
+    sigreg,
+    squared_distance,
+    std,
+    variance_term,
+)
 
 Sides = tuple[Tensor, Tensor]
 
@@ -100,7 +105,7 @@ def align(v: Vectors, config: AlignmentConfig) -> Alignment:
 def _contrast(v: Vectors, config: AlignmentConfig, stats: dict[str, Tensor]) -> Alignment:
     batch = config.in_batch
     candidates = batch.candidates(v.target[0]), batch.candidates(v.target[1])
-    found = bilingual_nce(
+    contrast, anchors = bilingual_nce(
         v.predicted,
         candidates,
         config.tau,
@@ -112,13 +117,9 @@ def _contrast(v: Vectors, config: AlignmentConfig, stats: dict[str, Tensor]) -> 
         if v.hashes is None
         else (batch.candidates(v.hashes[0]), batch.candidates(v.hashes[1])),
     )
-    loss = found.loss
+    loss, more = contrast.loss, contrast.stats
     if batch.gather_negatives:
         # The mean is over the anchors that all devices keep, and data-parallel gradients are averaged by device.
-        loss = loss * share_of_kept(found.kept)
-    more = {
-        "positive_cosine": found.positive_cosine,
-        "negative_cosine": found.negative_cosine,
-        "align_accuracy": found.accuracy,
-    }
+        loss = loss * share_of_kept(anchors)
+    more["align_accuracy"] = more.pop("accuracy")
     return Alignment(loss, stats | more)

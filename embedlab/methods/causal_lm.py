@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from embedlab.config.run import MethodConfig
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import MethodConfig, RunConfig
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.objectives.language_model import next_tokens, token_accuracy, token_cross_entropy
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.run import RunConfig
-    from embedlab.config.template import Template
 
 
 @dataclass(frozen=True)
@@ -43,10 +39,6 @@ class CausalLM(Method):
     config_class = CausalLMConfig
     config: CausalLMConfig
     head_kind = "causal_lm"
-
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {"sentence": ("sentence", None)}
 
     def losses(self, batch: Batch) -> LossOutput:
         ids, mask = batch["sentence"]["input_ids"], batch["sentence"]["attention_mask"]

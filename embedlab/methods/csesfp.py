@@ -11,19 +11,16 @@ with tau = 0.05. What is encoded afterwards is Rep2. (Numbers are this file's; t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import RunConfig
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast
 from embedlab.pooling.marked import Marked, up_to
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.run import MethodConfig, RunConfig
-    from embedlab.config.template import Template
 
 
 @dataclass(frozen=True)
@@ -68,10 +65,6 @@ class CSESFP(Method):
     name = "csesfp"
     config_class = CSESFPConfig
     config: CSESFPConfig
-
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {"sentence": ("sentence", template)}
 
     def losses(self, batch: Batch) -> LossOutput:
         view, config = batch["sentence"], self.config

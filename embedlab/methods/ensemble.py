@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from embedlab.config.run import MethodConfig
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import MethodConfig, RunConfig
+from embedlab.config.template import Template
+from embedlab.encoders.base import Encoder
 from embedlab.encoders.loading import load
 from embedlab.encoders.twin import ensemble
 from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.run import RunConfig
-    from embedlab.config.template import Template
-    from embedlab.encoders.base import Encoder
 
 
 @dataclass(frozen=True)

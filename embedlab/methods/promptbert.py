@@ -5,26 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.architecture import position_offset
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.build import from_dict
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.run import MethodConfig, RunConfig
 from embedlab.config.template import Template
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.methods.bare_templates import BareTemplates
 from embedlab.methods.contrast import ContrastConfig, contrast
 from embedlab.methods.simcse import joint_token_budget, mlp_head, widened
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.run import MethodConfig, RunConfig
-    from embedlab.encoders.encoder import SentenceEncoder
 
 Preparation = Literal["raw", "closed", "stopped"]
 
@@ -220,3 +217,44 @@ class PromptBERT(Method):
         with self.encoder.evaluating(None):
             noise = self.template_vectors(1, int(lengths.max()) + 1)[0]
         return vectors - noise[lengths]
+
+
+class BareTemplates(nn.Module):
+    """Templates without a sentence, at the positions that sentences of any length give them.
+
+    Their rows are made on the device, with shapes that do not depend on values.
+
+    Args:
+        templates: with the same tokenizer.
+        offset: position id of a row's first token (RoBERTa: 2).
+    """
+
+    ids: Tensor
+    length: Tensor
+    slot: Tensor
+
+    def __init__(self, templates: Sequence[Tokenization], offset: int) -> None:
+        super().__init__()
+        self.offset = offset
+        width = max(t.overhead for t in templates)
+        rows = [t.prefix_ids + t.suffix_ids for t in templates]
+        filled = [row + [templates[0].pad_id] * (width - len(row)) for row in rows]
+        self.register_buffer("ids", torch.tensor(filled), persistent=False)
+        self.register_buffer("length", torch.tensor([[len(row)] for row in rows]), persistent=False)
+        self.register_buffer("slot", torch.tensor([[len(t.prefix_ids)] for t in templates]), persistent=False)
+
+    def forward(self, templates: int, lengths: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, mask and position ids of the first templates, ``[templates * lengths, W]``, padded right.
+
+        Row ``lengths * i + t`` is template i with every token after the slot moved on by t.
+        """
+        position = torch.arange(self.ids.shape[1], device=self.ids.device)
+        real = position < self.length[:templates]
+        moved = real & (position >= self.slot[:templates])
+        by = torch.arange(lengths, device=position.device)[:, None]
+        positions = self.offset + torch.where(real, position, 0)[:, None] + by * moved[:, None]
+
+        def repeated(x: Tensor) -> Tensor:
+            return x[:, None].expand(-1, lengths, -1).flatten(0, 1)
+
+        return repeated(self.ids[:templates]), repeated(real.long()), positions.flatten(0, 1)

@@ -6,18 +6,15 @@ The template decides which of them; with one of CSE-SFP's it is the two-pass met
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import RunConfig
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.run import MethodConfig, RunConfig
-    from embedlab.config.template import Template
 
 
 @dataclass(frozen=True)
@@ -67,10 +64,6 @@ class PromptEOL(Method):
     name = "prompteol"
     config_class = PromptEOLConfig
     config: PromptEOLConfig
-
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {"sentence": ("sentence", template)}
 
     @property
     def forward_passes(self) -> float:

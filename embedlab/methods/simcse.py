@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.run import RunConfig
 from embedlab.data.kinds import data_kind
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast, contrast_pairs
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.run import MethodConfig, RunConfig
-    from embedlab.config.template import Template
-    from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.pooling.one_token import new_dense
 
 
 @dataclass(frozen=True)
@@ -72,10 +70,6 @@ class SimCSE(Method):
         self.head = mlp_head(encoder.dim) if config.mlp == "train" else nn.Identity()
         self._views_a_row = 2.0
 
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {role: (role, template) for role in roles}
-
     @property
     def forward_passes(self) -> float:
         return self._views_a_row
@@ -95,11 +89,8 @@ class SimCSE(Method):
 
 
 def mlp_head(width: int) -> nn.Sequential:
-    """Linear + tanh with Hugging Face's initialisation, N(0, 0.02) and zero bias, as SimCSE's new MLP has."""
-    linear = nn.Linear(width, width)
-    nn.init.normal_(linear.weight, std=0.02)
-    nn.init.zeros_(linear.bias)
-    return nn.Sequential(linear, nn.Tanh())
+    """Linear + tanh, new: SimCSE's MLP."""
+    return nn.Sequential(new_dense(width), nn.Tanh())
 
 
 def encode_views(

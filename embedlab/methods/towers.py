@@ -19,7 +19,8 @@ from embedlab.encoders.folder import POOLING_WEIGHTS, EncoderFile, holds_twin
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.files import corruption
-from embedlab.pooling import Pooling
+from embedlab.pooling import Pooling, build_pooling
+from embedlab.pooling.one_token import new_dense
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +47,7 @@ def tower_pooler(sources: Sequence[BackboneConfig], width: int, seed: int) -> nn
             log.info("Pooler of %s.", source.label)
             return pooler.float()
     log.info("A new pooler, seed %d.", seed)
-    dense = nn.Linear(width, width)
-    with torch.no_grad():
-        dense.weight.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(seed))
-        dense.bias.zero_()
-    return nn.Sequential(dense, nn.Tanh())
+    return nn.Sequential(new_dense(width, torch.Generator().manual_seed(seed)), nn.Tanh())
 
 
 class Tower(NamedTuple):
@@ -73,7 +70,6 @@ def load_tower(path: str | None, run: RunConfig, key: str) -> Tower:
         UserError: there is no single encoder.
     """
     from embedlab.backbones import load_backbone
-    from embedlab.pooling import build_pooling
 
     source = run.backbone
     if path is not None:

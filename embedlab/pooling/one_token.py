@@ -57,6 +57,14 @@ class MaskConfig(OneTokenConfig):
     token = "mask"
 
 
+def new_dense(width: int, generator: torch.Generator | None = None) -> nn.Linear:
+    """A layer of equal widths with Hugging Face's initialisation: N(0, 0.02) and zero bias."""
+    layer = nn.Linear(width, width)
+    nn.init.normal_(layer.weight, std=0.02, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 class OneToken(Pooling):
     """The last layer at one token."""
 
@@ -82,8 +90,8 @@ class Cls(OneToken):
 class ClsMlp(OneToken):
     """tanh(W h_cls + b), W [D, D]: supervised SimCSE's head, kept at inference.
 
-    It begins as Hugging Face's layers do, N(0, 0.02) and zero bias, and its weights are saved with the encoder.
-    (Unsupervised SimCSE's head exists in training only: that one is the method's, ``method.mlp=train``.)
+    Its weights are saved with the encoder. (Unsupervised SimCSE's head exists in training only: that one is the
+    method's, ``method.mlp=train``.)
     """
 
     name = "cls_mlp"
@@ -91,9 +99,7 @@ class ClsMlp(OneToken):
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
         super().__init__(config, info)
-        self.linear = nn.Linear(info.width, info.width)
-        nn.init.normal_(self.linear.weight, std=0.02)
-        nn.init.zeros_(self.linear.bias)
+        self.linear = new_dense(info.width)
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         vectors = super().forward(hidden, attention_mask, marks)

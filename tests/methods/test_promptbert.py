@@ -22,6 +22,7 @@ from embedlab.errors import UserError
 from embedlab.methods import method_class, method_config
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
 from embedlab.pooling import build_pooling
+from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
 from tests.support import SENTENCES
 
@@ -385,3 +386,7 @@ def test_what_has_no_meaning_is_refused(settings: dict, key: str) -> None:
     with pytest.raises(UserError) as caught:
         check(**settings)
     assert key in str(caught.value)
+
+
+def test_golden_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_golden("promptbert", tmp_path, monkeypatch)

@@ -7,17 +7,16 @@ steps). The vector is the same up to rounding. ``EMBEDLAB_KERNELS=last_block=0``
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from embedlab.backbones.blocks import BlockAdapter, BlockContext, Heads, block_adapter
+from embedlab.backbones.body import Body
 from embedlab.kernels.available import has_foreign_hooks, kernel_options
 from embedlab.kernels.packing import MODEL_TYPES, Slots
-
-if TYPE_CHECKING:
-    from embedlab.backbones.blocks import BlockAdapter
-    from embedlab.backbones.body import Body
+from embedlab.kernels.varlen_attention import Padded
 
 _KERNELS = ("sdpa", "eager")
 
@@ -44,8 +43,6 @@ def applies(backbone: Body, device: torch.device, packed: bool) -> bool:
 
 def padded(backbone: Body, input_ids: Tensor, attention_mask: Tensor, position: Tensor) -> Tensor:
     """The last hidden state at ``position`` [B] of each row, ``[B, 1, D]``."""
-    from embedlab.backbones.blocks import BlockContext, Heads, block_adapter
-
     parts = block_adapter(backbone, "reading one token")
     last = len(parts.blocks) - 1
     states = parts.embed(input_ids, attention_mask)
@@ -72,8 +69,6 @@ def packed(backbone: Body, states: Tensor, slots: Slots, position: Tensor, **bou
         position: [B], in the rows of the padded batch.
         bounds: what the blocks are told of the rows.
     """
-    from embedlab.backbones.blocks import block_adapter
-
     parts = block_adapter(backbone, "reading one token")
     for block in parts.blocks[:-1]:
         states = block(states, None, **bounds)
@@ -97,8 +92,6 @@ def one_token_attending_all(
 
     Few kernels and shapes that do not change, for compiled steps: on a card attention is the block's cheapest part.
     """
-    from embedlab.backbones.blocks import BlockContext, Heads
-
     last = len(parts.blocks) - 1
     heads = Heads(parts.query(last, states), *parts.key_value(last, states))
     context = parts.attend(last, heads, BlockContext({"": None}, {}), **bounds)
@@ -108,8 +101,6 @@ def one_token_attending_all(
 
 def _one_token_attending_padded(parts: BlockAdapter, states: Tensor, slot: Tensor, bounds: Tensor) -> Tensor:
     """The same with attention for these slots alone, over keys and values in padded form."""
-    from embedlab.kernels.varlen_attention import Padded
-
     last = len(parts.blocks) - 1
     read = states[0, slot][:, None]
     rows, own = len(slot), parts.attention(last)

@@ -12,6 +12,7 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
+from embedlab.errors import UserError
 
 Step = Literal["auto", "eager", "compile", "graph"]
 
@@ -22,6 +23,8 @@ class MethodConfig:
 
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia", "nli", "parallel")
     """Kinds of data that the method takes."""
+    backbone_kind: ClassVar[Literal["encoder", "decoder"] | None] = None
+    """The kind of backbone that it takes; None: both."""
     can_unpad: ClassVar[bool] = False
     """Whether the method hands on the token budget of its views, so that a step can leave out padding."""
     shardable: ClassVar[bool] = True
@@ -62,6 +65,14 @@ class MethodConfig:
         Raises:
             UserError: naming the key, the value and the fix.
         """
+        if self.backbone_kind not in (None, info.kind):
+            usual = {"encoder": "mini", "decoder": "smollm2"}[str(self.backbone_kind)]
+            raise UserError(
+                f"method={self.name} trains {self.backbone_kind}s",
+                key="backbone",
+                value=info.model_type,
+                fix=f"backbone={usual} or another {self.backbone_kind}, or another method",
+            )
         return []
 
 

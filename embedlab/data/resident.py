@@ -75,7 +75,7 @@ class _Ragged:
     def gather(self, rows: Tensor, length: int) -> dict[str, Tensor]:
         gather = _ragged_rows
         if rows.is_cuda and has_triton():
-            from embedlab.kernels.gather_rows import gather_ragged as gather
+            from embedlab.kernels.packing_triton import gather_ragged as gather
         tensors = gather(self.ids, self.offsets, self.hashes, rows, length, self.bits, self.pad_id)
         return dict(zip(("input_ids", "attention_mask", "hash"), tensors, strict=True))
 
@@ -83,7 +83,7 @@ class _Ragged:
 def _ragged_rows(
     ids: Tensor, offsets: Tensor, hashes: Tensor, rows: Tensor, length: int, bits: int, pad: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `embedlab.kernels.gather_rows` does on a card."""
+    """What `embedlab.kernels.packing_triton.gather_ragged` does on a card."""
     start, end = offsets[rows].unsqueeze(1), offsets[rows + 1].unsqueeze(1)
     position = start + torch.arange(length, device=rows.device)
     real = position < end

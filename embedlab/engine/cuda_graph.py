@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,12 +30,6 @@ _WARM_UPS = 2
 """Lazily compiled kernels, library handles and work spaces exist after the first; the second is quiet."""
 
 _CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grads_with_norm_
-
-
-@dataclass
-class _Captured:
-    graph: torch.cuda.CUDAGraph
-    updates: bool
 
 
 class CapturedStep(StepRunner):
@@ -113,10 +106,10 @@ class StepGraphs:
         self.totals = torch.zeros(0)
         self.found_inf = torch.zeros((), device=self.device)
         self.bad_rows: Tensor | None = None
-        self._graphs: dict[Any, _Captured] = {}
+        self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
-        self._current: _Captured | None = None
+        self._current: torch.cuda.CUDAGraph | None = None
         self.packed_tokens: int | None = None
         """Tokens that one pass over the present batch computes, where padding is left out."""
         self._token_budgets: dict[str, int] | None = None
@@ -181,7 +174,7 @@ class StepGraphs:
         if self._update is not None:
             self._update.fill()
             self.refresh()  # a checkpoint or the best weights may have been loaded meanwhile
-        self._current.graph.replay()
+        self._current.replay()
 
     @property
     def capture_arguments(self) -> dict[str, Any]:
@@ -243,8 +236,7 @@ class StepGraphs:
             for p in self._direct:
                 p.grad = None
         if self._update is None:
-            for copy in self._copies:
-                copy.refresh()
+            self.refresh()
         with self._computing(self.method.longest(lengths)):
             loss, logged = self._loss(lengths)
             (loss / self.accumulate).backward()
@@ -284,7 +276,7 @@ class StepGraphs:
             if self.accumulate > 1:
                 torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
 
-    def _capture(self, lengths: dict[str, int], updates: bool) -> _Captured:
+    def _capture(self, lengths: dict[str, int], updates: bool) -> torch.cuda.CUDAGraph:
         """Warm up without any effect on weights, gradients or random state, then record."""
         assert self.rows is not None
         assert self.bad_rows is not None
@@ -313,7 +305,7 @@ class StepGraphs:
         with torch.cuda.graph(graph, **self.capture_arguments):
             self._body(lengths, updates)
         torch.cuda.set_rng_state(random_state, self.device)
-        return _Captured(graph, updates)
+        return graph
 
 
 def backbones_of(method: Method) -> list[Backbone]:

@@ -46,8 +46,8 @@ class LossOutput:
 class Method(LightningModule):
     """Owns the encoder, what is trained beside it, and the optimiser.
 
-    A method subclasses it, says its ``name`` and its ``config_class`` (a record in the same file), and gives `losses`,
-    and `fields` where its views are not the columns of the data.
+    A method subclasses it, says its ``config_class`` (a record in the same file, whose name is the method's), and gives
+    `losses`, and `fields` where its views are not the columns of the data.
 
     Args:
         encoder: trained, and what is kept afterwards.
@@ -63,6 +63,11 @@ class Method(LightningModule):
     config_class: ClassVar[type[MethodConfig]]
     head_kind: ClassVar[Literal["masked_lm", "causal_lm"] | None] = None
     """The language-modelling head that the method trains, loaded with the backbone."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "config_class" in vars(cls):
+            cls.name = cls.config_class.name
 
     def __init__(self, encoder: Encoder, config: MethodConfig, optimizer: OptimizerConfig) -> None:
         super().__init__()

@@ -80,9 +80,10 @@ def short_kernel(config: Any, longest: int) -> bool:
         return False
     if longest > SHORT_LONGEST or width not in (16, 32, 64, 128):
         return False
-    from embedlab.kernels.short_attention import register
+    from embedlab.kernels.attention import register
+    from embedlab.kernels.short_attention import attention_function
 
-    register(SHORT)
+    register(SHORT, attention_function)
     return True
 
 

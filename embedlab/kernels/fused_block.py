@@ -250,8 +250,8 @@ class _Block(torch.autograd.Function):
             linear(active, wd, bd), first.y, g2, b2, seed[2], settings.drop_fed, settings.eps[1]
         )
         ctx.save_for_backward(
-            x, bounds, seed, slot, joined, read, first.y, first.z, first.stats, wide, active, second.z,
-            second.stats, wj, wo, g1, wu, wd, g2,
+            x, bounds, seed, slot, joined, read, wide, active, *first, second.z, second.stats,
+            wj, wo, g1, wu, wd, g2,
         )  # fmt: skip
         ctx.settings = settings
         return second.y
@@ -259,27 +259,8 @@ class _Block(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        (
-            x,
-            bounds,
-            seed,
-            slot,
-            joined,
-            read,
-            h,
-            z1,
-            stats1,
-            wide,
-            active,
-            z2,
-            stats2,
-            wj,
-            wo,
-            g1,
-            wu,
-            wd,
-            g2,
-        ) = ctx.saved_tensors
+        x, bounds, seed, slot, joined, read, wide, active, *saved = ctx.saved_tensors
+        h, z1, stats1, z2, stats2, wj, wo, g1, wu, wd, g2 = saved
         settings: Settings = ctx.settings
         width, feed = x.shape[1], wide.shape[1]
         norms = (block_ops.norm_rows(h), 3 * width)

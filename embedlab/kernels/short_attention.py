@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from embedlab.kernels.attention import additive_mask
+from embedlab.kernels.attention import differentiate, heads_first
 
 _ROUNDS = tl.constexpr(
     6
@@ -123,12 +123,6 @@ def _warps(block: int) -> int:
     return {16: 1, 32: 1, 64: 4, 128: 8}[block]
 
 
-def _heads_first(like: Tensor) -> Tensor:
-    """``[B, H, L, D]`` in the memory order ``[B, L, H, D]``, in which the output projection reads it."""
-    b, h, length, d = like.shape
-    return like.new_empty(b, length, h, d).transpose(1, 2)
-
-
 @torch.library.custom_op("embedlab::short_attention", mutates_args=())
 def short_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, seed: Tensor, scale: float, dropout: float
@@ -147,7 +141,7 @@ def short_attention(
         ``[B, H, L, D]`` in the memory order ``[B, L, H, D]``.
     """
     b, h, length, d = query.shape
-    out, block = _heads_first(query), _block(length)
+    out, block = heads_first(query), _block(length)
     _forward[(b * h,)](
         query, key, value, mask, seed, out, h, length, scale, dropout,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3], *mask.stride(),
@@ -169,7 +163,7 @@ def short_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `short_attention` with respect to query, key and value."""
     b, h, length, d = query.shape
-    grads, block = tuple(_heads_first(query) for _ in range(3)), _block(length)
+    grads, block = tuple(heads_first(query) for _ in range(3)), _block(length)
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     _backward[(b * h,)](
         query, key, value, mask, seed, grad, *grads, h, length, scale, dropout,
@@ -181,31 +175,15 @@ def short_attention_backward(
 
 @short_attention.register_fake
 def _(query: Tensor, *rest: Any) -> Tensor:
-    return _heads_first(query)
+    return heads_first(query)
 
 
 @short_attention_backward.register_fake
 def _(grad: Tensor, query: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _heads_first(query), _heads_first(query), _heads_first(query)
+    return heads_first(query), heads_first(query), heads_first(query)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.scale, ctx.dropout = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    q, k, v, mask, seed = ctx.saved_tensors
-    return (
-        *short_attention_backward(grad, q, k, v, mask, seed, ctx.scale, ctx.dropout),
-        None,
-        None,
-        None,
-        None,
-    )
-
-
-short_attention.register_autograd(_differentiate, setup_context=_save)
+differentiate(short_attention, short_attention_backward)
 
 
 def attention_function(
@@ -229,11 +207,3 @@ def attention_function(
     seed = torch.randint(2**31 - 1, (1,), device=query.device)
     out = short_attention(query, key, value, mask, seed, float(scale), float(dropout))
     return out.transpose(1, 2), None
-
-
-def register(name: str) -> None:
-    """Make the kernel known to transformers as `name`."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(name, attention_function)
-    AttentionMaskInterface.register(name, additive_mask)

@@ -69,12 +69,7 @@ class Vectors(NamedTuple):
     """``[B]`` of each side, equal for equal texts; None: a text that comes again is a negative."""
 
 
-class Alignment(NamedTuple):
-    loss: Tensor
-    stats: dict[str, Tensor]
-
-
-def align(v: Vectors, config: AlignmentConfig) -> Alignment:
+def align(v: Vectors, config: AlignmentConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """The alignment loss, not weighted by lambda, and what shows whether it acts or collapses."""
     with torch.no_grad():
         both = torch.cat(v.online).detach()
@@ -88,21 +83,23 @@ def align(v: Vectors, config: AlignmentConfig) -> Alignment:
     distance = cosine_distance if config.loss == "cosine" else squared_distance
     near = (distance(v.predicted[0], v.target[1]) + distance(v.predicted[1], v.target[0])) / 2
     if config.loss in ("mse", "cosine"):
-        return Alignment(near, stats)
+        return near, stats
     # Statistics of the whole batch: each device has them all, and its share of their gradient.
     sides = [config.in_batch.candidates(z) for z in v.online]
     if config.loss == "sigreg":
         normal = sigreg(torch.cat(sides), config.sigreg_slices)
         stats |= {"distance": near.detach(), "sigreg": normal.detach()}
-        return Alignment(near + config.sigreg_weight * normal, stats)
+        return near + config.sigreg_weight * normal, stats
     variance = (variance_term(sides[0]) + variance_term(sides[1])) / 2
     covariance = covariance_term(sides[0]) + covariance_term(sides[1])
     stats |= {"distance": near.detach(), "variance": variance.detach(), "covariance": covariance.detach()}
     a, b, c = config.vicreg_weights
-    return Alignment(a * near + b * variance + c * covariance, stats)
+    return a * near + b * variance + c * covariance, stats
 
 
-def _contrast(v: Vectors, config: AlignmentConfig, stats: dict[str, Tensor]) -> Alignment:
+def _contrast(
+    v: Vectors, config: AlignmentConfig, stats: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
     batch = config.in_batch
     candidates = batch.candidates(v.target[0]), batch.candidates(v.target[1])
     contrast, anchors = bilingual_nce(
@@ -122,4 +119,4 @@ def _contrast(v: Vectors, config: AlignmentConfig, stats: dict[str, Tensor]) -> 
         # The mean is over the anchors that all devices keep, and data-parallel gradients are averaged by device.
         loss = loss * share_of_kept(anchors)
     more["align_accuracy"] = more.pop("accuracy")
-    return Alignment(loss, stats | more)
+    return loss, stats | more

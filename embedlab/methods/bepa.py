@@ -41,6 +41,8 @@ TAKES_A_MASK_OF_PAIRS = ("bert", "distilbert", "roberta", "xlm-roberta", "camemb
 @dataclass(frozen=True)
 class BEPAConfig(AlignmentConfig):
     kinds: ClassVar[tuple[str, ...]] = ("parallel",)
+    backbone_kind = "encoder"
+    """A decoder has no masks to fill."""
     shardable: ClassVar[bool] = False
 
     name: str = "bepa"
@@ -73,7 +75,7 @@ class BEPAConfig(AlignmentConfig):
             raise UserError("the weight must not be negative", key="method.lam", value=self.lam)
         if not 0 < self.ema < 1:
             raise UserError("must lie between 0 and 1", key="method.ema", value=self.ema)
-        check_masking(self, "mlm_prob", info, run, fix="method=csesfp")
+        check_masking("mlm_prob", self.mlm_prob, info, run)
         self._check_packing(info, run)
         if self.lam > 0 and self.target == "ema" and run.trainer.strategy.startswith("fsdp"):
             raise UserError(
@@ -127,7 +129,6 @@ class BEPAConfig(AlignmentConfig):
 class BEPA(Method):
     """``L = L_MLM + lambda * L_align`` (1): masked tokens of translations, and their vectors of a pass of its own."""
 
-    name = "bepa"
     config_class = BEPAConfig
     config: BEPAConfig
     head_kind = "masked_lm"
@@ -162,10 +163,9 @@ class BEPA(Method):
         hashes = [config.in_batch.text_hashes(v) for v in (first, second)]
         texts = None if hashes[0] is None or hashes[1] is None else (hashes[0], hashes[1])
         predicted = self.predictor(online[0]), self.predictor(online[1])
-        found = align(
-            Vectors(online, predicted, self.targets(online, first, second), texts), config
-        )  # (2), (3)
-        return LossOutput({"masked_lm": loss, "align": config.lam * found.loss}, stats | found.stats)  # (1)
+        targets = self.targets(online, first, second)
+        distance, more = align(Vectors(online, predicted, targets, texts), config)  # (2), (3)
+        return LossOutput({"masked_lm": loss, "align": config.lam * distance}, stats | more)  # (1)
 
     def masked_views(self, first: View, second: View) -> Sides:
         """Ids and mask of what the masked language modelling reads: ``[2B, L]``, or packed, ``[B, L1 + L2]``."""

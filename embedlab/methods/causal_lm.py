@@ -15,27 +15,21 @@ from embedlab.objectives.language_model import next_tokens, token_accuracy, toke
 @dataclass(frozen=True)
 class CausalLMConfig(MethodConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kind = "decoder"
+    """An encoder sees the tokens that it would predict."""
     shardable: ClassVar[bool] = False
 
     name: str = "causal_lm"
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if info.kind != "decoder":
-            raise UserError(
-                "an encoder sees the tokens that it would predict",
-                key="method",
-                value=self.name,
-                fix="method=masked_lm",
-            )
         if run.template is not None:
             raise UserError("running text has no template", key="template", fix="template=none")
-        return []
+        return super().check(info, run)
 
 
 class CausalLM(Method):
     """Cross-entropy of each token given those before it."""
 
-    name = "causal_lm"
     config_class = CausalLMConfig
     config: CausalLMConfig
     head_kind = "causal_lm"

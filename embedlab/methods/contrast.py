@@ -39,7 +39,7 @@ class ContrastConfig(MethodConfig):
             raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
         if run.data.pack is not None:
             raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
-        return []
+        return super().check(info, run)
 
 
 def contrast(

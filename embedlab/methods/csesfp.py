@@ -26,6 +26,8 @@ from embedlab.pooling.marked import Marked, up_to
 @dataclass(frozen=True)
 class CSESFPConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kind = "decoder"
+    """Rep1 must not have seen the second stage."""
 
     name: str = "csesfp"
     anchor: Literal["rep2", "rep1", "symmetric"] = "rep2"
@@ -40,13 +42,7 @@ class CSESFPConfig(ContrastConfig):
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         template = run.template
-        if info.kind != "decoder":
-            raise UserError(
-                "CSE-SFP reads Rep1 before the second stage is seen, and this backbone looks both ways",
-                key="backbone",
-                value=info.model_type,
-                fix="a decoder (backbone=smollm2), or method=simcse or promptbert",
-            )
+        warnings = super().check(info, run)
         if template is None or not {"rep1", "rep2"} <= set(template.marks):
             raise UserError(
                 "CSE-SFP needs a template of two stages, with {rep1} and {rep2} at their ends",
@@ -56,13 +52,12 @@ class CSESFPConfig(ContrastConfig):
             )
         if template.marks.index("rep1") > template.marks.index("rep2"):
             raise UserError("{rep1} ends the first stage", key="template.text", value=template.text)
-        return super().check(info, run)
+        return warnings
 
 
 class CSESFP(Method):
     """Each sentence's second stage against the first stages of the batch, as the authors' release does it."""
 
-    name = "csesfp"
     config_class = CSESFPConfig
     config: CSESFPConfig
 

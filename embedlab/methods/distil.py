@@ -53,7 +53,6 @@ class DistilConfig(ContrastConfig):
 class Distil(Method):
     """The student's vectors to the frozen teacher's, by contrast over both and by their distance."""
 
-    name = "distil"
     config_class = DistilConfig
     config: DistilConfig
 

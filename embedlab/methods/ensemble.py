@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.run import MethodConfig, RunConfig
-from embedlab.config.template import Template
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.loading import load
 from embedlab.encoders.twin import ensemble
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 
 
@@ -46,7 +45,6 @@ class EnsembleConfig(MethodConfig):
 class Ensemble(Method):
     """``first`` and ``second``, weighted and added; there is no training step."""
 
-    name = "ensemble"
     config_class = EnsembleConfig
     config: EnsembleConfig
 
@@ -56,10 +54,6 @@ class Ensemble(Method):
         assert isinstance(config, EnsembleConfig)
         members = [load(str(path)) for path in (config.first, config.second)]
         return ensemble(members, config.weights)
-
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {roles[0]: (roles[0], template)}
 
     def losses(self, batch: Batch) -> LossOutput:
         raise NotImplementedError("an ensemble is not trained")

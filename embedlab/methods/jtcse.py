@@ -66,6 +66,7 @@ def terms_of_loss(
 @dataclass(frozen=True)
 class JTCSEConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kind = "encoder"
     shardable: ClassVar[bool] = False
 
     name: str = "jtcse"
@@ -117,10 +118,6 @@ class JTCSEConfig(ContrastConfig):
         if odd := [term for term in self.terms if term not in TERMS]:
             raise UserError(
                 "unknown term", key="method.terms", value=odd[0], fix=f"some of {', '.join(TERMS)}"
-            )
-        if info.kind != "encoder":
-            raise UserError(
-                "the towers are bidirectional encoders", key="method", value=self.name, fix="method=csesfp"
             )
         if self.tower1 == self.tower2:
             raise UserError(
@@ -196,7 +193,6 @@ class TwinLoss:
 class JTCSE(Method):
     """Two dropout views of each sentence, in neighbouring rows, through both towers."""
 
-    name = "jtcse"
     config_class = JTCSEConfig
     config: JTCSEConfig
     encoder: TwinEncoder  # type: ignore[assignment]
@@ -311,7 +307,6 @@ class JTCSE(Method):
 class TNCSE(JTCSE):
     """Without side streams, and with anchors across towers always from the first."""
 
-    name = "tncse"
     config_class = TNCSEConfig
 
 

@@ -28,6 +28,8 @@ from embedlab.objectives.language_model import (
 @dataclass(frozen=True)
 class MaskedLMConfig(MethodConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kind = "encoder"
+    """A decoder has no masks to fill."""
     shardable: ClassVar[bool] = False
 
     name: str = "masked_lm"
@@ -36,27 +38,23 @@ class MaskedLMConfig(MethodConfig):
     rule: Rule = "bernoulli"
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        check_masking(self, "probability", info, run, fix="method=causal_lm")
-        return []
+        check_masking("probability", self.probability, info, run)
+        return super().check(info, run)
 
 
-def check_masking(method: MethodConfig, key: str, info: BackboneInfo, run: RunConfig, fix: str) -> None:
+def check_masking(key: str, share: float, info: BackboneInfo, run: RunConfig) -> None:
     """Whether masks can be filled.
 
     Args:
-        method: that fills them.
-        key: of its share of tokens to predict.
+        key, share: of the method, the tokens to predict.
         info: of the backbone.
         run: the whole configuration.
-        fix: for a decoder.
 
     Raises:
-        UserError: a share, backbone or template with which there is nothing to learn.
+        UserError: a share, tokenizer or template with which there is nothing to learn.
     """
-    if not 0 < (share := getattr(method, key)) < 1:
+    if not 0 < share < 1:
         raise UserError("must lie between 0 and 1", key=f"method.{key}", value=share)
-    if info.kind != "encoder":
-        raise UserError("a decoder has no masks to fill", key="method", value=method.name, fix=fix)
     if not info.has_mask_token:
         raise UserError("the tokenizer has no mask token", key="backbone", value=info.model_type)
     if run.template is not None:
@@ -99,7 +97,6 @@ class MaskedPrediction(nn.Module):
 class MaskedLM(Method):
     """Cross-entropy at the selected positions of packed text."""
 
-    name = "masked_lm"
     config_class = MaskedLMConfig
     config: MaskedLMConfig
     head_kind = "masked_lm"

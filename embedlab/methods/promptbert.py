@@ -101,7 +101,6 @@ class PromptBERT(Method):
     t sentence tokens would give them: of the same step and network, with gradient and dropout.
     """
 
-    name = "promptbert"
     config_class = PromptBERTConfig
     config: PromptBERTConfig
 

@@ -20,6 +20,8 @@ from embedlab.methods.contrast import ContrastConfig, contrast
 @dataclass(frozen=True)
 class PromptEOLConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kind = "decoder"
+    """The prompt is read at its last token, which a bidirectional encoder does not predict."""
 
     name: str = "prompteol"
     eval_text: Literal["closed", "raw"] = "closed"
@@ -30,13 +32,7 @@ class PromptEOLConfig(ContrastConfig):
         return self.eval_text
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if info.kind != "decoder":
-            raise UserError(
-                "this prompt is read at its last token, which a bidirectional encoder does not predict",
-                key="backbone",
-                value=info.model_type,
-                fix="a decoder (backbone=smollm2), or method=promptbert",
-            )
+        warnings = super().check(info, run)
         if run.template is None:
             raise UserError(
                 "PromptEOL needs a prompt", key="template", value=None, fix="template=eol, sth or sum"
@@ -48,7 +44,6 @@ class PromptEOLConfig(ContrastConfig):
                 value=info.adapter_dropout,
                 fix="adapter=lora adapter.dropout=0.05, or method=csesfp, whose views differ by themselves",
             )
-        warnings = super().check(info, run)
         if info.dropout == 0.0:
             warnings.append(
                 f"{info.model_type} has no dropout of its own: the two passes differ by the adapter's "
@@ -61,7 +56,6 @@ class PromptEOLConfig(ContrastConfig):
 class PromptEOL(Method):
     """Each sentence against its second dropout pass; both are one call on 2B rows, as in the release."""
 
-    name = "prompteol"
     config_class = PromptEOLConfig
     config: PromptEOLConfig
 

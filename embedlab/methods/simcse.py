@@ -61,7 +61,6 @@ class SimCSEConfig(ContrastConfig):
 class SimCSE(Method):
     """Each sentence against its second dropout view (equation 4), or against its pair and all hard negatives (5)."""
 
-    name = "simcse"
     config_class = SimCSEConfig
     config: SimCSEConfig
 

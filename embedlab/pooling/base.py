@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,16 @@ class Pooling(nn.Module):
 
     name: ClassVar[str]
     config_class: ClassVar[type[PoolingConfig]]
-    """Its settings; they stand in the same file."""
+    """Its settings, whose name is the pooling's; they stand in the same file."""
     needs_all_layers: bool = False
     """Whether `forward` gets all N + 1 hidden states, or a tuple of the last one only."""
     dim: int
     """Width of the vectors."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "config_class" in vars(cls):
+            cls.name = cls.config_class.name
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
         super().__init__()

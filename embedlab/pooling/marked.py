@@ -84,21 +84,18 @@ class Marked(Pooling):
 class Rep1(Marked):
     """The end of the first stage."""
 
-    name = "rep1"
     config_class = Rep1Config
 
 
 class Rep2(Marked):
     """The end of the second stage: CSE-SFP's embedding."""
 
-    name = "rep2"
     config_class = Rep2Config
 
 
 class RepMean(Marked):
     """The mean of both, each at unit length."""
 
-    name = "rep_mean"
     config_class = RepMeanConfig
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
@@ -109,7 +106,6 @@ class RepMean(Marked):
 class RepConcat(Marked):
     """Rep2 and Rep1 side by side, each at unit length: twice the width; its cosine is the mean of both's."""
 
-    name = "rep_concat"
     config_class = RepConcatConfig
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:

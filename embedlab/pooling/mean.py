@@ -24,7 +24,6 @@ class MeanConfig(PoolingConfig):
 class Mean(Pooling):
     """The mean of the last layer."""
 
-    name = "mean"
     config_class = MeanConfig
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
@@ -51,7 +50,6 @@ class FirstLastConfig(MeanConfig):
 class FirstLast(Pooling):
     """(mean of layer 1 + mean of layer L) / 2 (Su et al. 2021, whitening; SimCSE's table 5 baseline)."""
 
-    name = "first_last"
     config_class = FirstLastConfig
     needs_all_layers = True
     config: FirstLastConfig

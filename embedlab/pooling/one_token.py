@@ -83,7 +83,6 @@ class OneToken(Pooling):
 class Cls(OneToken):
     """The first real token: BERT's [CLS]."""
 
-    name = "cls"
     config_class = ClsConfig
 
 
@@ -94,7 +93,6 @@ class ClsMlp(OneToken):
     method's, ``method.mlp=train``.)
     """
 
-    name = "cls_mlp"
     config_class = ClsMlpConfig
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
@@ -112,12 +110,10 @@ class ClsMlp(OneToken):
 class Last(OneToken):
     """The last real token: of a decoder the one that has seen the whole row."""
 
-    name = "last"
     config_class = LastConfig
 
 
 class Mask(OneToken):
     """The template's mask token: PromptBERT's read-out (Jiang et al. 2022)."""
 
-    name = "mask"
     config_class = MaskConfig

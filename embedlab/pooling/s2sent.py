@@ -169,10 +169,9 @@ class S2Sent(Blocks):
     """v = sum over n of w^(n) * U_n, then read out (equations 1 to 4).
 
     w is the same for all tokens of a sentence, so that the read-out of the mix is the mix of the read-outs:
-    `forward` pools each block first. `fuse` is the token form, `weights` shows w.
+    `forward` pools each block first. `weights` shows w.
     """
 
-    name = "s2sent"
     config_class = S2SentConfig
     config: S2SentConfig
 
@@ -216,15 +215,6 @@ class S2Sent(Blocks):
                 return self.read((self._token_weights(u, attention_mask) * u).sum(0), mask, marks)
             u = self.read(u, mask, marks)[:, :, None]
             return (self._token_weights(u, None) * u).sum(0).squeeze(1)
-
-    def fuse(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        """The mixed tokens v, [B, L, D]; padding has no meaning."""
-        with torch.autocast(attention_mask.device.type, enabled=False):
-            u = torch.stack(self.blocks(hidden, attention_mask))
-            if self.gate is None:
-                return u.mean(0)
-            w = self.weights(hidden, attention_mask, marks)
-            return ((w if self.select is None else w[:, :, None]) * u).sum(0)
 
     def weights(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         """w, [n, B, D], oldest block first; [n, B, L, D] with squeeze=none; n is 1 for a single block."""

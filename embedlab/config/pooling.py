@@ -14,6 +14,8 @@ from embedlab.errors import UserError
 class PoolingConfig:
     """Settings of a pooling. They are saved with an encoder, so that scoring never guesses them."""
 
+    stock_mode: ClassVar[str | None] = None
+    """What sentence-transformers' own Pooling calls the reading of tokens that is meant; None: it has none like it."""
     has_head: ClassVar[bool] = False
     """Whether a dense layer with tanh is part of it."""
 

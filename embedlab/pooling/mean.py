@@ -15,6 +15,7 @@ from embedlab.pooling.base import Marks, Pooling, mean_tokens
 @dataclass(frozen=True)
 class MeanConfig(PoolingConfig):
     name: str = "mean"
+    stock_mode = "mean"
 
     @property
     def averages_tokens(self) -> bool:

@@ -30,6 +30,7 @@ class OneTokenConfig(PoolingConfig):
 class ClsConfig(OneTokenConfig):
     name: str = "cls"
     token = "cls"
+    stock_mode = "cls"
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class ClsMlpConfig(ClsConfig):
 class LastConfig(OneTokenConfig):
     name: str = "last"
     token = "last"
+    stock_mode = "lasttoken"
 
     def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
         if info.kind == "encoder":

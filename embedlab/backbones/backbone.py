@@ -180,7 +180,7 @@ class Backbone(Body):
         pad = self.model.config.pad_token_id or 0
         ids = slots.pack(input_ids, pad)
         if position_ids is None:
-            positions = slots.place[None] + self.position_offset
+            positions = slots.index[None] + self.position_offset
         else:
             positions = slots.pack(position_ids, self.position_offset)
         arguments: dict[str, Any] = {}

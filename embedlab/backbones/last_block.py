@@ -103,11 +103,16 @@ def _one_token_attending_padded(parts: BlockAdapter, states: Tensor, slot: Tenso
     """The same with attention for these slots alone, over keys and values in padded form."""
     last = len(parts.blocks) - 1
     read = states[0, slot][:, None]
-    rows, own = len(slot), parts.attention(last)
+    rows, attention = len(slot), parts.attention(last)
     cells = Padded(bounds, states.shape[1])
     key, value = (cells.spread(x)[:rows] for x in parts.key_value(last, states))
-    dropout = parts.dropout(last) if own.training else 0.0
+    dropout = parts.dropout(last) if attention.training else 0.0
     context = nn.functional.scaled_dot_product_attention(
-        parts.query(last, read), key, value, cells.mask(key.dtype)[:rows], dropout, scale=float(own.scaling)
+        parts.query(last, read),
+        key,
+        value,
+        cells.mask(key.dtype)[:rows],
+        dropout,
+        scale=float(attention.scaling),
     )
     return parts.finish(last, context.transpose(1, 2).flatten(2), read)[:, 0]

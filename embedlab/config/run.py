@@ -27,25 +27,20 @@ class MethodConfig:
     """The kind of backbone that it takes; None: both."""
     can_unpad: ClassVar[bool] = False
     """Whether the method hands on the token budget of its views, so that a step can leave out padding."""
+    towers: ClassVar[int] = 1
+    """Encoders that the result is made of."""
+    eval_text = "raw"
+    """Text normalization when a sentence is encoded after training (`embedlab.encoders.tokenization`); a field of those
+    methods that leave the choice."""
     shardable: ClassVar[bool] = True
     """Whether it calls the backbone as a whole, and not its blocks or its tied head by themselves."""
 
     name: str
 
     @property
-    def preparation(self) -> str:
-        """Text normalization when a sentence is encoded after training (`embedlab.encoders.tokenization`)."""
-        return "raw"
-
-    @property
     def idle(self) -> bool:
         """Whether there is nothing to train: the encoder is exported and scored as it is."""
         return False
-
-    @property
-    def towers(self) -> int:
-        """Encoders that the result is made of."""
-        return 1
 
     @property
     def needs_others(self) -> bool:

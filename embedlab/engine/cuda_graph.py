@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones.backbone import Backbone
 from embedlab.engine.fused_adamw import FusedUpdate, total_norm, usable
 from embedlab.engine.meter import Meter
 from embedlab.engine.module import Method
 from embedlab.engine.optimizer import ReplayableAdamW
 from embedlab.engine.precision import ComputeCopy, copyable
-from embedlab.engine.step import StepRunner, non_finite
+from embedlab.engine.step import StepRunner, backbones_of, non_finite
 from embedlab.kernels.packing import row_capacity, token_capacity
 from embedlab.objectives.precision import compiled_objectives
 
@@ -306,10 +305,6 @@ class StepGraphs:
             self._body(lengths, updates)
         torch.cuda.set_rng_state(random_state, self.device)
         return graph
-
-
-def backbones_of(method: Method) -> list[Backbone]:
-    return [m for m in method.modules() if isinstance(m, Backbone)]
 
 
 def packs(method: Method, longest: int) -> bool:

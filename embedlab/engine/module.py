@@ -95,7 +95,7 @@ class Method(LightningModule):
         """
         backbone, tokenizer = load_backbone(run.backbone, head=cls.head_kind, tokenizer=tokenizer)
         adapt(backbone, run.adapter, run.backbone, rank_device(on_cuda(run.trainer), run.trainer.devices))
-        tokenization = Tokenization(tokenizer, run.template, preparation=run.method.preparation)
+        tokenization = Tokenization(tokenizer, run.template, preparation=run.method.eval_text)
         return SentenceEncoder(backbone, build_pooling(run.pooling, backbone.info), tokenization)
 
     def use(self, runner: StepRunner) -> None:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlab.backbones.backbone import Backbone
 from embedlab.distributed.gather import rows_per_rank, weight
@@ -45,6 +45,11 @@ def non_finite(method: Any, rows: list[int]) -> NonFiniteLoss:
     return NonFiniteLoss(method.global_step, rows, describe(rows) if describe else "")
 
 
+def backbones_of(module: nn.Module) -> list[Backbone]:
+    """The transformers in a method or an encoder."""
+    return [m for m in module.modules() if isinstance(m, Backbone)]
+
+
 class StepRunner:
     """The steps of one method; ``method`` is an `embedlab.engine.module.Method` in a Lightning trainer.
 
@@ -68,9 +73,8 @@ class StepRunner:
     def begin(self, method: Any) -> None:
         """Before the first step of a fit."""
         if self.compiles:
-            for module in method.modules():
-                if isinstance(module, Backbone):
-                    module.compile_blocks(dynamic=self.dynamic)
+            for backbone in backbones_of(method):
+                backbone.compile_blocks(dynamic=self.dynamic)
 
     def step(self, method: Any, batch: dict[str, Any]) -> Tensor | None:
         """Run a step on a batch; the loss, where Lightning is to go on from it."""

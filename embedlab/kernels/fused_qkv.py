@@ -71,16 +71,16 @@ def joinable(module: nn.Module, dtype: torch.dtype) -> tuple[nn.Linear, nn.Linea
         return None
     if getattr(module, "is_decoder", False) or getattr(module, "is_causal", False):
         return None
-    found = tuple(getattr(module, name) for name in names)
-    for layer in found:
+    layers = tuple(getattr(module, name) for name in names)
+    for layer in layers:
         # Adapters, quantisation, parametrisations and hooks do more than a product.
         if type(layer) is not nn.Linear or has_foreign_hooks(layer):
             return None
-        if layer.bias is None or layer.weight.shape != found[0].weight.shape:
+        if layer.bias is None or layer.weight.shape != layers[0].weight.shape:
             return None
         for p in (layer.weight, layer.bias):
             if not p.requires_grad or p.dtype != torch.float32 or p.numel() * dtype.itemsize % _ALIGNED:
                 return None
-    if len({id(p) for layer in found for p in layer.parameters()}) != 6:
+    if len({id(p) for layer in layers for p in layer.parameters()}) != 6:
         return None
-    return found
+    return layers

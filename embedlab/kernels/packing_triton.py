@@ -46,15 +46,15 @@ def _pack(X, CELL, OUT, cells, capacity, value, BLOCK: tl.constexpr):
 
 
 def launch_place(
-    mask: Tensor, ends: Tensor, cell: Tensor, order: Tensor, place: Tensor, bounds: Tensor
+    mask: Tensor, ends: Tensor, cell: Tensor, order: Tensor, index: Tensor, bounds: Tensor
 ) -> None:
-    """Fill `cell` and `place` [C], `order` [B, L] and `bounds` [B + 1] from `mask` [B, L] and the rows' `ends` [B]."""
+    """Fill `cell` and `index` [C], `order` [B, L] and `bounds` [B + 1] from `mask` [B, L] and the rows' `ends` [B]."""
     rows, length = mask.shape
     capacity = len(cell)
     # All slots may be free.
     tail = max(1, -(-capacity // _TAIL))
     _place[(rows + tail,)](
-        mask, ends, cell, order, place, bounds, rows, length, capacity,
+        mask, ends, cell, order, index, bounds, rows, length, capacity,
         BLOCK=triton.next_power_of_2(length), TAIL=_TAIL, num_warps=1,
     )  # fmt: skip
 
@@ -75,9 +75,9 @@ def _gather(
     cols = tl.arange(0, BLOCK)
     real = (start + cols < end) & (cols < length)
     ids = tl.load(IDS + start + cols, mask=real, other=0).to(tl.int64) & bits
-    place = program.to(tl.int64) * length + cols
-    tl.store(OUT + place, tl.where(real, ids, pad), mask=cols < length)
-    tl.store(MASK + place, real.to(tl.int64), mask=cols < length)
+    at = program.to(tl.int64) * length + cols
+    tl.store(OUT + at, tl.where(real, ids, pad), mask=cols < length)
+    tl.store(MASK + at, real.to(tl.int64), mask=cols < length)
 
 
 def gather_ragged(

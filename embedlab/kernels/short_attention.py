@@ -51,10 +51,36 @@ def _kept(seed, program, rows, dropout, BLOCK: tl.constexpr):
     """1 / (1 - p) where an attention weight [BLOCK, BLOCK] is kept, else 0."""
     # A call of Philox gives four numbers; to take one of them made these draws half of a short head's time.
     quarter: tl.constexpr = BLOCK // 4
-    place = (program * BLOCK + rows[:, None]) * quarter + tl.arange(0, quarter)[None, :]
-    a, b, c, d = tl.rand4x(seed, place, _ROUNDS)
+    counter = (program * BLOCK + rows[:, None]) * quarter + tl.arange(0, quarter)[None, :]
+    a, b, c, d = tl.rand4x(seed, counter, _ROUNDS)
     drawn = tl.interleave(tl.interleave(a, b), tl.interleave(c, d))
     return tl.where(drawn >= dropout, 1.0 / (1.0 - dropout), 0.0)
+
+
+@triton.jit
+def _context(q, k, v, allowed, SEED, program, rows, scale, dropout, BLOCK: tl.constexpr, DROPS: tl.constexpr):
+    """Soft-max attention of one head of one row, [BLOCK, WIDTH] in fp32."""
+    p = _weights(q, k, allowed, scale, BLOCK)
+    if DROPS:
+        p = p * _kept(tl.load(SEED), program, rows, dropout, BLOCK)
+    return tl.dot(p.to(v.dtype), v, input_precision="ieee")
+
+
+@triton.jit
+def _gradients(
+    q, k, v, do, allowed, SEED, program, rows, scale, dropout, BLOCK: tl.constexpr, DROPS: tl.constexpr
+):
+    """Of query, key and value of one head of one row, from that of its context; fp32."""
+    p = _weights(q, k, allowed, scale, BLOCK)
+    dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+    dropped = p
+    if DROPS:
+        kept = _kept(tl.load(SEED), program, rows, dropout, BLOCK)
+        dropped = p * kept
+        dp = dp * kept
+    dv = tl.dot(tl.trans(dropped.to(v.dtype)), do, input_precision="ieee")
+    ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(q.dtype)
+    return tl.dot(ds, k, input_precision="ieee"), tl.dot(tl.trans(ds), q, input_precision="ieee"), dv
 
 
 @triton.jit
@@ -71,10 +97,7 @@ def _forward(
     v = _tile(V, b * vb + h * vh, vl, rows, cols, length, WIDTH)
     inside = (rows[:, None] < length) & (rows[None, :] < length)
     allowed = tl.load(MASK + b * mb + rows[:, None] * mi + rows[None, :] * mj, mask=inside, other=0) != 0
-    p = _weights(q, k, allowed, scale, BLOCK)
-    if DROPS:
-        p = p * _kept(tl.load(SEED), program, rows, dropout, BLOCK)
-    out = tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    out = _context(q, k, v, allowed, SEED, program, rows, scale, dropout, BLOCK, DROPS)
     tl.store(
         OUT + b * ob + h * oh + rows[:, None] * ol + cols[None, :],
         out.to(v.dtype),
@@ -97,22 +120,12 @@ def _backward(
     do = _tile(DO, b * ob + h * oh, ol, rows, cols, length, WIDTH)
     inside = (rows[:, None] < length) & (rows[None, :] < length)
     allowed = tl.load(MASK + b * mb + rows[:, None] * mi + rows[None, :] * mj, mask=inside, other=0) != 0
-    p = _weights(q, k, allowed, scale, BLOCK)
-    dp = tl.dot(do, tl.trans(v), input_precision="ieee")
-    dropped = p
-    if DROPS:
-        kept = _kept(tl.load(SEED), program, rows, dropout, BLOCK)
-        dropped = p * kept
-        dp = dp * kept
-    dv = tl.dot(tl.trans(dropped.to(v.dtype)), do, input_precision="ieee")
-    ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(q.dtype)
-    dq = tl.dot(ds, k, input_precision="ieee")
-    dk = tl.dot(tl.trans(ds), q, input_precision="ieee")
-    place = b * gb + h * gh + rows[:, None] * gl + cols[None, :]
+    dq, dk, dv = _gradients(q, k, v, do, allowed, SEED, program, rows, scale, dropout, BLOCK, DROPS)
+    at = b * gb + h * gh + rows[:, None] * gl + cols[None, :]
     real = rows[:, None] < length
-    tl.store(DQ + place, dq.to(q.dtype), mask=real)
-    tl.store(DK + place, dk.to(q.dtype), mask=real)
-    tl.store(DV + place, dv.to(q.dtype), mask=real)
+    tl.store(DQ + at, dq.to(q.dtype), mask=real)
+    tl.store(DK + at, dk.to(q.dtype), mask=real)
+    tl.store(DV + at, dv.to(q.dtype), mask=real)
 
 
 def _block(length: int) -> int:

@@ -36,10 +36,6 @@ class CSESFPConfig(ContrastConfig):
     """Text to encode: ``closed`` ends each sentence with a full stop and has no double quotes (as released);
     ``raw`` as it is. Training text is always as it is."""
 
-    @property
-    def preparation(self) -> str:
-        return self.eval_text
-
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         template = run.template
         warnings = super().check(info, run)
@@ -66,11 +62,11 @@ class CSESFP(Method):
         rep2, rep1 = self.by_chunks(self.stages, view["input_ids"], view["attention_mask"])
         hashes = [config.in_batch.text_hashes(view)] * 2
         anchor, other = (rep1, rep2) if config.anchor == "rep1" else (rep2, rep1)
-        found = contrast([anchor, other], hashes, config)  # (1)
-        loss = found.loss
+        result = contrast([anchor, other], hashes, config)  # (1)
+        loss = result.loss
         if config.anchor == "symmetric":
             loss = (loss + contrast([other, anchor], hashes, config).loss) / 2
-        return LossOutput({"info_nce": loss}, found.stats)
+        return LossOutput({"info_nce": loss}, result.stats)
 
     def stages(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Rep2 and Rep1 ``[B, D]`` of one pass: the pooling over the tokens up to each mark.

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import l1_loss
 
-from embedlab.backbones.backbone import Backbone
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
@@ -22,6 +21,7 @@ from embedlab.encoders.base import Encoder
 from embedlab.encoders.loading import load
 from embedlab.encoders.twin import check_addable
 from embedlab.engine.module import Batch, LossOutput, Method
+from embedlab.engine.step import backbones_of
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast_pairs
 from embedlab.objectives.precision import to_fp32
@@ -82,9 +82,8 @@ class Distil(Method):
         super().on_fit_start()
         self.teacher.to(self.device)
         if self.runner.compiles:
-            for module in self.teacher.modules():
-                if isinstance(module, Backbone):
-                    module.compile_blocks(dynamic=False)
+            for backbone in backbones_of(self.teacher):
+                backbone.compile_blocks(dynamic=False)
 
     def losses(self, batch: Batch) -> LossOutput:
         view = batch["sentence"]
@@ -93,7 +92,7 @@ class Distil(Method):
             target = self.teacher(ids, mask)
         student = self.by_chunks(self.encoder, ids, mask)
         pair = target.to(student.dtype), student
-        found = contrast_pairs(pair, [self.config.in_batch.text_hashes(view)] * 2, self.config)
+        result = contrast_pairs(pair, [self.config.in_batch.text_hashes(view)] * 2, self.config)
         distance = l1_loss(*map(to_fp32, pair))
         k1 = self.config.k1
-        return LossOutput({"contrast": k1 * found.loss, "l1": (1 - k1) * distance}, found.stats)
+        return LossOutput({"contrast": k1 * result.loss, "l1": (1 - k1) * distance}, result.stats)

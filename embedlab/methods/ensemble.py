@@ -17,6 +17,7 @@ from embedlab.errors import UserError
 @dataclass(frozen=True)
 class EnsembleConfig(MethodConfig):
     shardable: ClassVar[bool] = False
+    towers = 2
 
     name: str = "ensemble"
     first: str | None = None
@@ -24,10 +25,6 @@ class EnsembleConfig(MethodConfig):
     second: str | None = None
     weights: tuple[float, float] = (0.3, 0.7)
     """Of first and second: those of JTCSE-UC and TNCSE-UC."""
-
-    @property
-    def towers(self) -> int:
-        return 2
 
     @property
     def idle(self) -> bool:

@@ -68,6 +68,7 @@ class JTCSEConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
     backbone_kind = "encoder"
     shardable: ClassVar[bool] = False
+    towers = 2
 
     name: str = "jtcse"
     tower1: str | None = None
@@ -93,10 +94,6 @@ class JTCSEConfig(ContrastConfig):
     """``auto``: the checkpoint's, a new one where it has none."""
     pooler_seeds: tuple[int, int] = (1000, 2000)
     """Of new poolers, one a tower; added to the run's seed."""
-
-    @property
-    def towers(self) -> int:
-        return 2
 
     @property
     def idle(self) -> bool:

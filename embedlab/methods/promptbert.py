@@ -50,10 +50,6 @@ class PromptBERTConfig(ContrastConfig):
     dev_text: Preparation = "raw"
     """The same for scoring while training, which the release does without the full stop."""
 
-    @property
-    def preparation(self) -> str:
-        return self.eval_text
-
     def __post_init__(self) -> None:
         second: Any = self.second_template
         if isinstance(second, dict):
@@ -149,8 +145,8 @@ class PromptBERT(Method):
                 for v, w, m in zip(vectors, which, masks, strict=True)
             )
         hashes = [config.in_batch.text_hashes(batch[v]) for v in views]
-        found = contrast([self.head(v) for v in vectors], hashes, config, config.hard_negative_weight)
-        return LossOutput({"info_nce": found.loss}, found.stats)
+        result = contrast([self.head(v) for v in vectors], hashes, config, config.hard_negative_weight)
+        return LossOutput({"info_nce": result.loss}, result.stats)
 
     def pooled(
         self, which: Sequence[int], rows: Sequence[Tensor], token_budget: int | None = None
@@ -170,8 +166,8 @@ class PromptBERT(Method):
     def template_vectors(self, templates: int, lengths: int) -> tuple[Tensor, ...]:
         """delta of the first templates, ``[lengths, D]`` each: row t is for sentences of t tokens."""
         ids, mask, positions = self.bare(templates, lengths)
-        own = self.templates[:templates]
-        return self._pool(self._hidden(ids, mask, own, positions), mask, own)
+        tokenizations = self.templates[:templates]
+        return self._pool(self._hidden(ids, mask, tokenizations, positions), mask, tokenizations)
 
     def _hidden(
         self,
@@ -194,10 +190,10 @@ class PromptBERT(Method):
         self, hidden: tuple[Tensor, ...], mask: Tensor, templates: Sequence[Tokenization]
     ) -> tuple[Tensor, ...]:
         """Equal shares of the rows, each by its template's marks."""
-        shares = zip(*(h.chunk(len(templates)) for h in hidden), strict=True)
+        states = zip(*(h.chunk(len(templates)) for h in hidden), strict=True)
         masks = mask.chunk(len(templates))
         return tuple(
-            self.encoder.pooling(h, m, t.marks) for h, m, t in zip(shares, masks, templates, strict=True)
+            self.encoder.pooling(h, m, t.marks) for h, m, t in zip(states, masks, templates, strict=True)
         )
 
     # ---- scoring while training -----------------------------------------------------------------------------------

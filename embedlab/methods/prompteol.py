@@ -27,10 +27,6 @@ class PromptEOLConfig(ContrastConfig):
     eval_text: Literal["closed", "raw"] = "closed"
     """Text to encode: see CSE-SFP."""
 
-    @property
-    def preparation(self) -> str:
-        return self.eval_text
-
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         warnings = super().check(info, run)
         if run.template is None:
@@ -58,14 +54,11 @@ class PromptEOL(Method):
 
     config_class = PromptEOLConfig
     config: PromptEOLConfig
-
-    @property
-    def forward_passes(self) -> float:
-        return 2.0
+    forward_passes = 2.0
 
     def losses(self, batch: Batch) -> LossOutput:
         view, config = batch["sentence"], self.config
         twice = torch.cat([view["input_ids"]] * 2), torch.cat([view["attention_mask"]] * 2)
         hashes = [config.in_batch.text_hashes(view)] * 2
-        found = contrast(self.encoder(*twice).chunk(2), hashes, config)
-        return LossOutput({"info_nce": found.loss}, found.stats)
+        result = contrast(self.encoder(*twice).chunk(2), hashes, config)
+        return LossOutput({"info_nce": result.loss}, result.stats)

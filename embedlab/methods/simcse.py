@@ -81,10 +81,10 @@ class SimCSE(Method):
         z = encode_views(self.encoder, views, self.head)
         hashes = [config.in_batch.text_hashes(v) for v in views]
         if config.layout == "pairs":
-            found = contrast_pairs(z, hashes, config)
+            result = contrast_pairs(z, hashes, config)
         else:
-            found = contrast(z, hashes, config, config.hard_negative_weight)
-        return LossOutput({"info_nce": found.loss}, found.stats)
+            result = contrast(z, hashes, config, config.hard_negative_weight)
+        return LossOutput({"info_nce": result.loss}, result.stats)
 
 
 def mlp_head(width: int) -> nn.Sequential:

@@ -43,11 +43,11 @@ def bilingual_nce(
     a, c = unit(torch.cat(anchors)), unit(torch.cat(candidates))
     total = len(candidates[0])
     row = torch.arange(len(anchors[0]), device=a.device) + offset
-    own, target = torch.cat([row, row + total]), torch.cat([row + total, row])
+    itself_at, target = torch.cat([row, row + total]), torch.cat([row + total, row])
     column = torch.arange(2 * total, device=a.device)
-    itself, excluded = column == own[:, None], None
+    itself, excluded = column == itself_at[:, None], None
     if not within_language:
-        excluded = ((column < total) == (own[:, None] < total)) & ~itself
+        excluded = ((column < total) == (itself_at[:, None] < total)) & ~itself
     softmax = masked_softmax(
         a @ c.T, target, tau,
         itself=itself, mask_self=mask_self, excluded=excluded,

@@ -129,7 +129,7 @@ def _pooled(mode: Mode, last: Tensor, mask: Tensor) -> Tensor:
         case "max":
             return last.masked_fill(~mask.bool()[..., None], -torch.inf).amax(dim=1)
         case "weightedmean":
-            # A token's weight is its place in the row, from 1 on, as in SGPT (arXiv:2202.08904, eq. 2).
+            # A token's weight is its position in the row, from 1 on, as in SGPT (arXiv:2202.08904, eq. 2).
             weights = (
                 torch.arange(mask.shape[1], device=mask.device) - first_index(mask)[:, None] + 1
             ) * mask

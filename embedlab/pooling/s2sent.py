@@ -132,37 +132,37 @@ class S2SentConfig(BlocksConfig):
         return warnings + self._doubts(width)
 
     def _doubts(self, width: int) -> list[str]:
-        found = []
+        doubts = []
         if width % self.r:
-            found.append(
+            doubts.append(
                 f"pooling.r={self.r} does not divide the backbone's {width} features: "
                 f"the bottleneck has {width // self.r}"
             )
         if self.pool == "cls":
-            found.append(
+            doubts.append(
                 "pooling.pool=cls: S2Sent's table 3 has a collapse with it (BERT 66.88 instead of 78.50, "
                 "RoBERTa 61.17); the paper takes pooling.pool=mean"
             )
         if self.kind == "stack2d" and self.n == 1 and self.block_norm == "softmax":
-            found.append(
+            doubts.append(
                 "pooling.n=1 pooling.mode=stack2d: the soft-max over one block is 1, which is plain pooling "
                 "with a gate that does not train; pooling.mode=auto or last1d gates its features"
             )
         if self.kind != "stack2d" and self.gate1d == "softmax":
-            found.append("pooling.gate1d=softmax: the gate of a single block is then 1 (a null control)")
+            doubts.append("pooling.gate1d=softmax: the gate of a single block is then 1 (a null control)")
         if self.dct_norm == "sum" and self.squeeze == "dct":
-            found.append("pooling.dct_norm=sum grows with length and blocks, and saturates the sigmoid")
+            doubts.append("pooling.dct_norm=sum grows with length and blocks, and saturates the sigmoid")
         if self.invalid == "grid6" and self.squeeze == "dct":
-            found.append(
+            doubts.append(
                 "pooling.invalid=grid6 averages over padding, as released: "
                 "a sentence's vector depends on the length of its batch mates"
             )
         if self.block_norm == "global_exp":
-            found.append(
+            doubts.append(
                 "pooling.block_norm=global_exp: the length of a vector, not its direction, "
                 "depends on its batch mates"
             )
-        return found
+        return doubts
 
 
 class S2Sent(Blocks):
@@ -266,12 +266,11 @@ class S2Sent(Blocks):
     def _by_kernel(self, hidden: tuple[Tensor, ...], mask: Tensor) -> Tensor:
         from embedlab.kernels.s2sent import pool
 
-        assert self.select is not None
-        assert self.gate is not None
-        end = len(hidden) - self.config.block_offset
-        gamma = self.select.gamma.view(torch.float32)
-        blocks = hidden[end - self.config.n : end]
         select, gate = self.select, self.gate
+        assert select is not None
+        assert gate is not None
+        end = len(hidden) - self.config.block_offset
+        gamma, blocks = select.gamma.view(torch.float32), hidden[end - self.config.n : end]
         return pool(blocks, mask, select.frequency, gamma, select.norm, gate.logits, gate.sigmoid)
 
     def _source(self, blocks: list[Tensor]) -> list[Tensor]:

@@ -21,7 +21,7 @@ def test_slots_are_those_of_the_lines(capacity: int, length: int) -> None:
     want, got = Slots(mask, capacity), Slots.__new__(Slots)
     got.shape, got._kernels = mask.shape, True
     got._place_by_kernel(mask.to(DEVICE), capacity)
-    for name in ("cell", "place", "bounds", "used", "_order", "_real"):
+    for name in ("cell", "index", "bounds", "used", "_order", "_real"):
         mine, its = getattr(got, name), getattr(want, name)
         assert mine.dtype == its.dtype, name
         assert torch.equal(mine.cpu(), its), name

@@ -348,7 +348,7 @@ def check(
 
 
 def test_scored_text_ends_in_a_full_stop() -> None:
-    assert method_config({"name": "promptbert"}).preparation == "stopped"
+    assert method_config({"name": "promptbert"}).eval_text == "stopped"
     ends = [add_period(t) for t in ("a cat", "a cat.", "why?", 'he said "no"', "", "so!")]
     assert ends == ["a cat.", "a cat.", "why?", 'he said "no"', "", "so!."]
 

@@ -152,7 +152,7 @@ class StepGraphs:
         updates = not self.method.runner.accumulating(self.method)
         lengths, budgets = batch["lengths"], None
         if self._packs(lengths):
-            lengths, budgets = joint_shapes(lengths, batch["capacities"])
+            lengths, budgets = joint_shapes(lengths, batch["token_budgets"])
         self.packed_tokens = None if budgets is None else sum(budgets.values())
         self._token_budgets = budgets
         # Of token budgets only the sum: methods that leave out padding have all views in one pass.

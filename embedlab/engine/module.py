@@ -67,7 +67,7 @@ class Method(LightningModule):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "config_class" in vars(cls):
-            cls.name = cls.config_class.name
+            cls.name = cls.config_class.name  # type: ignore[misc]  # its default
 
     def __init__(self, encoder: Encoder, config: MethodConfig, optimizer: OptimizerConfig) -> None:
         super().__init__()

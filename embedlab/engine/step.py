@@ -98,7 +98,7 @@ class StepRunner:
 
     def padded_tokens(self, batch: dict[str, Any]) -> int:
         """Tokens that one pass over a batch computes, padding included."""
-        return batch.get("cells", 0) if self.packed_tokens is None else self.packed_tokens
+        return batch.get("padded_tokens", 0) if self.packed_tokens is None else self.packed_tokens
 
     def check(self) -> None:
         """Raise `NonFiniteLoss` if a step so far was not finite and has not said so itself."""
@@ -108,7 +108,7 @@ class EagerStep(StepRunner):
     """Lightning's automatic optimisation."""
 
     def step(self, method: Any, batch: dict[str, Any]) -> Tensor:
-        uneven = batch.get("shares")
+        uneven = batch.get("rows_per_rank")
         with rows_per_rank(uneven):
             loss: Tensor
             loss, logged = method.total(self.without_padding(method, self.tokens(method, batch)))
@@ -130,7 +130,7 @@ class EagerStep(StepRunner):
         if sum(true.values()) > (1 - LEAST_PADDING) * padded:
             return batch
         self.packed_tokens = sum(true.values())
-        return {k: {**v, "capacity": true[k]} if k in true else v for k, v in batch.items()}
+        return {k: {**v, "token_budget": true[k]} if k in true else v for k, v in batch.items()}
 
 
 class CompiledStep(EagerStep):

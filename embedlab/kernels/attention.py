@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import CustomOpDef
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
@@ -57,11 +56,11 @@ def heads_first(like: Tensor) -> Tensor:
     return like.new_empty(b, length, h, d).transpose(1, 2)
 
 
-def differentiate(operator: CustomOpDef, backward: Callable[..., Any]) -> None:
+def differentiate(operator: Any, backward: Callable[..., Any]) -> None:
     """Make ``backward(grad, *arguments)`` the gradient of an operator with respect to its first arguments.
 
     Args:
-        operator: its arguments are tensors and, after them, other values.
+        operator: of `torch.library.custom_op`; its arguments are tensors and, after them, other values.
         backward: gives one gradient, or a tuple of them.
     """
 

@@ -195,13 +195,14 @@ def one_token(
 def _run(block: Any, x: Tensor, seed: Tensor, bounds: Tensor, longest: int, slot: Tensor | None) -> Tensor:
     parts = _layers(block)
     attention = parts.attention
-    drops = (
+    drop_weights, drop_attended, drop_fed = (
         float(module.p) if block.training and module is not None else 0.0
         for module in (attention.dropout, parts.drop_attended, parts.drop_fed)
     )
     eps = parts.first_norm.eps, parts.second_norm.eps
     heads = x.shape[1] // attention.attention_head_size
-    settings = Settings(heads, longest, float(attention.scaling), *drops, eps)
+    scale = float(attention.scaling)
+    settings = Settings(heads, longest, scale, drop_weights, drop_attended, drop_fed, eps)
     layers = (parts.output, parts.first_norm, parts.up, parts.down, parts.second_norm)
     tensors = [
         attention.joined_weight,

@@ -93,6 +93,6 @@ class Distil(Method):
         student = self.by_chunks(self.encoder, ids, mask)
         pair = target.to(student.dtype), student
         result = contrast_pairs(pair, [self.config.in_batch.text_hashes(view)] * 2, self.config)
-        distance = l1_loss(*map(to_fp32, pair))
+        distance = l1_loss(to_fp32(pair[0]), to_fp32(pair[1]))
         k1 = self.config.k1
         return LossOutput({"contrast": k1 * result.loss, "l1": (1 - k1) * distance}, result.stats)

@@ -127,5 +127,5 @@ def widened(parts: list[Tensor], value: int) -> Tensor:
 
 def joint_token_budget(views: Iterable[dict[str, Any]]) -> int | None:
     """Tokens to compute for several views together; None: all of them, padding too (`Backbone.forward`)."""
-    budgets = [v.get("capacity") for v in views]
+    budgets = [v.get("token_budget") for v in views]
     return None if None in budgets else sum(b for b in budgets if b is not None)

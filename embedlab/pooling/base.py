@@ -38,7 +38,7 @@ class Pooling(nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "config_class" in vars(cls):
-            cls.name = cls.config_class.name
+            cls.name = cls.config_class.name  # type: ignore[misc]  # its default
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
         super().__init__()

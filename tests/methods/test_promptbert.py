@@ -187,7 +187,7 @@ def test_rows_padded_beyond_the_models_positions(tiny: Tiny) -> None:
             wide[view][name] = torch.nn.functional.pad(
                 wide[view][name], (0, 128 - wide[view][name].shape[1]), value=value
             )
-        wide[view]["capacity"] = 192
+        wide[view]["token_budget"] = 192
     close(m.losses(wide).losses["info_nce"], wanted)
 
 

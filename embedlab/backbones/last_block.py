@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from embedlab.backbones.blocks import BlockAdapter, BlockContext, Heads, block_adapter
 from embedlab.backbones.body import Body
-from embedlab.kernels.available import has_foreign_hooks, kernel_options
+from embedlab.kernels.available import has_foreign_hooks, is_transformers, kernel_options
 from embedlab.kernels.packing import MODEL_TYPES, Slots
 from embedlab.kernels.varlen_attention import Padded
 
@@ -36,7 +36,7 @@ def applies(backbone: Body, device: torch.device, packed: bool) -> bool:
         return False
     block: Any = backbone.blocks[-1]
     for module in (backbone.model, block):
-        if not type(module).__module__.startswith("transformers.models.") or has_foreign_hooks(module):
+        if not is_transformers(module) or has_foreign_hooks(module):
             return False
     return not (block.training and getattr(block, "gradient_checkpointing", False))
 

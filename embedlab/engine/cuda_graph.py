@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -106,13 +107,19 @@ class StepGraphs:
         self.found_inf = torch.zeros((), device=self.device)
         self.bad_rows: Tensor | None = None
         self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
-        self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
+        self.capture_arguments: dict[str, Any] = {
+            "pool": torch.cuda.graph_pool_handle(), "stream": self._stream, "capture_error_mode": "thread_local",
+        }  # fmt: skip
+        """Of `torch.cuda.graph`: memory and stream of the graphs, which run one after another.
+
+        Only calls of the capturing thread can spoil a capture: the loader's thread goes on pinning memory meanwhile.
+        """
         self._current: torch.cuda.CUDAGraph | None = None
         self.packed_tokens: int | None = None
         """Tokens that one pass over the present batch computes, where padding is left out."""
         self._token_budgets: dict[str, int] | None = None
-        self._packable: dict[int, bool] = {}
+        self._packs = cache(partial(packs, method))
         self._dtype = {"bf16-mixed": torch.bfloat16}.get(str(method.trainer.precision))
         self._backbones = backbones_of(method)
         # A frozen one may be a moving average, whose copy would stay behind: autocast casts it.
@@ -120,14 +127,15 @@ class StepGraphs:
         self._copies = [
             ComputeCopy(b, self._dtype) for b in trained if self._dtype is not None and copyable(b)
         ]
-        copied = {id(p): t for copy in self._copies for p, t in zip(copy.masters, copy.twins, strict=True)}
-        self._direct = [p for p in self.parameters if id(p) not in copied]
-        self._twins = copied
+        self._twins = {
+            id(p): t for copy in self._copies for p, t in zip(copy.masters, copy.twins, strict=True)
+        }
+        self._direct = [p for p in self.parameters if id(p) not in self._twins]
         steps = _prepare(optimizer, self.device)
         self._update: FusedUpdate | None = None
         if self._copies and usable(self.parameters):
             self._update = FusedUpdate(
-                optimizer, steps, lambda p: copied.get(id(p)), fp32_gradients=self.accumulate > 1
+                optimizer, steps, lambda p: self._twins.get(id(p)), fp32_gradients=self.accumulate > 1
             )
         self._clip = method.optimizer_config.clip
         compiled = self.device.type == "cuda"
@@ -151,7 +159,7 @@ class StepGraphs:
         self.rows.copy_(rows, non_blocking=True)
         updates = not self.method.runner.accumulating(self.method)
         lengths, budgets = batch["lengths"], None
-        if self._packs(lengths):
+        if self._packs(self.method.longest(lengths)):
             lengths, budgets = joint_shapes(lengths, batch["token_budgets"])
         self.packed_tokens = None if budgets is None else sum(budgets.values())
         self._token_budgets = budgets
@@ -162,26 +170,12 @@ class StepGraphs:
         self._current = self._graphs[key]
         return updates
 
-    def _packs(self, lengths: dict[str, int]) -> bool:
-        longest = self.method.longest(lengths)
-        if longest not in self._packable:
-            self._packable[longest] = packs(self.method, longest)
-        return self._packable[longest]
-
     def replay(self) -> None:
         assert self._current is not None
         if self._update is not None:
             self._update.fill()
             self.refresh()  # a checkpoint or the best weights may have been loaded meanwhile
         self._current.replay()
-
-    @property
-    def capture_arguments(self) -> dict[str, Any]:
-        """Of `torch.cuda.graph`: memory and stream of the graphs, which run one after another.
-
-        Only calls of the capturing thread can spoil a capture: the loader's thread goes on pinning memory meanwhile.
-        """
-        return {"pool": self._pool, "stream": self._stream, "capture_error_mode": "thread_local"}
 
     def refresh(self) -> None:
         """What the forward pass computes with is the present weights."""

@@ -87,6 +87,11 @@ def short_kernel(config: Any, longest: int) -> bool:
     return True
 
 
+def is_transformers(module: nn.Module) -> bool:
+    """Whether a module is of one of transformers' model classes."""
+    return type(module).__module__.startswith("transformers.models.")
+
+
 def has_foreign_hooks(module: nn.Module) -> bool:
     """Whether somebody looks at a module or runs it, so that its parts must not be run around it.
 

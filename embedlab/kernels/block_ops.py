@@ -56,16 +56,12 @@ class Sums:
 
 def norm_rows(x: Tensor) -> int:
     """Partial rows of `norm_backward`'s sums."""
-    if not x.is_cuda:
-        return 1
-    return _kernels().norm_programs(len(x))
+    return _kernels().norm_programs(len(x)) if x.is_cuda else 1
 
 
 def gelu_rows(u: Tensor) -> int:
     """Partial rows of `gelu_backward`'s sums."""
-    if not u.is_cuda:
-        return 1
-    return _kernels().gelu_groups(*u.shape)
+    return _kernels().gelu_groups(*u.shape) if u.is_cuda else 1
 
 
 def add_norm(

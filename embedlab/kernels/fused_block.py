@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from embedlab.kernels import block_ops
-from embedlab.kernels.available import has_foreign_hooks, has_triton, kernel_options
+from embedlab.kernels.available import has_foreign_hooks, has_triton, is_transformers, kernel_options
 from embedlab.kernels.varlen_attention import joined_backward, joined_forward
 
 _BERTS = ("Bert", "Roberta", "XLMRoberta", "Camembert")
@@ -90,7 +90,7 @@ def fusable(backbone: Transformer) -> bool:
 
 
 def _plain(module: Any, names: Any) -> bool:
-    return type(module).__name__ in names and type(module).__module__.startswith("transformers.models.")
+    return type(module).__name__ in names and is_transformers(module)
 
 
 def _ordinary(norms: list[Any], dropouts: list[Any], linears: list[Any] | None = None) -> bool:

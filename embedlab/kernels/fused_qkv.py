@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from embedlab.kernels.available import has_foreign_hooks, kernel_options
+from embedlab.kernels.available import has_foreign_hooks, is_transformers, kernel_options
 from embedlab.kernels.varlen_attention import VARLEN, varlen_attention_joined
 
 _LAYERS = {
@@ -65,8 +65,7 @@ def joinable(module: nn.Module, dtype: torch.dtype) -> tuple[nn.Linear, nn.Linea
         module: any.
         dtype: that it will compute in.
     """
-    kind = type(module)
-    names = _LAYERS.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
+    names = _LAYERS.get(type(module).__name__) if is_transformers(module) else None
     if names is None or not kernel_options().fused_qkv:
         return None
     if getattr(module, "is_decoder", False) or getattr(module, "is_causal", False):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from embedlab.backbones import load_backbone, load_pooler
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
@@ -35,8 +36,6 @@ def tower_pooler(sources: Sequence[BackboneConfig], width: int, seed: int) -> nn
         width: of the vectors that it takes.
         seed: of a new one's weights, N(0, 0.02) with zero bias as in Hugging Face models.
     """
-    from embedlab.backbones import load_pooler
-
     for source in sources:
         try:
             pooler = load_pooler(source)
@@ -69,8 +68,6 @@ def load_tower(path: str | None, run: RunConfig, key: str) -> Tower:
     Raises:
         UserError: there is no single encoder.
     """
-    from embedlab.backbones import load_backbone
-
     source = run.backbone
     if path is not None:
         source = replace(run.backbone, source="local", name=path, path=str(_folder(path, key)), revision=None)

@@ -128,9 +128,9 @@ def token_at(hidden: Tensor, index: Tensor) -> Tensor:
 
 
 def mean_tokens(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Mean of `hidden` [B, L, D] over the tokens where `mask` [B, L] is 1: [B, D], fp32 or wider.
+    """Mean of `hidden` [..., B, L, D] over the tokens where `mask` [B, L] is 1: [..., B, D], fp32 or wider.
 
     Zero where there is none. What stands at other tokens, NaN included, has no influence.
     """
     kept = to_fp32(hidden).masked_fill(~mask.bool()[..., None], 0.0)
-    return kept.sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1).to(kept.dtype)
+    return kept.sum(dim=-2) / mask.sum(dim=1, keepdim=True).clamp(min=1).to(kept.dtype)

@@ -13,7 +13,7 @@ from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
 from embedlab.errors import UserError
 from embedlab.objectives.precision import to_fp32
-from embedlab.pooling.base import Marks, Pooling, Token, check_token, token_index
+from embedlab.pooling.base import Marks, Pooling, Token, check_token, mean_tokens, token_index
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,7 @@ class Blocks(Pooling):
     def read(self, u: Tensor, mask: Tensor, marks: Marks) -> Tensor:
         """[..., B, L, D] to [..., B, D] by ``pool``; ``mask`` [B, L] says which tokens the mean is over."""
         if self.config.pool == "mean":
-            kept = mask.to(u.dtype)
-            return (u * kept[..., None]).sum(-2) / kept.sum(1, keepdim=True).clamp(min=1)
+            return mean_tokens(u, mask)
         index = token_index(mask, marks, self.config.pool)[:, None, None]
         return u.gather(-2, index.expand(*u.shape[:-2], 1, u.shape[-1])).squeeze(-2)
 

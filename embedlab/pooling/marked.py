@@ -80,6 +80,10 @@ class Marked(Pooling):
     def at(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks, mark: str) -> Tensor:
         return token_at(hidden[-1], mark_index(attention_mask, marks, mark))
 
+    def both(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> list[Tensor]:
+        """Rep2 and Rep1, each at unit length."""
+        return [normalize(self.at(hidden, attention_mask, marks, m), dim=-1) for m in ("rep2", "rep1")]
+
 
 class Rep1(Marked):
     """The end of the first stage."""
@@ -99,8 +103,8 @@ class RepMean(Marked):
     config_class = RepMeanConfig
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        both = [normalize(self.at(hidden, attention_mask, marks, m), dim=-1) for m in ("rep2", "rep1")]
-        return (both[0] + both[1]) / 2
+        rep2, rep1 = self.both(hidden, attention_mask, marks)
+        return (rep2 + rep1) / 2
 
 
 class RepConcat(Marked):
@@ -113,5 +117,4 @@ class RepConcat(Marked):
         self.dim = 2 * info.width
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        both = [normalize(self.at(hidden, attention_mask, marks, m), dim=-1) for m in ("rep2", "rep1")]
-        return torch.cat(both, dim=-1)
+        return torch.cat(self.both(hidden, attention_mask, marks), dim=-1)

@@ -132,37 +132,25 @@ class S2SentConfig(BlocksConfig):
         return warnings + self._doubts(width)
 
     def _doubts(self, width: int) -> list[str]:
-        doubts = []
-        if width % self.r:
-            doubts.append(
-                f"pooling.r={self.r} does not divide the backbone's {width} features: "
-                f"the bottleneck has {width // self.r}"
-            )
-        if self.pool == "cls":
-            doubts.append(
-                "pooling.pool=cls: S2Sent's table 3 has a collapse with it (BERT 66.88 instead of 78.50, "
-                "RoBERTa 61.17); the paper takes pooling.pool=mean"
-            )
-        if self.kind == "stack2d" and self.n == 1 and self.block_norm == "softmax":
-            doubts.append(
-                "pooling.n=1 pooling.mode=stack2d: the soft-max over one block is 1, which is plain pooling "
-                "with a gate that does not train; pooling.mode=auto or last1d gates its features"
-            )
-        if self.kind != "stack2d" and self.gate1d == "softmax":
-            doubts.append("pooling.gate1d=softmax: the gate of a single block is then 1 (a null control)")
-        if self.dct_norm == "sum" and self.squeeze == "dct":
-            doubts.append("pooling.dct_norm=sum grows with length and blocks, and saturates the sigmoid")
-        if self.invalid == "grid6" and self.squeeze == "dct":
-            doubts.append(
-                "pooling.invalid=grid6 averages over padding, as released: "
-                "a sentence's vector depends on the length of its batch mates"
-            )
-        if self.block_norm == "global_exp":
-            doubts.append(
-                "pooling.block_norm=global_exp: the length of a vector, not its direction, "
-                "depends on its batch mates"
-            )
-        return doubts
+        stacked, dct = self.kind == "stack2d", self.squeeze == "dct"
+        constant = stacked and self.n == 1 and self.block_norm == "softmax"
+        null_control = not stacked and self.gate1d == "softmax"
+        grows, padded = dct and self.dct_norm == "sum", dct and self.invalid == "grid6"
+        doubts = {
+            f"pooling.r={self.r} does not divide the backbone's {width} features: the bottleneck has "
+            f"{width // self.r}": width % self.r > 0,
+            "pooling.pool=cls: S2Sent's table 3 has a collapse with it (BERT 66.88 instead of 78.50, "
+            "RoBERTa 61.17); the paper takes pooling.pool=mean": self.pool == "cls",
+            "pooling.n=1 pooling.mode=stack2d: the soft-max over one block is 1, which is plain pooling with a "
+            "gate that does not train; pooling.mode=auto or last1d gates its features": constant,
+            "pooling.gate1d=softmax: the gate of a single block is then 1 (a null control)": null_control,
+            "pooling.dct_norm=sum grows with length and blocks, and saturates the sigmoid": grows,
+            "pooling.invalid=grid6 averages over padding, as released: a sentence's vector depends on the "
+            "length of its batch mates": padded,
+            "pooling.block_norm=global_exp: the length of a vector, not its direction, depends on its batch "
+            "mates": self.block_norm == "global_exp",
+        }
+        return [text for text, applies in doubts.items() if applies]
 
 
 class S2Sent(Blocks):

@@ -15,9 +15,12 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
+
+if TYPE_CHECKING:
+    import pytest
 
 WORDS = [
     "the",
@@ -139,6 +142,8 @@ def golden_losses(method: str, tmp_path: Path) -> list[float]:
 
 def check_golden(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Assert that the five losses of `method` are those of before."""
+    import pytest  # here: `tools/golden.py` runs this file without it
+
     monkeypatch.setenv("EMBEDLAB_CACHE", str(tmp_path / "cache"))
     assert golden_losses(method, tmp_path) == pytest.approx(expected(method), rel=1e-5)
 

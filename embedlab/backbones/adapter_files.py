@@ -23,7 +23,7 @@ from embedlab.backbones.adapters import (
 from embedlab.backbones.backbone import Backbone
 from embedlab.backbones.load import load_backbone
 from embedlab.config.adapter import AdapterConfig
-from embedlab.config.backbone import BackboneConfig
+from embedlab.config.backbone import Attention, BackboneConfig
 from embedlab.errors import UserError
 from embedlab.files import corruption
 
@@ -43,7 +43,7 @@ def write_adapter(backbone: Backbone, folder: Path) -> None:
     check_saved(state, load_file(folder / WEIGHTS), str(folder / WEIGHTS))
 
 
-def read_adapter(card: Mapping[str, Any], folder: Path, attention: str | None) -> tuple[Backbone, Any]:
+def read_adapter(card: Mapping[str, Any], folder: Path, attention: Attention | None) -> tuple[Backbone, Any]:
     """The backbone of ``write_adapter`` (base, quantisation and adapter), and its tokenizer.
 
     Args:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from embedlab.config.backbone import Attention, Dtype
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.folder import CARD, EncoderFile, whole_folder
@@ -125,7 +126,7 @@ class TwinEncoder(Encoder):
 
     @classmethod
     def load(
-        cls, folder: str | os.PathLike[str], attention: str | None = None, dtype: str = "float32"
+        cls, folder: str | os.PathLike[str], attention: Attention | None = None, dtype: Dtype = "float32"
     ) -> TwinEncoder:
         """Read what `save` wrote, in evaluation mode.
 

@@ -113,10 +113,9 @@ class Modules(Pooling):
 def _part(kind: Any, width: int, settings: dict[str, Any]) -> nn.Module:
     if kind == "dense":
         return Dense(width, **settings)
-    makers = {"layer_norm": lambda: nn.LayerNorm(width), "normalize": Normalize}
-    if kind not in makers or settings:
+    if settings or kind not in ("layer_norm", "normalize"):
         raise TypeError
-    return makers[kind]()
+    return nn.LayerNorm(width) if kind == "layer_norm" else Normalize()
 
 
 def _pooled(mode: Mode, last: Tensor, mask: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ EMPTY = ("error", "zero", "skip")
 _USUAL_COLUMNS = ("sentence", "text")
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("encode", argv, positional=("input", "output"))
     reader, column, out = _checked(config)
@@ -111,14 +111,11 @@ def text_column(reader: FileReader, wanted: str | None) -> str:
     if wanted is None:
         usual = [name for name in _USUAL_COLUMNS if name in columns]
         found = usual[:1] or (columns if len(columns) == 1 else [])
-        if found:
-            return found[0]
-        raise reader.error(f"has the columns {', '.join(columns)}", key="column", fix="column=NAME")
-    if wanted not in columns:
-        raise reader.error(
-            f"has the columns {', '.join(columns)}", key="column", value=wanted, fix="column=NAME"
-        )
-    return wanted
+    else:
+        found = [wanted] if wanted in columns else []
+    if found:
+        return found[0]
+    raise reader.error(f"has the columns {', '.join(columns)}", key="column", value=wanted, fix="column=NAME")
 
 
 def _encode(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _USAGE = "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search query INDEX TEXT [k=10]"
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     actions = {"index": _index, "query": _query}
     if argv and argv[0] in ("-h", "--help"):
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     return actions[argv[0]](argv[1:])
 
 
-def _index(argv: list[str]) -> int:
+def _index(argv: Sequence[str]) -> int:
     config = compose("search_index", argv, positional=("input", "index"))
     source = Path(str(config["input"]))
     reader, column = open_texts(source, config)
@@ -63,13 +63,11 @@ def _index(argv: list[str]) -> int:
     return 0
 
 
-def _query(argv: list[str]) -> int:
+def _query(argv: Sequence[str]) -> int:
     config = compose("search_query", argv, positional=("index", "text"))
     text = str(config["text"])
     if not text.strip():
         raise UserError("the query is empty", key="text", fix='embedlab search query INDEX "some words"')
-    if not isinstance(config["k"], int) or config["k"] < 1:
-        raise UserError("must be a positive whole number", key="k", value=config["k"], fix="k=10")
 
     from embedlab.cli.encoders import Configured, load_encoder
     from embedlab.corpus.search import Index

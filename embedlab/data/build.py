@@ -7,9 +7,7 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -29,7 +27,7 @@ from embedlab.data.table import FORMAT, DamagedTable, TableWriter, TokenTable
 from embedlab.data.tokenise import Chunk, FieldJob, Tokeniser, tokenised
 from embedlab.encoders.windows import windows
 from embedlab.errors import UserError
-from embedlab.files import cache_dir, is_ours, locked, ordinary_mode, own_cache_dir
+from embedlab.files import cache_dir, is_ours, locked, own_cache_dir, whole_folder
 
 if TYPE_CHECKING:
     from embedlab.encoders.tokenization import Tokenization
@@ -106,11 +104,11 @@ def _opened(root: Path, key: str, build: Callable[[Path], None]) -> TokenTable:
     if (table := _trusted(root / key)) is not None:
         return table
     root.mkdir(parents=True, exist_ok=True)
-    with locked(root / f"{key}.lock"):
+    with locked(root / f"{key}.lock", doing="is building this token cache"):
         if (table := _trusted(root / key)) is not None:
             return table  # another run has built it meanwhile
-        _sweep(root, key)
-        _build(root / key, build)
+        with whole_folder(root / key) as folder:
+            build(folder)
     if (table := _trusted(root / key)) is None:
         raise PermissionError(errno.EACCES, "a damaged table cannot be replaced", str(root / key))
     return table
@@ -161,44 +159,6 @@ def _key(config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Read
 
 def _dtypes(kind: DataKind) -> dict[str, str]:
     return {name: "f4" if as_type is float else "i8" for name, as_type in kind.numbers.items()}
-
-
-def _sweep(root: Path, key: str) -> None:
-    """Remove what killed builds left, of this key (whose lock is held) and of others without a builder.
-
-    Another user's is left alone.
-    """
-    for left in root.glob("*.tmp-*"):
-        other = left.name.split(".tmp-")[0]
-        try:
-            if not is_ours(left.lstat()):
-                raise PermissionError(errno.EACCES, "of another user", str(left))
-            if other == key:
-                shutil.rmtree(left, ignore_errors=True)
-                continue
-            with locked(root / f"{other}.lock", wait=False) as held:
-                if held:
-                    shutil.rmtree(left, ignore_errors=True)
-        except OSError as bad:
-            log.info("%s: what a killed build left stays there (%s)", left, bad.strerror)
-
-
-def _build(target: Path, fill: Callable[[Path], None]) -> None:
-    folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-", dir=target.parent))
-    try:
-        fill(folder)
-        ordinary_mode(folder)
-        shutil.rmtree(target, ignore_errors=True)  # a damaged or an older one
-        try:
-            folder.rename(target)
-        except OSError as bad:
-            if bad.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            log.info("another run has built the same cache, without a lock; taking its own")
-            shutil.rmtree(folder)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _fill(

@@ -23,7 +23,6 @@ from embedlab.data.build import build_token_table
 from embedlab.data.table import TableWriter, TokenTable
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
-from embedlab.files import locked
 from tests.data.standin import WordTokenization
 from tests.support import SENTENCES, tiny_tokenizer
 
@@ -290,19 +289,10 @@ def test_a_killed_build_is_swept_up_and_its_processes_end(many: Path, cache: Pat
     process.wait()
     assert eventually(lambda: not any(is_running(pid) for pid in workers))
     (left,) = left_in(cache)
-    assert ".tmp-" in left
+    assert left.endswith(".new")
     table = build_token_table(DataConfig(files=str(many)), FIELDS)
     assert table.n_rows == 3000
     assert left_in(cache) == [table.folder.name]
-
-
-def test_leftovers_of_other_tables_are_swept_unless_someone_builds_them(many: Path, cache: Path) -> None:
-    tokens = cache / "tokens"
-    for name in ("old.tmp-1", "busy.tmp-2"):
-        (tokens / name).mkdir(parents=True)
-    with locked(tokens / "busy.lock"):
-        table = build_token_table(DataConfig(files=str(many)), FIELDS)
-    assert left_in(cache) == ["busy.tmp-2", table.folder.name]
 
 
 @pytest.fixture
@@ -371,15 +361,17 @@ def test_another_users_leftovers_hold_nobody_up(
     many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: Callable[[Path], None]
 ) -> None:
     common, _ = shared(tmp_path, monkeypatch)
-    for name in ("theirs.tmp-1", "ours.tmp-2", "locked.tmp-3"):
-        (common / name).mkdir(parents=True)
-    foreign(common / "theirs.tmp-1")
-    (common / "locked.lock").touch()
-    foreign(common / "locked.lock")
+    common.mkdir()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    theirs, ours = (common / f".{name}.{files._HOST}.{gone.pid}.abcdefgh.new" for name in ("theirs", "ours"))
+    for left in (theirs, ours):
+        left.mkdir()
+    foreign(theirs)
     table = build_token_table(DataConfig(files=str(many), cache_dir=str(common)), FIELDS)
     assert table.folder.parent == common
-    left = {path.name for path in common.iterdir() if not path.name.endswith(".lock")}
-    assert left == {"theirs.tmp-1", "locked.tmp-3", table.folder.name}
+    left = {path for path in common.iterdir() if not path.name.endswith(".lock")}
+    assert left == {theirs, table.folder}
 
 
 def test_ones_own_folder_in_other_hands_is_one_line(

@@ -47,7 +47,7 @@ def test_a_batch_has_rows_tokens_and_counts(table: TokenTable) -> None:
         assert ids.shape[1] % 8 == 0
         assert ids.shape[1] - mask.sum(1).max() < 8
         assert batch["tokens"] == int(mask.sum())
-        assert batch["cells"] == ids.numel()
+        assert batch["padded_tokens"] == ids.numel()
         for row, tokens in zip(batch["rows"].tolist(), ids, strict=True):
             want = table.fields["sentence"].row(row).tolist()
             assert tokens.tolist() == want + [0] * (len(tokens) - len(want))
@@ -176,7 +176,7 @@ def test_the_random_state_of_torch_is_left_alone(table: TokenTable) -> None:
 def test_batches_of_sorted_lengths_hold_less_padding(table: TokenTable) -> None:
     plans = (BatchPlan(table.n_rows, 8, seed=3, mega_batch=n, lengths=table.longest) for n in (1, 6))
     random, sorted_ = (
-        1 - sum(b["tokens"] for b in batches) / sum(b["cells"] for b in batches)
+        1 - sum(b["tokens"] for b in batches) / sum(b["padded_tokens"] for b in batches)
         for batches in (list(BatchLoader(table, plan, pad_to_multiple=1)) for plan in plans)
     )
     assert sorted_ < 0.1 < random

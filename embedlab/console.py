@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,3 +49,37 @@ def say_once(line: str) -> None:
                 return
             said.write(f"{line}\n")
     print(line, file=sys.stderr)
+
+
+@contextmanager
+def progress_bar(
+    label: str, unit: str, total: int, show: bool | None = None
+) -> Iterator[Callable[[int, float], None]]:
+    """A bar on stderr with the count, units a second and the time left.
+
+    Args:
+        label: what is being done.
+        unit: of the count, such as ``texts``.
+        total: of what `completed` counts; 0: not known.
+        show: whether there is a bar; None: on a terminal.
+
+    Returns:
+        ``move(count, completed)``: units done, and how much of `total` they are.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not (console.is_terminal if show is None else show):
+        yield lambda count, completed: None
+        return
+    words = TextColumn("{task.fields[count]:,} " + unit + ", {task.fields[rate]:,.0f}/s")
+    columns = (TextColumn(label), BarColumn(), TaskProgressColumn(), words, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=show is None) as bar:
+        task = bar.add_task(label, total=total or None, count=0, rate=0.0)
+
+        def move(count: int, completed: float) -> None:
+            elapsed = bar.tasks[0].elapsed or 0.0
+            bar.update(task, completed=completed, count=count, rate=count / max(elapsed, 1e-3))
+
+        yield move

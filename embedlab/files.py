@@ -43,12 +43,22 @@ def cache_dir() -> Path:
 
     ``$EMBEDLAB_CACHE``, else ``embedlab`` in the user's cache folder.
     """
-    if own := os.environ.get("EMBEDLAB_CACHE"):
-        return Path(own).expanduser().absolute()
+    if chosen := os.environ.get("EMBEDLAB_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    return own_cache_dir()
+
+
+def own_cache_dir() -> Path:
+    """``embedlab`` in the user's cache folder."""
     shared = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG base directory specification: a relative path is invalid and to be ignored.
     base = Path(shared) if os.path.isabs(shared) else Path.home() / ".cache"
     return base / "embedlab"
+
+
+def is_ours(status: os.stat_result) -> bool:
+    """Whether a file belongs to this user or to root: a checksum finds damage, the owner decides trust."""
+    return status.st_uid in (os.geteuid(), 0)
 
 
 def ordinary_mode(path: Path) -> None:
@@ -163,7 +173,9 @@ def _sweep(folder: Path) -> None:
     for match in sorted(found, key=lambda m: m["kind"], reverse=True):  # old ones first
         if match["host"] == _HOST and match[0] not in _own and not _lives(int(match["process"])):
             left, target = folder / match[0], folder / match["name"]
-            with suppress(OSError):  # of another user, or another process sweeps too
+            with suppress(OSError):  # another process sweeps too
+                if not is_ours(left.lstat()):
+                    continue
                 if match["kind"] == "old" and not target.exists():
                     left.rename(target)
                 else:
@@ -209,10 +221,19 @@ def locked(path: Path, wait: bool = True, doing: str = "holds this lock") -> Ite
         path: the lock file.
         wait: wait for another holder; otherwise give False at once.
         doing: what a holder does, for the line in the log that says for what this process waits.
+
+    Raises:
+        OSError: it cannot be opened, is a symbolic link (which could lead anywhere), or belongs to another user, who
+            could hold it for ever.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        yield _take(file.fileno(), path, wait, doing)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        if not is_ours(os.fstat(handle)):
+            raise PermissionError(errno.EACCES, "the lock belongs to another user", str(path))
+        yield _take(handle, path, wait, doing)
+    finally:
+        os.close(handle)
 
 
 def _take(handle: int, path: Path, wait: bool, doing: str) -> bool:

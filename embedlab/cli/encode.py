@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import compress
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
+from embedlab.console import progress_bar
 from embedlab.corpus.vector_files import VectorFile, vector_file
-from embedlab.data.readers import FileReader, open_reader
+from embedlab.data.reader import FileReader, Layout
+from embedlab.data.readers import open_reader
 from embedlab.errors import UserError
+
+if TYPE_CHECKING:
+    from embedlab.cli.encoders import Configured
 
 EMPTY = ("error", "zero", "skip")
 _USUAL_COLUMNS = ("sentence", "text")
@@ -26,8 +34,8 @@ def main(argv: Sequence[str]) -> int:
     from embedlab.cli.encoders import Configured, load_encoder
 
     encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"], config.get("pooling")), config)
-    with vector_file(out) as target:
-        empty, cut = _encode(reader, column, encoder, target, config)
+    with vector_file(out) as target, metered(reader, encoder) as metered_encoder:
+        empty, cut = _encode(reader, column, metered_encoder, target, config)
         if target.count == 0:
             raise reader.error("no row with text", fix="give a file with sentences")
     told = {"zero": "vectors of zeros", "skip": "left out"}.get(config["empty"], "")
@@ -37,6 +45,21 @@ def main(argv: Sequence[str]) -> int:
             f"embedlab: warning: {cut:,} texts were cut, being longer than the encoder reads", file=sys.stderr
         )
     return 0
+
+
+@contextmanager
+def metered(reader: FileReader, encoder: Configured) -> Iterator[Configured]:
+    """The encoder with a bar on a terminal, which moves through the file of `reader` after every batch."""
+    texts = at = 0  # of the windows before this one: texts, and place in the file
+
+    def on_batch(done: int, of: int) -> None:
+        nonlocal texts, at
+        move(texts + done, at + (reader.position - at) * done / of)
+        if done == of:
+            texts, at = texts + of, reader.position
+
+    with progress_bar("encoding", "texts", reader.size) as move:
+        yield replace(encoder, arguments={**encoder.arguments, "on_batch": on_batch})
 
 
 def _checked(config: dict[str, Any]) -> tuple[FileReader, str, Path]:
@@ -55,28 +78,34 @@ def _checked(config: dict[str, Any]) -> tuple[FileReader, str, Path]:
             value="skip",
             fix="write to a .parquet file, or use empty=zero",
         )
-    reader, column = text_input(config)
-    if out.exists() and source.samefile(out):
+    if source.is_file() and out.exists() and source.samefile(out):
         raise UserError("input and output are the same file", file=out, fix="write to another file")
-    return reader, column, out
+    return *open_texts(source, config), out
 
 
-def text_input(config: Mapping[str, Any]) -> tuple[FileReader, str]:
-    """What ``input`` names, and its column to read."""
-    source = Path(str(config["input"]))
+def open_texts(source: Path, config: Mapping[str, Any]) -> tuple[FileReader, str]:
+    """The reader of a file of texts and its column, by a command's keys: chunk, window, header and column.
+
+    Raises:
+        UserError: no such file, a column that is not there or not clear, a chunk or window that is no number from 1 up.
+    """
+    for key in ("chunk", "window"):
+        if type(config[key]) is not int or config[key] < 1:
+            raise UserError("must be a positive whole number", key=key, value=config[key], fix=f"{key}=64")
     if not source.is_file():
         raise UserError("no such file", file=source, fix="give a .txt, .csv, .tsv, .jsonl or .parquet file")
-    reader = open_reader(source)
-    return reader, text_column(reader, config["column"])
+    wanted = None if config["column"] is None else str(config["column"])
+    reader = open_reader(source, Layout(config["header"], () if wanted is None else (wanted,)))
+    return reader, text_column(reader, wanted)
 
 
 def text_column(reader: FileReader, wanted: str | None) -> str:
     """The column to read: `wanted`, else a usual or the only one; UserError where that is not clear."""
     columns = reader.columns
     if columns is None:
-        if wanted is not None:
+        if wanted not in (None, "0"):
             raise reader.error(
-                "a .txt file has no columns", key="column", value=wanted, fix="leave column out"
+                "there is one column, without a name", key="column", value=wanted, fix="leave column out"
             )
         return "text"
     if wanted is None:
@@ -90,50 +119,36 @@ def text_column(reader: FileReader, wanted: str | None) -> str:
 
 
 def _encode(
-    reader: FileReader, column: str, encoder: Any, target: VectorFile, config: dict[str, Any]
+    reader: FileReader, column: str, encoder: Configured, target: VectorFile, config: dict[str, Any]
 ) -> tuple[int, int]:
     """Encodes all rows into `target`; returns the number of empty rows, and that of texts that were cut."""
     import numpy as np
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    from embedlab.encoders.windows import windows
 
     empty = cut = 0
     tokens = encoder.encoder.tokenization
     limit = tokens.max_length or tokens.model_limit
-    columns = (
-        TextColumn("encoding"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[rows]:,} rows"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("encoding", total=max(1, reader.size), rows=0)
-        for chunk in _chunks(reader, column, config["chunk"]):
-            full = [(row, text) for row, text in chunk if text.strip()]
-            if len(full) < len(chunk) and config["empty"] == "error":
-                row = next(row for row, text in chunk if not text.strip())
-                raise reader.error(
-                    "an empty row", row, key="empty", value="error", fix="empty=zero or empty=skip"
-                )
-            empty += len(chunk) - len(full)
-            vectors = np.zeros((len(chunk), encoder.dim), dtype=np.float32)
-            if full:
-                kept = [bool(text.strip()) for _, text in chunk]
-                texts = [text for _, text in full]
-                vectors[kept] = encoder.encode(texts)
-                # No tokenizer makes more tokens of a text than it has bytes.
-                if limit and (long := [text for text in texts if len(text.encode()) >= limit]):
-                    cut += sum(tokens.ids_and_cut(long)[1])
-                _check_finite(reader, [row for row, _ in full], vectors[kept])
-                if config["empty"] == "skip":
-                    vectors = vectors[kept]
-            if config["empty"] == "zero":
-                target.add([row for row, _ in chunk], vectors)
-            elif full:
-                target.add([row for row, _ in full], vectors)
-            progress.update(task, completed=reader.position, rows=target.count)
+    for window in windows(reader.texts(column), config["chunk"], config["window"] << 20, itemgetter(1)):
+        kept = [bool(text.strip()) for _, text in window]
+        if not all(kept) and config["empty"] == "error":
+            row = window[kept.index(False)][0]
+            fix = "empty=zero or empty=skip"
+            raise reader.error("an empty row", row, key="empty", value="error", fix=fix)
+        empty += len(kept) - sum(kept)
+        full = list(compress(window, kept))
+        vectors = np.zeros((len(window), encoder.dim), dtype=np.float32)
+        if full:
+            texts = [text for _, text in full]
+            vectors[kept] = encoder.encode(texts)
+            # No tokenizer makes more tokens of a text than it has bytes.
+            if limit and (long := [text for text in texts if 4 * len(text) >= limit]):
+                cut += tokens.count_cut(text for text in long if len(text.encode()) >= limit)
+            _check_finite(reader, [row for row, _ in full], vectors[kept])
+        if config["empty"] == "skip":
+            window, vectors = full, vectors[kept]
+        if window:
+            target.add([row for row, _ in window], vectors)
     return empty, cut
 
 
@@ -146,15 +161,3 @@ def _check_finite(reader: FileReader, rows: Sequence[int], vectors: Any) -> None
         raise reader.error(
             f"{int((~finite).sum())} vectors are not finite", row, fix="dtype=float32, or another checkpoint"
         )
-
-
-def _chunks(reader: FileReader, column: str, size: int) -> Iterator[list[tuple[int, str]]]:
-    def texts() -> Iterator[tuple[int, str]]:
-        for row, (value,) in reader.rows([column]):
-            if value is not None and not isinstance(value, str):
-                raise reader.error(f"{value!r} is not text", row, key="column", value=column)
-            yield row, value or ""
-
-    rows = texts()
-    while chunk := list(itertools.islice(rows, size)):
-        yield chunk

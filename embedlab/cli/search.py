@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedlab.cli.compose import compose
-from embedlab.cli.encode import text_input
-from embedlab.data.readers import FileReader
+from embedlab.cli.encode import metered, open_texts
+from embedlab.data.reader import FileReader
 from embedlab.errors import UserError
 from embedlab.files import check_writable
 
@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _index(argv: Sequence[str]) -> int:
     config = compose("search_index", argv, positional=("input", "index"))
-    reader, column = text_input(config)
+    source = Path(str(config["input"]))
+    reader, column = open_texts(source, config)
     check_writable(Path(str(config["index"])), key="index")
 
     from embedlab.cli.encoders import Configured, load_encoder
@@ -46,15 +47,18 @@ def _index(argv: Sequence[str]) -> int:
 
     start = time.perf_counter()
     encoder = load_encoder(config["ckpt"], config["max_length"])
-    info = build_index(
-        str(config["index"]),
-        _texts(reader, column),
-        Configured.of(encoder, config),
-        reference=_reference(encoder, str(config["ckpt"])),
-        fingerprint=encoder.fingerprint(),
-        source=str(config["input"]),
-        overwrite=bool(config["overwrite"]),
-    )
+    with metered(reader, Configured.of(encoder, config)) as metered_encoder:
+        info = build_index(
+            str(config["index"]),
+            _texts(reader, column),
+            metered_encoder,
+            reference=_reference(encoder, str(config["ckpt"])),
+            fingerprint=encoder.fingerprint(),
+            source=str(source),
+            overwrite=bool(config["overwrite"]),
+            rows=config["chunk"],
+            size=config["window"] << 20,
+        )
     print(f"{info.rows:,} texts in {time.perf_counter() - start:.1f} s: {config['index']}")
     return 0
 
@@ -81,10 +85,10 @@ def _query(argv: Sequence[str]) -> int:
 
 
 def _texts(reader: FileReader, column: str) -> Iterator[str]:
-    for row, (value,) in reader.rows([column]):
-        if not isinstance(value, str) or not value.strip():
+    for row, text in reader.texts(column):
+        if not text.strip():
             raise reader.error("an empty row", row, fix="take empty rows out of the file")
-        yield value
+        yield text
 
 
 def _reference(encoder: Encoder, ckpt: str) -> str:

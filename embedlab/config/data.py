@@ -26,7 +26,10 @@ class DataConfig(Record):
             command line take the place of whatever an experiment names.
         package: text that comes with an installed package, of those of its kind.
         columns: role or number -> column of the source, for those of the kind (and for ``nli`` also premise,
-            hypothesis and label). None, whole or for one role: the usual names of the kind.
+            hypothesis and label). None, whole or for one role: the usual names of the kind. A number is the place of
+            a column, from 0 on, of a .csv or .tsv file without a header.
+        header: whether the first line of a .csv or .tsv file names its columns. None: it does, but where columns are
+            chosen by their place, and where it has one field that is no usual or chosen name.
         limit: rows to keep, from the first on.
         min_chars: shorter texts are dropped (and counted).
         max_chars: longer texts are an error, or dropped or cut, as `overlong` says.
@@ -59,7 +62,8 @@ class DataConfig(Record):
     revision: str | None = None
     files: str | list[str] | None = None
     package: str | None = None
-    columns: dict[str, str | None] | None = None
+    columns: dict[str, str | int | None] | None = None
+    header: bool | None = None
     limit: int | None = within(None, least=1)
     min_chars: int = within(0, least=0)
     max_chars: int = within(10_000, least=1)
@@ -85,9 +89,10 @@ class DataConfig(Record):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_source()
-        for role, column in self.chosen.items():
-            if not column:
-                _refuse(f"columns.{role}", "no name of a column", "a name in the header")
+        for role, column in (self.columns or {}).items():
+            if column == "" or (isinstance(column, int) and column < 0):
+                fix = "a name in the header, or without one the place from 0 on"
+                _refuse(f"columns.{role}", f"{column!r} is not the name or place of a column", fix)
 
     def _check_source(self) -> None:
         if self.files is not None and not self.files:
@@ -110,7 +115,7 @@ class DataConfig(Record):
     @property
     def chosen(self) -> dict[str, str]:
         """`columns` without the roles that are left to the usual names."""
-        return {role: column for role, column in (self.columns or {}).items() if column is not None}
+        return {role: str(column) for role, column in (self.columns or {}).items() if column is not None}
 
     @property
     def source(self) -> str:

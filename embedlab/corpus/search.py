@@ -7,11 +7,9 @@ line), offsets.npy (int64 [n + 1], where each line of texts.txt begins). A folde
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embedlab.corpus.vector_files import NpyFile
+from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
 from embedlab.files import check_replaceable, whole_folder
 
 _FORMAT = 1
-_CHUNK = 8192  # texts encoded and written at once
 _SEARCHED_AT_ONCE = 1 << 16  # rows of vectors.npy read at once
 
 
@@ -62,37 +61,44 @@ def build_index(
     fingerprint: str,
     source: str = "",
     overwrite: bool = False,
+    rows: int = ROWS,
+    size: int = BYTES,
 ) -> IndexInfo:
-    """Encode `texts` a chunk at a time and write the index; line breaks inside a text become spaces.
+    """Encode `texts` and write the index; line breaks inside a text become spaces.
 
-    The folder appears when all is written. Raises UserError when it exists (unless it is an index and
-    `overwrite`), or when there is no text.
+    Args:
+        folder: to write; it appears when all is written.
+        texts: read a window at a time, of at most `rows` texts and `size` bytes.
+        encoder: gives the vectors.
+        reference: how the encoder is loaded again.
+        fingerprint: of the encoder.
+        source: of the texts, for messages.
+        overwrite: replace an index that is there.
+
+    Raises:
+        UserError: the folder exists (unless it is an index and `overwrite`); there is no text.
     """
     target = Path(folder)
     check_replaceable(target, ("index.json",), "a search index", overwrite)
     answering = Prompted(encoder, "document")
     with whole_folder(target) as work:
-        remaining = iter(texts)
         offsets = [0]
-        dim = 0
-        with (work / "texts.txt").open("wb") as text_file, (work / "vectors.raw").open("wb") as vector_file:
-            while chunk := list(islice(remaining, _CHUNK)):
-                vectors = unit(embed(answering, chunk)).numpy()
-                dim = vectors.shape[1]
-                vector_file.write(np.ascontiguousarray(vectors, dtype="<f4").tobytes())
-                for text in chunk:
+        with (work / "texts.txt").open("wb") as text_file, (work / "vectors.npy").open("wb") as vector_file:
+            vectors = NpyFile(vector_file)
+            for window in windows(texts, rows, size):
+                vectors.add(range(len(window)), unit(embed(answering, window)).numpy())
+                for text in window:
                     line = (" ".join(text.splitlines()) + "\n").encode()
                     text_file.write(line)
                     offsets.append(offsets[-1] + len(line))
-        rows = len(offsets) - 1
-        if rows == 0:
+            vectors.close()
+        if vectors.count == 0:
             raise UserError(
                 "there is no text to index", file=source or None, fix="give a file with sentences"
             )
-        _with_npy_header(work / "vectors.raw", work / "vectors.npy", (rows, dim))
         np.save(work / "offsets.npy", np.asarray(offsets, dtype=np.int64))
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        info = IndexInfo(reference, fingerprint, dim, rows, source, created)
+        info = IndexInfo(reference, fingerprint, vectors.dim, vectors.count, source, created)
         (work / "index.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
     return info
 
@@ -165,12 +171,3 @@ def _read_info(folder: Path) -> IndexInfo:
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"is damaged ({error})", file=path, fix="build the index again") from error
-
-
-def _with_npy_header(raw: Path, path: Path, shape: tuple[int, int]) -> None:
-    """`raw`, the bytes of a float32 array in C order, as a .npy file; `raw` is removed."""
-    with path.open("wb") as out, raw.open("rb") as data:
-        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_2_0(out, header)
-        shutil.copyfileobj(data, out, 1 << 24)
-    raw.unlink()

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
+import os
+import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from embedlab.config.data import DataConfig
+from embedlab.console import progress_bar
 from embedlab.data.kinds import DataKind, data_kind
-from embedlab.data.report import Tally, progress_bar
-from embedlab.data.rows import Row, RowStream, read_rows
-from embedlab.data.sources import Source, open_source
+from embedlab.data.reader import Reader
+from embedlab.data.report import Tally
+from embedlab.data.rows import RowStream, read_rows
+from embedlab.data.sources import open_source
 from embedlab.data.table import FORMAT, DamagedTable, TableWriter, TokenTable
 from embedlab.data.tokenise import Chunk, FieldJob, Tokeniser, tokenised
+from embedlab.encoders.windows import windows
 from embedlab.errors import UserError
-from embedlab.files import cache_dir, locked, whole_folder
+from embedlab.files import cache_dir, is_ours, locked, own_cache_dir, whole_folder
 
 if TYPE_CHECKING:
     from embedlab.encoders.tokenization import Tokenization
@@ -31,7 +36,7 @@ log = logging.getLogger(__name__)
 FieldSpec = tuple[str, "Tokenization"]
 """The role of the text (`DataKind.roles`), and how it is tokenised."""
 
-_CHUNK = 2048
+_CHUNK, _CHUNK_BYTES = 2048, 1 << 24
 _ALONE = 32  # chunks before worker processes pay for their start, which is mostly the import of transformers
 _OF_CONTENT = (
     "name", "columns", "limit", "min_chars", "max_chars", "overlong", "duplicates",
@@ -47,7 +52,8 @@ def build_token_table(
     The cache key holds the content of the files (or the state of the hub data set), every setting that
     decides which rows are kept, and the fingerprint of every tokenisation. A build writes beside its place
     and moves there when it is whole; a lock keeps a second run waiting for the first; what a killed build
-    left is removed.
+    left is removed. Where files in the cache folder belong to another user (not root), nothing of them is read, and the
+    table is built in the user's own cache.
 
     Args:
         config: source, rows and cache folder.
@@ -60,29 +66,66 @@ def build_token_table(
             behind.
     """
     _check(config, fields)
-    source = open_source(config)
-    root = Path(config.cache_dir).expanduser() if config.cache_dir else cache_dir() / "tokens"
-    key = _key(config, fields, source)
+    readers = open_source(config)
+    key = _key(config, fields, readers)
+    given = Path(config.cache_dir).expanduser() if config.cache_dir else cache_dir() / "tokens"
+    own = own_cache_dir() / "tokens"
+
+    def build(folder: Path) -> None:
+        _fill(folder, config, fields, readers, progress)
+
     try:
-        return TokenTable.open(root / key)
-    except DamagedTable:
-        pass
-    try:
-        with locked(root / f"{key}.lock", doing="is building this token cache"):
-            try:
-                return TokenTable.open(root / key)  # another run has built it meanwhile
-            except DamagedTable:
-                with whole_folder(root / key) as folder:
-                    _fill(folder, config, fields, source, progress)
-            return TokenTable.open(root / key)
+        try:
+            return _opened(given, key, build)
+        except OSError as bad:
+            if bad.errno not in _NOT_OURS or own == given:
+                raise
+            log.warning("%s: %s: the token cache is in %s", bad.filename or given, bad.strerror, own)
+            return _opened(own, key, build)
     except OSError as bad:
         raise UserError(
             f"the token cache cannot be written: {bad.strerror or bad}",
-            file=root,
+            file=bad.filename or given,
             key="data.cache_dir",
             value=config.cache_dir,
             fix="free space there, or a folder on another disk",
         ) from None
+
+
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
+
+
+def _opened(root: Path, key: str, build: Callable[[Path], None]) -> TokenTable:
+    """The table `key` in `root`, built where it is not there yet.
+
+    Raises:
+        OSError: one of `_NOT_OURS` where another user's files are in its place.
+    """
+    if (table := _trusted(root / key)) is not None:
+        return table
+    root.mkdir(parents=True, exist_ok=True)
+    with locked(root / f"{key}.lock", doing="is building this token cache"):
+        if (table := _trusted(root / key)) is not None:
+            return table  # another run has built it meanwhile
+        with whole_folder(root / key) as folder:
+            build(folder)
+    if (table := _trusted(root / key)) is None:
+        raise PermissionError(errno.EACCES, "a damaged table cannot be replaced", str(root / key))
+    return table
+
+
+def _trusted(folder: Path) -> TokenTable | None:
+    """The table in a folder; None where there is none that is whole."""
+    if not os.path.lexists(folder):
+        return None
+    for path in (folder, *(folder.iterdir() if folder.is_dir() else ())):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode) or not is_ours(status):
+            raise PermissionError(errno.EACCES, "a link, or of another user", str(path))
+    try:
+        return TokenTable.open(folder)
+    except DamagedTable:
+        return None
 
 
 def _check(config: DataConfig, fields: Mapping[str, FieldSpec]) -> None:
@@ -99,10 +142,10 @@ def _check(config: DataConfig, fields: Mapping[str, FieldSpec]) -> None:
             )
 
 
-def _key(config: DataConfig, fields: Mapping[str, FieldSpec], source: Source) -> str:
+def _key(config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader]) -> str:
     content = {
         "format": FORMAT,
-        "source": source.identity,
+        "source": [reader.identity() for reader in readers],
         "settings": {name: getattr(config, name) for name in _OF_CONTENT} | {"columns": config.chosen},
         "packed": config.pack is not None,
         "numbers": _dtypes(data_kind(config.name)),
@@ -119,42 +162,39 @@ def _dtypes(kind: DataKind) -> dict[str, str]:
 
 
 def _fill(
-    folder: Path, config: DataConfig, fields: Mapping[str, FieldSpec], source: Source, progress: bool
+    folder: Path, config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader], progress: bool
 ) -> None:
     started = time.monotonic()
-    roles = tuple(
-        role for role in data_kind(config.name).roles if role in {role for role, _ in fields.values()}
-    )
-    stream = read_rows(config, roles, source)
+    wanted = {role for role, _ in fields.values()}
+    roles = tuple(role for role in data_kind(config.name).roles if role in wanted)
+    stream = read_rows(config, roles, readers)
     frame = None if config.pack is None else _frame(next(iter(fields.values()))[1].tokenizer)
-    jobs, described = [], {}
-    for name, (role, tokenization) in fields.items():
-        greatest = max(tokenization.tokenizer.get_vocab().values())
-        dtype = "uint16" if greatest < 1 << 16 else "uint32"
-        jobs.append(FieldJob(roles.index(role), tokenization, dtype, frame[1] if frame else None))
-        described[name] = {
-            "role": role,
-            "dtype": dtype,
-            "pad_id": tokenization.pad_id,
-            "fingerprint": tokenization.fingerprint,
-        }
-    writer = TableWriter(folder, roles, described, bool(stream.groups), _dtypes(stream.kind))
-    tally = Tally(stream, list(fields), roles, [role for role, _ in fields.values()])
+    jobs = {
+        name: FieldJob(role, roles.index(role), tokenization, _ids_dtype(tokenization), frame and frame[1])
+        for name, (role, tokenization) in fields.items()
+    }
+    writer = TableWriter(folder, roles, jobs, bool(stream.groups), _dtypes(stream.kind))
+    tally = Tally(stream, jobs)
     try:
-        chunks = tokenised(_chunks(stream), Tokeniser(tuple(jobs)), config.processes, _ALONE)
+        chunks = tokenised(_chunks(stream), Tokeniser(tuple(jobs.values())), config.processes, _ALONE)
+        size = sum(reader.size for reader in readers)
+        bar = progress_bar("tokenising", "rows", size, None if progress else False)
         # Closed in any case: worker processes end with it, and an exception would keep it.
-        with closing(chunks), progress_bar(source.readers, progress) as advance:
+        with closing(chunks), bar as move:
             for chunk, tokens in chunks:
-                writer.add(chunk.tables, chunk.rows, chunk.groups, chunk.hashes, tokens, chunk.numbers)
+                writer.add(chunk, tokens)
                 tally.add(chunk, tokens)
-                advance(writer.n_rows)
+                move(writer.n_rows, sum(reader.position for reader in readers))
         if writer.n_rows == 0:
             raise _nothing_left(config, stream)
         report = tally.report(config, writer, time.monotonic() - started)
-        names = [reader.name for reader in source.readers]
-        writer.finish(names, stream.groups, frame, report)
+        writer.finish([reader.name for reader in readers], stream.groups, frame, report)
     finally:
         writer.close()
+
+
+def _ids_dtype(tokenization: Tokenization) -> str:
+    return "uint16" if max(tokenization.tokenizer.get_vocab().values()) < 1 << 16 else "uint32"
 
 
 def _frame(tokenizer: Any) -> tuple[int | None, int]:
@@ -168,33 +208,18 @@ def _frame(tokenizer: Any) -> tuple[int | None, int]:
 
 
 def _chunks(stream: RowStream) -> Iterator[Chunk]:
-    rows, roles, dtypes = iter(stream), len(stream.roles), _dtypes(stream.kind)
-    while taken := list(islice(rows, _CHUNK)):
+    roles, dtypes = len(stream.roles), _dtypes(stream.kind)
+    for taken in windows(stream, _CHUNK, _CHUNK_BYTES, lambda row: max(row[2][:roles], key=len)):
         columns = [[row[2][i] for row in taken] for i in range(roles)]
-        hashes = [_hashes(stream, taken, column) for column in columns]
+        hashes = [
+            b"".join([hashlib.blake2b(text.encode(), digest_size=8).digest() for text in column])
+            for column in columns
+        ]
         numbers = [
             np.array([row[2][i] for row in taken], dtype) for i, dtype in enumerate(dtypes.values(), roles)
         ]
         tables, places, groups = [r[0] for r in taken], [r[1] for r in taken], [r[3] for r in taken]
         yield Chunk(tables, places, groups, columns, hashes, numbers)
-
-
-def _hashes(stream: RowStream, rows: list[Row], texts: list[str]) -> bytes:
-    digest = hashlib.blake2b
-    try:
-        return b"".join([digest(text.encode(), digest_size=8).digest() for text in texts])
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can write
-        at = next(i for i, text in enumerate(texts) if not _is_unicode(text))
-        reader = stream.source.readers[rows[at][0]]
-        raise reader.error("a text that is not Unicode (half a surrogate pair)", rows[at][1]) from None
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _nothing_left(config: DataConfig, stream: RowStream) -> UserError:

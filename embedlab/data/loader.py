@@ -99,8 +99,7 @@ class BatchLoader:
         batches, start = self.plan.epoch(self.epoch), self.start
         self.start, self.done = 0, start
         if self.plan.rank == 0:
-            share = 100 * self._padding(batches)
-            log.info("epoch %d: %d batches, %.1f %% padding", self.epoch, len(batches), share)
+            log.info("epoch %d: %d batches", self.epoch, len(batches))
         with ThreadPoolExecutor(1, "embedlab-batches", *_same_device()) as thread:
             ahead = thread.submit(self._batch, batches[start]) if start < len(batches) else None
             while ahead is not None:
@@ -114,25 +113,11 @@ class BatchLoader:
                 self.done = following
                 yield batch
 
-    def padding_share(self, epoch: int | None = None) -> float:
-        """Share of the tokens of an epoch's batches that are padding."""
-        return self._padding(self.plan.epoch(self.epoch if epoch is None else epoch))
-
-    def _padding(self, batches: list[Rows]) -> float:
-        rows = np.concatenate(batches)
-        sizes = np.array([len(batch) for batch in batches])
-        first = np.cumsum(sizes) - sizes
-        tokens = padded = 0
-        for lengths in self._lengths.values():
-            tokens += int(lengths[rows].sum())
-            padded += int((sizes * self._width(np.maximum.reduceat(lengths[rows], first))).sum())
-        return 1 - tokens / padded
-
-    def _width(self, longest: Any) -> Any:
+    def _width(self, longest: int) -> int:
         return -(-longest // self.pad_to_multiple) * self.pad_to_multiple
 
     def _batch(self, rows: Rows) -> Batch:
-        lengths = {name: int(self._width(found[rows].max())) for name, found in self._lengths.items()}
+        lengths = {name: self._width(int(found[rows].max())) for name, found in self._lengths.items()}
         tokens = {name: int(found[rows].sum()) for name, found in self._lengths.items()}
         batch: Batch = {"rows": torch.from_numpy(np.ascontiguousarray(rows))}
         if self._host is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -50,7 +51,6 @@ class SentenceDataModule(LightningDataModule):
         self.seed = seed
         self.emit = emit
         self.validation = validation
-        self._table: Table | None = None
         self._resident: ResidentTable | None = None
         self._loader: BatchLoader | None = None
         self._resumed: dict[str, Any] | None = None
@@ -59,24 +59,22 @@ class SentenceDataModule(LightningDataModule):
     # ---- the table
     # ----------------------------------------------------------------------------------------------
 
+    @cached_property
+    def table(self) -> Table:
+        """The rows of tokens: a `TokenTable`, or a `PackedTable` view of one with `data.pack`."""
+        table = build_token_table(self.config, self.views)
+        return table if self.config.pack is None else PackedTable(table, self.config.pack)
+
     def prepare_data(self) -> None:
         """Build the token cache where there is none, and print its report (once).
 
         Raises:
             UserError: bad input, named by file and row.
         """
-        table = self._open()
+        report = self.table.report
         if self.config.report and not self._reported:
-            rank_zero_only(print_report)(table.report)
+            rank_zero_only(print_report)(report)
         self._reported = True
-
-    def setup(self, stage: str) -> None:
-        self._open()
-
-    @property
-    def table(self) -> Table:
-        """The rows of tokens: a `TokenTable`, or a `PackedTable` view of one with `data.pack`."""
-        return self._open()
 
     @property
     def n_rows(self) -> int:
@@ -99,12 +97,6 @@ class SentenceDataModule(LightningDataModule):
             self._resident = ResidentTable(self.table, device)
         return self._resident
 
-    def _open(self) -> Table:
-        if self._table is None:
-            table = build_token_table(self.config, self.views)
-            self._table = table if self.config.pack is None else PackedTable(table, self.config.pack)
-        return self._table
-
     # ---- batches
     # ------------------------------------------------------------------------------------------------
 
@@ -114,38 +106,31 @@ class SentenceDataModule(LightningDataModule):
         Raises:
             UserError: fewer rows than a batch.
         """
-        trainer = self.trainer
-        config, table = self.config, self.table
-        world, rank = (1, 0) if trainer is None else (trainer.world_size, trainer.global_rank)
-        plan = BatchPlan(
-            table.n_rows,
-            config.batch_size,
-            self.seed,
-            world,
-            rank,
-            config.drop_last,
-            config.mega_batch,
-            config.shuffle,
-            table.longest if config.mega_batch > 1 else None,
+        config = self.config
+        loader = self._batches(
+            drop_last=config.drop_last,
+            shuffle=config.shuffle,
+            mega_batch=config.mega_batch,
+            lengths=self.table.longest if config.mega_batch > 1 else None,
         )
-        loader = BatchLoader(table, plan, self.emit, config.pad_to_multiple)
         loader.progress = self._progress
         if self._resumed is not None:
             loader.load_state_dict(self._resumed)
             self._resumed = None
-        elif trainer is not None:
-            loader.set_epoch(trainer.current_epoch)
+        elif self.trainer is not None:
+            loader.set_epoch(self.trainer.current_epoch)
         self._loader = loader
         return loader
 
     def predict_dataloader(self) -> BatchLoader:
         """All rows in their order, this device's share of each batch."""
+        return self._batches(drop_last=False, shuffle=False)
+
+    def _batches(self, **plan: Any) -> BatchLoader:
         trainer = self.trainer
         world, rank = (1, 0) if trainer is None else (trainer.world_size, trainer.global_rank)
-        plan = BatchPlan(
-            self.n_rows, self.config.batch_size, self.seed, world, rank, drop_last=False, shuffle=False
-        )
-        return BatchLoader(self.table, plan, self.emit, self.config.pad_to_multiple)
+        batches = BatchPlan(self.n_rows, self.config.batch_size, self.seed, world, rank, **plan)
+        return BatchLoader(self.table, batches, self.emit, self.config.pad_to_multiple)
 
     def val_dataloader(self) -> Any:
         return [] if self.validation is None else self.validation

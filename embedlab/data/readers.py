@@ -7,118 +7,46 @@ parquet, which has no lines, the row itself). Nothing is repaired on the way: wh
 
 from __future__ import annotations
 
-import bz2
 import csv
-import gzip
 import json
-import lzma
-import zlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+import logging
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from embedlab.data.parquet import ParquetFile
+from embedlab.data.reader import LONGEST_LINE, OPENERS, FileReader, Layout, Values, in_words
 from embedlab.errors import UserError
 
-Values = tuple[Any, ...]
-FORMATS = (".txt", ".csv", ".tsv", ".jsonl", ".parquet")
-_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
-    ".gz": lambda raw: gzip.GzipFile(fileobj=raw, mode="rb"),
-    ".xz": lambda raw: lzma.open(raw, "rb"),  # noqa: SIM115
-    ".bz2": lambda raw: bz2.open(raw, "rb"),  # noqa: SIM115
-}
-_LONGEST_LINE = 1 << 26
-_LONGEST_NAME = 40
-_MOST_NAMES = 40
-_EVERY = 1024  # rows between two looks at the position in the file
-
-
-class Reader(ABC):
-    """One table of texts: a file, or one configuration of a hub data set.
-
-    Attributes:
-        name: what messages and reports call it; for a file, its path.
-        size: bytes of the file (elsewhere any measure of the whole), for a progress bar.
-        position: how much of `size` has been read.
-    """
-
-    def __init__(self, name: str, size: int = 0) -> None:
-        self.name = name
-        self.size = size
-        self.position = 0
-
-    @property
-    @abstractmethod
-    def columns(self) -> list[str] | None:
-        """The names of the columns, in order; None where there is one column without a name."""
-
-    def listed(self) -> str:
-        """The columns in words, for messages; a file without a header may have a whole text there."""
-        names = self.columns or ["one without a name"]
-        short = [
-            name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…" for name in names[:_MOST_NAMES]
-        ]
-        return ", ".join(short) + (", …" if len(names) > _MOST_NAMES else "")
-
-    @abstractmethod
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
-        """Row number and the values of `columns` (strings; None for a null), for every row."""
-
-    def error(self, message: str, row: int | None = None, **more: Any) -> UserError:
-        """A `UserError` that names this table."""
-        return UserError(message, file=self.name, row=row, **more)
-
-
-class FileReader(Reader):
-    """A reader of a file at `path`."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path), path.stat().st_size)
-        self.path = path
-
-    def _lines(self) -> Iterator[tuple[int, str]]:
-        """Number and text of every line, without its line end."""
-        row = 0
-        try:
-            with self.path.open("rb") as raw, _decompress(self.path, raw) as stream:
-                readline = stream.readline
-                while line := readline(_LONGEST_LINE):
-                    row += 1
-                    if row % _EVERY == 0:
-                        self.position = raw.tell()
-                    if len(line) == _LONGEST_LINE:
-                        raise self.error(f"a line of more than {_LONGEST_LINE >> 20} MiB", row)
-                    try:
-                        text = line.decode("utf-8")
-                    except UnicodeDecodeError as bad:
-                        raise self.error(
-                            f"not UTF-8: byte 0x{line[bad.start]:02x} at place {bad.start + 1} of the line",
-                            row,
-                            fix="convert the file to UTF-8, for example with iconv -f latin1 -t utf-8",
-                        ) from None
-                    if "\0" in text:
-                        raise self.error("a NUL byte: the file is binary, damaged or UTF-16", row)
-                    if row == 1:
-                        text = text.removeprefix("\ufeff")
-                    yield row, text.rstrip("\r\n")
-        except (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError) as bad:
-            raise self._damaged(row, bad) from None
-        except OSError as bad:
-            if self.path.suffix == ".bz2" and bad.errno is None:
-                raise self._damaged(row, bad) from None
-            raise self.error(f"cannot be read: {bad.strerror or bad}") from None
-
-    def _damaged(self, row: int, bad: Exception) -> UserError:
-        after = f"after row {row}" if row else "before its first row"
-        return self.error(f"the {self.path.suffix} file is truncated or damaged {after} ({bad})")
+log = logging.getLogger(__name__)
+_LOOKED_AT = 20  # lines that show whether a .txt file is a table
 
 
 class TextFile(FileReader):
     """A text a line; the one column has no name, so that any name means it."""
 
-    @property
-    def columns(self) -> None:
-        return None
+    @cached_property
+    def columns(self) -> None:  # type: ignore[override]
+        """None.
+
+        Raises:
+            UserError: the lines are a table with tabs.
+        """
+        try:
+            with closing(self._lines()) as lines:
+                first = [line.split("\t") for _, line in islice(lines, _LOOKED_AT) if line]
+        except UserError:  # of a row that may never be asked for
+            return
+        if len(first) > 1 and len(first[0]) > 1 and len({len(fields) for fields in first}) == 1:
+            names, known = first[0], self.layout.known
+            raise self.error(
+                f"a .txt file has one text a line, and this is a table of {len(names)} columns parted by tabs"
+                f" ({in_words(names)})",
+                fix=f"call it .tsv, and {next((known[n] for n in names if n in known), self.layout.fix)}",
+            )
 
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
         if len(columns) != 1:
@@ -126,6 +54,7 @@ class TextFile(FileReader):
                 f"a .txt file has one text a line, and {len(columns)} are needed ({', '.join(columns)})",
                 fix="a .csv, .tsv, .jsonl or .parquet file with these columns",
             )
+        _ = self.columns
         row = 0
         for row, line in self._lines():
             yield row, (line,)
@@ -134,52 +63,93 @@ class TextFile(FileReader):
 
 
 class DelimitedFile(FileReader):
-    """A header line, then a record a line: .tsv without any quoting, .csv with RFC 4180 quotes."""
+    """A record a line: .tsv without any quoting, .csv with RFC 4180 quotes; `Layout` says when there is a header.
 
-    def __init__(self, path: Path, quoted: bool) -> None:
-        super().__init__(path)
-        self.quoted = quoted
-        self._header: list[str] | None = None
+    Without a header the columns are called 0, 1, ... by their place, and a single one has no name.
+    """
+
+    @cached_property
+    def _head(self) -> tuple[list[str], bool]:
+        """The first record, and whether it is a header."""
+        with closing(self._records()) as records:
+            first = next(records, None)
+        if first is None:
+            raise self.error("the file is empty")
+        names, layout = first[1] or [""], self.layout
+        named = any(map(layout.names, names)) or (len(names) > 1 and not layout.by_place)
+        if layout.header is not None:
+            named = layout.header
+        elif not named and not layout.by_place:
+            log.warning("%s: its first line is read as text; header=true if it names the column", self.name)
+        return names, named
 
     @property
-    def columns(self) -> list[str]:
-        if self._header is None:
-            records = self._records()
-            try:
-                self._header = next(records)[1]
-            except StopIteration:
-                raise self.error("the file is empty") from None
-            finally:
-                records.close()
-            twice = {name for name in self._header if self._header.count(name) > 1}
-            if twice:
-                raise self.error(f"the header names {', '.join(sorted(twice))} twice", 1)
-        return self._header
+    def columns(self) -> list[str] | None:
+        names, named = self._head
+        if not named:
+            return None if len(names) == 1 else [str(i) for i in range(len(names))]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise self.error(f"the header names {', '.join(sorted(twice))} twice", 1)
+        return names
+
+    def identity(self) -> str:
+        _, named = self._head
+        usual = named and self._delimiter == self._usual
+        return super().identity() + ("" if usual else f" {self._delimiter} {named}")
 
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
         header = self.columns
-        places = [header.index(name) for name in columns]
+        if header is None and len(columns) != 1:
+            raise self.error(
+                f"one column without a name, and {len(columns)} are needed ({', '.join(columns)})",
+                fix="a header line with these names, and records of as many fields",
+            )
+        names, named = self._head
+        places = [0] if header is None else [header.index(name) for name in columns]
         records = self._records()
-        next(records)
+        if named:
+            next(records)
         row = None
         for row, record in records:
-            if len(record) != len(header):
+            if len(record) != len(names):
                 if not any(record):  # a blank line: a row of empty texts, whatever the number of columns
                     yield row, ("",) * len(places)
                     continue
-                raise self.error(f"{len(record)} fields where the header has {len(header)}", row)
+                first = "the header" if named else "the first line"
+                raise self.error(f"{len(record)} fields where {first} has {len(names)}", row)
             yield row, tuple([record[place] for place in places])
         if row is None:
             raise self.error("the file has a header and no rows")
 
+    @property
+    def _usual(self) -> str:
+        return "," if ".csv" in map(str.lower, self.path.suffixes) else "\t"
+
+    @cached_property
+    def _delimiter(self) -> str:
+        """What parts the fields: of files that are called something else, too."""
+        with closing(self._lines()) as lines:
+            line = next(lines, (1, ""))[1]
+        for delimiter in (self._usual, "\t", ",", ";", "|"):
+            fields = [text.strip().strip('"') for text in line.split(delimiter)]
+            names = [text for text in fields if self.layout.names(text)]
+            sure = delimiter in (self._usual, "\t") or (names and not any(" " in text for text in fields))
+            if len(fields) > 1 and sure:
+                if delimiter != self._usual:
+                    log.warning("%s: its columns are parted by %r, and are read so", self.name, delimiter)
+                return delimiter
+        return self._usual
+
     def _records(self) -> Generator[tuple[int, list[str]]]:
-        if not self.quoted:
+        if self._usual == self._delimiter == "\t":
             for row, line in self._lines():
                 yield row, line.split("\t")
             return
         # The default limit (131,072) would stop at a long row before `max_chars` can say what to do with it.
-        csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_LINE))
-        reader = csv.reader((line + "\n" for _, line in self._lines()), strict=True)
+        csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))
+        lines = (line + "\n" for _, line in self._lines())
+        reader = csv.reader(lines, strict=True, delimiter=self._delimiter)
         start = 1
         try:
             for record in reader:
@@ -209,102 +179,63 @@ class JsonLines(FileReader):
             raise self.error("the file is empty")
 
     def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Row number and object of every line that is not blank."""
+        """Row number and object of every line that is not blank.
+
+        Raises:
+            UserError: a line that is no JSON object, is nested too deep, or holds half of a character.
+        """
         for row, line in self._lines():
             if not line or line.isspace():
                 continue
             try:
                 record = json.loads(line)
+                if not isinstance(record, dict):
+                    raise self.error(f"a JSON object is needed, and this is a {type(record).__name__}", row)
+                if "\\u" in line:
+                    json.dumps(record, ensure_ascii=False).encode()
+                if any(isinstance(value, dict) for value in record.values()):
+                    record = dict(_flat(record))
+            except UnicodeEncodeError as bad:
+                half = f"\\u{ord(bad.object[bad.start]):04x}"
+                raise self.error(
+                    f"{half} is half of a character (a surrogate without its other)", row
+                ) from None
+            except RecursionError:
+                raise self.error("JSON that is nested too deep", row) from None
             except ValueError as bad:
                 raise self.error(f"not JSON ({bad})", row) from None
-            if not isinstance(record, dict):
-                raise self.error(f"a JSON object is needed, and this is a {type(record).__name__}", row)
-            if "\\u" in line:
-                try:
-                    json.dumps(record, ensure_ascii=False).encode()
-                except UnicodeEncodeError as bad:
-                    half = f"\\u{ord(bad.object[bad.start]):04x}"
-                    raise self.error(
-                        f"{half} is half of a character (a surrogate without its other)", row
-                    ) from None
-            if any(isinstance(value, dict) for value in record.values()):
-                record = dict(_flat(record))
             yield row, record
 
 
-class ParquetFile(FileReader):
-    """A parquet table; columns of structs are named ``outer.inner``."""
-
-    @property
-    def columns(self) -> list[str]:
-        with self._open() as file:
-            return _flat_schema(file.schema_arrow)
-
-    def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
-        import pyarrow as pa
-
-        with self._open() as file:
-            row = 0
-            tops = list(dict.fromkeys(name.split(".")[0] for name in columns))
-            names = file.schema_arrow.names
-            tops = [name for name in names if name in tops or name in columns]
-            try:
-                for batch in file.iter_batches(batch_size=_EVERY, columns=tops):
-                    table = pa.Table.from_batches([batch]).flatten()
-                    texts = [table.column(name).to_pylist() for name in columns]
-                    for values in zip(*texts, strict=True):
-                        row += 1
-                        yield row, values
-                    self.position = self.size * row // max(1, file.metadata.num_rows)
-            except UnicodeDecodeError:
-                raise self.error(f"a text that is not UTF-8 in rows {row + 1} to {row + _EVERY}") from None
-            except (pa.ArrowException, OSError) as bad:
-                raise self.error(f"the parquet file is damaged after row {row} ({bad})") from None
-        if row == 0:
-            raise self.error("the file has no rows")
-
-    def _open(self) -> Any:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            if self.size == 0:
-                raise self.error("the file is empty")
-            return pq.ParquetFile(self.path)
-        except (pa.ArrowException, OSError) as bad:
-            raise self.error(f"not a readable parquet file ({bad})") from None
+_KINDS: dict[str, type[FileReader]] = {
+    ".txt": TextFile,
+    ".csv": DelimitedFile,
+    ".tsv": DelimitedFile,
+    ".jsonl": JsonLines,
+    ".parquet": ParquetFile,
+}
 
 
-def open_reader(path: Path) -> FileReader:
+def open_reader(path: Path, layout: Layout | None = None) -> FileReader:
     """The reader for a file, by its name.
+
+    Args:
+        path: of the file.
+        layout: what is known of its columns.
 
     Raises:
         UserError: a name that says no known format.
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    packed = suffixes[-1:] and suffixes[-1] in _OPENERS
-    kind = suffixes[-2:-1] if packed else suffixes[-1:]
-    match kind:
-        case [".txt"]:
-            return TextFile(path)
-        case [".csv"]:
-            return DelimitedFile(path, quoted=True)
-        case [".tsv"]:
-            return DelimitedFile(path, quoted=False)
-        case [".jsonl"]:
-            return JsonLines(path)
-        case [".parquet"] if not packed:
-            return ParquetFile(path)
-    raise UserError(
-        "unknown kind of file",
-        file=path,
-        fix=f"one of {', '.join(FORMATS)}; all but .parquet also with {', '.join(_OPENERS)} after it",
-    )
-
-
-def _decompress(path: Path, raw: IO[bytes]) -> Any:
-    opener = _OPENERS.get(path.suffix.lower())
-    return raw if opener is None else opener(raw)
+    packed = suffixes[-1:] and suffixes[-1] in OPENERS
+    kind = "".join(suffixes[-2:-1] if packed else suffixes[-1:])
+    if kind not in _KINDS or (packed and kind == ".parquet"):
+        raise UserError(
+            "unknown kind of file",
+            file=path,
+            fix=f"one of {', '.join(_KINDS)}; all but .parquet also with {', '.join(OPENERS)} after it",
+        )
+    return _KINDS[kind](path, layout)
 
 
 def _flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -313,15 +244,3 @@ def _flat(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
-
-
-def _flat_schema(schema: Any) -> list[str]:
-    import pyarrow as pa
-
-    names = []
-    for column in schema:
-        if pa.types.is_struct(column.type):
-            names += [f"{column.name}.{column.type.field(i).name}" for i in range(column.type.num_fields)]
-        else:
-            names.append(column.name)
-    return names

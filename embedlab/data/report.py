@@ -1,11 +1,10 @@
-"""The data report (what was read, what was left out and why, how long the rows are), and the bar while it is read."""
+"""The data report: what was read, what was left out and why, how long the rows are."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,30 +14,27 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from embedlab.config.data import DataConfig
-    from embedlab.data.readers import Reader
     from embedlab.data.rows import RowStream
     from embedlab.data.table import TableWriter
-    from embedlab.data.tokenise import Chunk, Tokens
+    from embedlab.data.tokenise import Chunk, FieldJob, Tokens
 
 _EDGES = (0, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
 _BAR = 24
+Justify = Literal["left", "right"]
 
 
 class Tally:
     """Counts for the report, while chunks go by."""
 
-    def __init__(
-        self, stream: RowStream, fields: list[str], roles: tuple[str, ...], field_roles: list[str]
-    ) -> None:
+    def __init__(self, stream: RowStream, jobs: Mapping[str, FieldJob]) -> None:
         self.stream = stream
-        self.fields = fields
-        self.field_roles = field_roles
-        self.roles = roles
-        self.hashes: list[list[bytes]] = [[] for _ in roles]
-        self.cut = [0] * len(fields)
+        self.jobs = jobs
+        self.hashes: list[list[bytes]] = [[] for _ in stream.roles]
+        self.cut = [0] * len(jobs)
         self.rows_of_table: Counter[int] = Counter()
-        self.rows_of_group: Counter[int] = Counter()
-        self.tokens_of_group: list[Counter[int]] = [Counter() for _ in fields]
+        n_groups = len(stream.groups)
+        self.rows_of_group = np.zeros(n_groups, np.int64)
+        self.tokens_of_group = np.zeros((len(jobs), n_groups), np.int64)
         self.digest = hashlib.blake2b(digest_size=16)
 
     def add(self, chunk: Chunk, tokens: Tokens) -> None:
@@ -48,13 +44,14 @@ class Tally:
         for values in chunk.numbers:
             self.digest.update(values.tobytes())
         self.rows_of_table.update(chunk.tables)
+        n_groups = len(self.rows_of_group)
+        if n_groups:
+            self.rows_of_group += np.bincount(chunk.groups, minlength=n_groups)
         for i, (_, lengths, cut) in enumerate(tokens):
             self.cut[i] += cut
-            if self.stream.groups:
-                sums = np.bincount(chunk.groups, lengths)
-                self.tokens_of_group[i].update({g: int(n) for g, n in enumerate(sums) if n})
-        if self.stream.groups:
-            self.rows_of_group.update(chunk.groups)
+            if n_groups:
+                sums = np.bincount(chunk.groups, lengths, n_groups)
+                self.tokens_of_group[i] += sums.astype(np.int64)
 
     def report(self, config: DataConfig, writer: TableWriter, seconds: float) -> dict[str, Any]:
         """The report; `content` names the kept texts in their order, whatever they are tokenised with."""
@@ -70,59 +67,46 @@ class Tally:
             "dropped": dict(stream.dropped),
             "duplicates": count_duplicates(hashes),
             "duplicate_texts": {
-                role: count_duplicates([part]) for role, part in zip(self.roles, hashes, strict=True)
+                role: count_duplicates([part]) for role, part in zip(stream.roles, hashes, strict=True)
             },
             "fields": {
                 name: length_summary(writer.field_lengths(i), None if packed else self.cut[i])
-                for i, name in enumerate(self.fields)
+                for i, name in enumerate(self.jobs)
             },
             "tables": [
                 {"name": reader.name, "rows": self.rows_of_table[i]}
-                for i, reader in enumerate(stream.source.readers)
+                for i, reader in enumerate(stream.readers)
             ],
-            "groups": {name: self._group(place) for place, name in enumerate(stream.groups)},
+            "groups": {name: self._group(name, place) for place, name in enumerate(stream.groups)},
             "languages": self._languages(),
             "seconds": round(seconds, 2),
         }
 
-    def _group(self, place: int) -> dict[str, Any]:
-        rows = self.rows_of_group[place]
-        name = self.stream.groups[place]
+    def _group(self, name: str, place: int) -> dict[str, Any]:
+        rows = int(self.rows_of_group[place])
+        means = self.tokens_of_group[:, place] / max(1, rows)
         return {
             "rows": rows,
-            "dropped": {
-                reason: count
-                for (group, reason), count in self.stream.dropped_by_group.items()
-                if group == name
-            },
+            "dropped": {why: n for (group, why), n in self.stream.dropped_by_group.items() if group == name},
             "mean_tokens": {
-                field: round(self.tokens_of_group[i][place] / max(1, rows), 2)
-                for i, field in enumerate(self.fields)
+                field: round(float(mean), 2) for field, mean in zip(self.jobs, means, strict=True)
             },
         }
 
     def _languages(self) -> dict[str, Any]:
         """Texts and tokens of each language, whichever side it is on; most texts first."""
-        texts: Counter[str] = Counter()
-        tokens: Counter[str] = Counter()
-        pairs: Counter[str] = Counter()
+        found: dict[str, dict[str, Any]] = {}
+        first_field = {role: i for i, role in reversed([*enumerate(j.role for j in self.jobs.values())])}
         for place, languages in enumerate(self.stream.languages):
             for role, language in zip(("source", "target"), languages, strict=True):
-                if role not in self.roles:
-                    continue
-                texts[language] += self.rows_of_group[place]
-                pairs[language] += 1
-                field = self.field_roles.index(role)
-                tokens[language] += self.tokens_of_group[field][place]
-        return {
-            language: {
-                "texts": n,
-                "pairs": pairs[language],
-                "tokens": tokens[language],
-                "mean_tokens": round(tokens[language] / max(1, n), 2),
-            }
-            for language, n in texts.most_common()
-        }
+                if role in first_field:
+                    counts = found.setdefault(language, {"texts": 0, "pairs": 0, "tokens": 0})
+                    counts["texts"] += int(self.rows_of_group[place])
+                    counts["pairs"] += 1
+                    counts["tokens"] += int(self.tokens_of_group[first_field[role], place])
+        for counts in found.values():
+            counts["mean_tokens"] = round(counts["tokens"] / max(1, counts["texts"]), 2)
+        return dict(sorted(found.items(), key=lambda item: -item[1]["texts"]))
 
 
 def count_duplicates(hashes: Sequence[NDArray[np.uint64]]) -> int:
@@ -177,91 +161,70 @@ def print_report(report: Mapping[str, Any]) -> None:
         console.print(table)
 
 
-def _table(title: str | None, columns: Sequence[str], numbers: Literal["left", "right"] = "right") -> Table:
+def _table(
+    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Justify = "right"
+) -> Table:
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 else numbers)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
 def _rows(report: Mapping[str, Any]) -> Table:
-    table = _table(None, ("", "rows", "share"))
-    read = max(1, report["read"])
-    table.add_row("read", f"{report['read']:,}", "")
-    for reason, count in report["dropped"].items():
-        table.add_row(f"  dropped: {reason}", f"{count:,}", f"{count / read:.1%}")
-    table.add_row("kept", f"{report['rows']:,}", f"{report['rows'] / read:.1%}")
-    duplicates = report["duplicates"]
-    table.add_row(
-        "  of them repeats of an earlier row", f"{duplicates:,}", f"{duplicates / report['rows']:.1%}"
-    )
-    return table
+    read, kept = max(1, report["read"]), report["rows"]
+    counts = [
+        *((f"  dropped: {reason}", n, n / read) for reason, n in report["dropped"].items()),
+        ("kept", kept, kept / read),
+        ("  of them repeats of an earlier row", report["duplicates"], report["duplicates"] / kept),
+    ]
+    rows = [
+        ("read", f"{report['read']:,}", ""),
+        *((what, f"{n:,}", f"{part:.1%}") for what, n, part in counts),
+    ]
+    return _table(None, ("", "rows", "share"), rows)
 
 
 def _lengths(fields: Mapping[str, Any]) -> Table:
-    names = list(fields)
-    table = _table("Tokens a row", ("tokens", *names), numbers="left")
-    edges = max((fields[name]["histogram"]["from"] for name in names), key=len)
+    histograms = [field["histogram"] for field in fields.values()]
+    edges = max((h["from"] for h in histograms), key=len)
+    rows = []
     for i, edge in enumerate(edges):
-        cells = []
-        for name in names:
-            counts = fields[name]["histogram"]["rows"]
-            share = counts[i] / max(1, sum(counts)) if i < len(counts) else 0.0
-            cells.append(f"{share:6.1%} {'▇' * round(_BAR * share)}")
+        shares = [h["rows"][i] / max(1, sum(h["rows"])) if i < len(h["rows"]) else 0.0 for h in histograms]
         until = f"{edges[i + 1] - 1}" if i + 1 < len(edges) else "…"
-        table.add_row(f"{edge} – {until}", *cells)
+        rows.append((f"{edge} – {until}", *(f"{share:6.1%} {'▇' * round(_BAR * share)}" for share in shares)))
+    table = _table("Tokens a row", ("tokens", *fields), rows, numbers="left")
     table.add_section()
     for key in ("mean", "median", "p95", "longest"):
-        table.add_row(key, *(f"{fields[name][key]:6,}" for name in names))
-    if all(fields[name]["truncated"] is not None for name in names):
-        table.add_row("truncated", *(f"{fields[name]['truncated']:6.1%}" for name in names))
+        table.add_row(key, *(f"{field[key]:6,}" for field in fields.values()))
+    if all(field["truncated"] is not None for field in fields.values()):
+        table.add_row("truncated", *(f"{field['truncated']:6.1%}" for field in fields.values()))
     return table
 
 
 def _by_language(languages: Mapping[str, Any]) -> Table:
-    table = _table("Languages", ("language", "texts", "share", "in pairs", "tokens", "a text"))
     total = max(1, sum(values["texts"] for values in languages.values()))
-    for language, values in languages.items():
-        numbers = (f"{values['texts']:,}", f"{values['texts'] / total:.1%}", f"{values['pairs']}")
-        table.add_row(language, *numbers, f"{values['tokens']:,}", f"{values['mean_tokens']:.1f}")
-    return table
+    rows = [
+        (language, f"{v['texts']:,}", f"{v['texts'] / total:.1%}", f"{v['pairs']}", f"{v['tokens']:,}",
+         f"{v['mean_tokens']:.1f}")
+        for language, v in languages.items()
+    ]  # fmt: skip
+    return _table("Languages", ("language", "texts", "share", "in pairs", "tokens", "a text"), rows)
 
 
 def _groups(groups: Mapping[str, Any]) -> Table:
-    fields = list(next(iter(groups.values()))["mean_tokens"])
-    table = _table("Language pairs", ("pair", "rows", "dropped", *(f"{name} tokens" for name in fields)))
-    for pair, values in groups.items():
-        means = (f"{values['mean_tokens'][name]:.1f}" for name in fields)
-        table.add_row(pair, f"{values['rows']:,}", f"{sum(values['dropped'].values()):,}", *means)
-    return table
-
-
-@contextmanager
-def progress_bar(readers: Sequence[Reader], show: bool) -> Iterator[Callable[[int], None]]:
-    """A function that takes the number of rows done and moves a progress bar, on a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not (show and console.is_terminal):
-        yield lambda rows: None
-        return
-    columns = [
-        TextColumn("tokenising"),
-        BarColumn(),
-        TextColumn("{task.fields[rows]:,} rows"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
+    fields = next(iter(groups.values()))["mean_tokens"]
+    rows = [
+        (
+            pair,
+            f"{v['rows']:,}",
+            f"{sum(v['dropped'].values()):,}",
+            *(f"{v['mean_tokens'][f]:.1f}" for f in fields),
+        )
+        for pair, v in groups.items()
     ]
-    size = sum(reader.size for reader in readers)
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=size or None, rows=0)
-
-        def advance(rows: int) -> None:
-            read = sum(reader.position for reader in readers)
-            bar.update(task, completed=read, rows=rows)
-
-        yield advance
+    return _table("Language pairs", ("pair", "rows", "dropped", *(f"{name} tokens" for name in fields)), rows)

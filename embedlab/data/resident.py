@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,15 +26,15 @@ class ResidentTable:
 
     def __init__(self, table: Table, device: torch.device | str) -> None:
         self.device = torch.device(device)
-        self._fields: dict[str, _Gather] = {}
         self._numbers = {
             name: torch.from_numpy(values).to(self.device) for name, values in table.numbers.items()
         }
-        for name, view in table.fields.items():
-            if isinstance(table, PackedTable):
-                self._fields[name] = _Packed(table, view, self.device)
-            else:
-                self._fields[name] = _Ragged(view, self.device)
+        self._fields: dict[str, _Packed | _Ragged] = {
+            name: _Packed(table, view, self.device)
+            if isinstance(table, PackedTable)
+            else _Ragged(view, self.device)
+            for name, view in table.fields.items()
+        }
 
     def gather(
         self, rows: Tensor, lengths: Mapping[str, int], token_budgets: Mapping[str, int] | None = None
@@ -59,10 +59,6 @@ class ResidentTable:
             batch[name]["token_budget"] = budget
         numbers = {name: values[rows] for name, values in self._numbers.items()}
         return {"rows": rows, "hash": next(iter(batch.values()))["hash"], **batch, **numbers}
-
-
-class _Gather(Protocol):
-    def gather(self, rows: Tensor, length: int) -> dict[str, Tensor]: ...
 
 
 class _Ragged:

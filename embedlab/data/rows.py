@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from embedlab.config.data import DataConfig
 from embedlab.data.kinds import DataKind, RawRow, data_kind
-from embedlab.data.sources import Source, open_source
+from embedlab.data.reader import Reader
+from embedlab.data.sources import open_source
 from embedlab.errors import UserError
 
 Row = tuple[int, int, tuple[Any, ...], int]
@@ -25,7 +27,7 @@ class RowStream:
 
     Attributes:
         kind: of the data.
-        source: the tables that are read.
+        readers: the tables that are read.
         groups: names of the groups (language pairs) that rows can be in; empty where there are none.
         languages: the languages of each group, that of the source and that of the target.
         dropped: reason -> rows left out, so far.
@@ -35,20 +37,20 @@ class RowStream:
     config: DataConfig
     kind: DataKind
     roles: tuple[str, ...]
-    source: Source
+    readers: Sequence[Reader]
     groups: list[str] = field(default_factory=list)
     languages: list[tuple[str, str]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     dropped_by_group: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def __iter__(self) -> Iterator[Row]:
-        rows = self._clean(self.kind.rows(self.source.readers, self.roles, self.config, self.dropped))
+        rows = self._clean(self.kind.rows(self.readers, self.roles, self.config, self.dropped))
         if self.config.duplicates == "drop":
             rows = self._unique(rows)
         if self.config.pair_limit is not None:
             rows = self._capped(rows, self.config.pair_limit)
         if self.config.limit is not None:
-            rows = _first(rows, self.config.limit)
+            rows = islice(rows, self.config.limit)
         return rows
 
     def _clean(self, rows: Iterable[RawRow]) -> Iterator[Row]:
@@ -80,14 +82,12 @@ class RowStream:
                 if "\0" in value:
                     raise self._error(table, row, f"a NUL character in the {self.roles[place]}")
                 texts.append(value)
-            if not reason and self.kind.numbers:
-                numbers = values[n_texts:]
-                reason = "without a number" if None in numbers else ""
-                if not reason:
-                    texts += [
-                        self._number(table, row, *column)
-                        for column in zip(self.kind.numbers.items(), numbers, strict=True)
-                    ]
+            numbers = values[n_texts:]
+            if not reason and None in numbers:
+                reason = "without a number"
+            if not reason:
+                columns = zip(self.kind.numbers.items(), numbers, strict=True)
+                texts += [self._number(table, row, *column) for column in columns]
             if reason:
                 self._drop(reason, group)
             else:
@@ -163,27 +163,27 @@ class RowStream:
         )
 
     def _error(self, table: int, row: int, message: str, **more: object) -> UserError:
-        return self.source.readers[table].error(message, row, **more)
+        return self.readers[table].error(message, row, **more)
 
 
 def read_rows(
-    config: DataConfig, roles: Iterable[str] | None = None, source: Source | None = None
+    config: DataConfig, roles: Iterable[str] | None = None, readers: Sequence[Reader] | None = None
 ) -> RowStream:
     """The rows of a configuration, read when they are iterated.
 
     Args:
         config: what to read.
         roles: the texts of a row, in this order (None: all that this kind of data has).
-        source: the opened source, where the caller has it.
+        readers: the opened source, where the caller has it.
 
     Raises:
         UserError: bad input, at once where the headers show it, else when the row is reached.
     """
     kind = data_kind(config.name)
     roles = tuple(roles) if roles is not None else kind.roles
-    source = source or open_source(config)
-    groups = kind.groups(source.readers, roles, config)
-    return RowStream(config, kind, roles, source, list(groups), list(groups.values()))
+    readers = readers or open_source(config)
+    groups = kind.groups(readers, roles, config)
+    return RowStream(config, kind, roles, readers, list(groups), list(groups.values()))
 
 
 def iter_texts(config: DataConfig, role: str | None = None) -> Iterator[str]:
@@ -191,10 +191,3 @@ def iter_texts(config: DataConfig, role: str | None = None) -> Iterator[str]:
     stream = read_rows(config, None if role is None else (role,))
     for _, _, values, _ in stream:
         yield from values[: len(stream.roles)]
-
-
-def _first(rows: Iterator[Row], limit: int) -> Iterator[Row]:
-    for count, row in enumerate(rows, 1):
-        yield row
-        if count == limit:
-            return

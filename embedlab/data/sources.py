@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import importlib.metadata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embedlab.backbones.hub import quiet_hub
 from embedlab.config.data import DataConfig
-from embedlab.data.readers import Reader, Values, open_reader
+from embedlab.data.kinds import column_kinds
+from embedlab.data.reader import Layout, Reader, Values
+from embedlab.data.readers import open_reader
 from embedlab.errors import UserError
 
 
-@dataclass(frozen=True)
-class Source:
-    """Tables to read one after the other, and what tells this text from any other (for the cache key)."""
-
-    readers: list[Reader]
-    identity: list[str]
-
-
-def open_source(config: DataConfig) -> Source:
-    """The tables that a configuration names; headers may be read here, rows are not.
+def open_source(config: DataConfig) -> list[Reader]:
+    """The tables that a configuration names, to be read one after the other; headers may be read here, rows are not.
 
     Raises:
         UserError: nothing matches, an unknown format, a hub that cannot be reached, a package that is
             missing.
     """
     if config.files:
-        paths = find_files(config.files)
-        readers: list[Reader] = [open_reader(path) for path in paths]
-        return Source(readers, ["".join([_sha256(path), *path.suffixes[-2:]]) for path in paths])
+        layout = Layout(
+            config.header,
+            tuple(config.chosen.values()),
+            {name: f"data={kind}" for name, kind in column_kinds().items()},
+            "data.columns.ROLE=NAME; without a header data.columns.ROLE=0, or another place",
+        )
+        return [open_reader(path, layout) for path in find_files(config.files)]
     if config.hub:
-        return _open_hub(config)
+        return _open_hub(config, config.hub)
     assert config.package is not None
-    return _open_package(config.package)
+    return [PackageReader(config.package)]
 
 
 def check_source(config: DataConfig) -> None:
@@ -47,11 +43,8 @@ def check_source(config: DataConfig) -> None:
     Raises:
         UserError: as `open_source`.
     """
-    if config.files:
-        for path in find_files(config.files):
-            open_reader(path)
-    elif config.package is not None and not config.hub:
-        _open_package(config.package)
+    if config.files or not config.hub:
+        open_source(config)
 
 
 def find_files(files: str | Sequence[str]) -> list[Path]:
@@ -75,20 +68,15 @@ def find_files(files: str | Sequence[str]) -> list[Path]:
     return list(found)
 
 
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as bad:
-        raise UserError(f"cannot be read: {bad.strerror or bad}", file=path) from None
-
-
 class HubReader(Reader):
     """One configuration of a hub data set, memory-mapped; class labels are read as their names."""
 
     def __init__(self, name: str, dataset: Any) -> None:
         super().__init__(name, len(dataset))
         self.dataset = dataset.flatten()
+
+    def identity(self) -> str:
+        return str(self.dataset._fingerprint)
 
     @property
     def columns(self) -> list[str]:
@@ -114,28 +102,20 @@ def _label(names: list[str], value: int | None) -> str | None:
     return None if value is None or value < 0 else names[value]
 
 
-def _open_hub(config: DataConfig) -> Source:
+def _open_hub(config: DataConfig, name: str) -> list[Reader]:
     import datasets  # type: ignore[import-untyped]
 
-    assert config.hub is not None
-    configs = config.hub_config if isinstance(config.hub_config, list) else [config.hub_config]
     readers: list[Reader] = []
-    identity = []
-    for part in configs:
+    for part in config.hub_config if isinstance(config.hub_config, list) else [config.hub_config]:
         try:
             with quiet_hub():  # five retries, each with a warning, before the error that is told here
                 dataset = datasets.load_dataset(
-                    config.hub,
-                    part,
-                    data_files=config.hub_files,
-                    split=config.split,
-                    revision=config.revision,
+                    name, part, data_files=config.hub_files, split=config.split, revision=config.revision
                 )
         except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as bad:
             raise _hub_error(config, part, bad) from None
-        readers.append(HubReader(" ".join(filter(None, (f"hub:{config.hub}", part))), dataset))
-        identity.append(dataset._fingerprint)
-    return Source(readers, identity)
+        readers.append(HubReader(" ".join(filter(None, (f"hub:{name}", part))), dataset))
+    return readers
 
 
 def _hub_error(config: DataConfig, part: str | None, bad: Exception) -> UserError:
@@ -150,12 +130,30 @@ def _hub_error(config: DataConfig, part: str | None, bad: Exception) -> UserErro
 
 
 class PackageReader(Reader):
-    """Rows that a package gives, all at once."""
+    """Rows of `embedlab.data.packages.TEXTS`, which a package gives all at once.
 
-    def __init__(self, name: str, columns: list[str], rows: Any) -> None:
-        super().__init__(name)
-        self._columns = columns
-        self._rows = rows
+    Raises:
+        UserError: the package is missing.
+    """
+
+    def __init__(self, name: str) -> None:
+        from embedlab.data.packages import TEXTS
+
+        super().__init__(f"package:{name}")
+        self._columns, self._rows, package, edition = TEXTS[name]
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            raise UserError(
+                f"the package {package} is not installed",
+                key="data.package",
+                value=name,
+                fix='pip install "embedlab[quickstart]"',
+            ) from None
+        self._identity = f"{package} {version} edition {edition}"
+
+    def identity(self) -> str:
+        return self._identity
 
     @property
     def columns(self) -> list[str]:
@@ -165,21 +163,3 @@ class PackageReader(Reader):
         places = [self._columns.index(name) for name in columns]
         for row, values in enumerate(self._rows(), 1):
             yield row, tuple([values[place] for place in places])
-
-
-def _open_package(name: str) -> Source:
-    from embedlab.data import packages
-
-    columns, rows, package, edition = packages.TEXTS[name]
-    try:
-        version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        raise UserError(
-            f"the package {package} is not installed",
-            key="data.package",
-            value=name,
-            fix='pip install "embedlab[quickstart]"',
-        ) from None
-    return Source(
-        [PackageReader(f"package:{name}", columns, rows)], [f"{package} {version} edition {edition}"]
-    )

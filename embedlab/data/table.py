@@ -13,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedlab.data.tokenise import Chunk, FieldJob, Tokens
 from embedlab.errors import UserError
 
 FORMAT = 2
@@ -135,42 +136,34 @@ class TableWriter:
         self,
         folder: Path,
         roles: Sequence[str],
-        fields: dict[str, dict[str, Any]],
+        jobs: Mapping[str, FieldJob],
         grouped: bool,
         numbers: Mapping[str, str],
     ) -> None:
         self.folder = folder
         self.roles = list(roles)
-        self.fields = fields
+        self.jobs = jobs
         self.numbers = dict(numbers)
-        self.lengths: list[list[NDArray[np.int32]]] = [[] for _ in fields]
+        self.lengths: list[list[NDArray[np.int32]]] = [[] for _ in jobs]
         self.n_rows = 0
         self._open = ExitStack()
         self._files: dict[str, IO[bytes]] = {}
         names = ["table.i4", "row.i8", *(["group.u2"] if grouped else [])]
         names += [f"{name}.{dtype}" for name, dtype in self.numbers.items()]
-        names += [f"hash{i}.u8" for i in range(len(roles))] + [f"ids{i}.bin" for i in range(len(fields))]
+        names += [f"hash{i}.u8" for i in range(len(roles))] + [f"ids{i}.bin" for i in range(len(jobs))]
         for name in names:
             self._files[name] = self._open.enter_context((folder / name).open("wb"))
 
-    def add(
-        self,
-        tables: Sequence[int],
-        rows: Sequence[int],
-        groups: Sequence[int],
-        hashes: Sequence[bytes],
-        tokens: Sequence[tuple[NDArray[Any], NDArray[np.int32], int]],
-        numbers: Sequence[NDArray[Any]] = (),
-    ) -> None:
-        """Append rows: origin, hashes of each role, flat ids and lengths of each field, numeric columns."""
-        self.n_rows += len(rows)
-        self._write("table.i4", np.asarray(tables, np.int32))
-        self._write("row.i8", np.asarray(rows, np.int64))
+    def add(self, chunk: Chunk, tokens: Tokens) -> None:
+        """Append rows."""
+        self.n_rows += len(chunk.rows)
+        self._write("table.i4", np.asarray(chunk.tables, np.int32))
+        self._write("row.i8", np.asarray(chunk.rows, np.int64))
         if "group.u2" in self._files:
-            self._write("group.u2", np.asarray(groups, np.uint16))
-        for i, block in enumerate(hashes):
+            self._write("group.u2", np.asarray(chunk.groups, np.uint16))
+        for i, block in enumerate(chunk.hashes):
             self._files[f"hash{i}.u8"].write(block)
-        for (name, dtype), values in zip(self.numbers.items(), numbers, strict=True):
+        for (name, dtype), values in zip(self.numbers.items(), chunk.numbers, strict=True):
             self._write(f"{name}.{dtype}", values)
         for i, (ids, lengths, _) in enumerate(tokens):
             self._write(f"ids{i}.bin", ids)
@@ -185,12 +178,18 @@ class TableWriter:
     ) -> None:
         """Write offsets, the report and last the description, without which the folder is no table."""
         fields = {}
-        for i, (name, field) in enumerate(self.fields.items()):
+        for i, (name, job) in enumerate(self.jobs.items()):
             lengths = self.field_lengths(i)
             offsets = np.zeros(self.n_rows + 1, np.int64)
             np.cumsum(lengths, out=offsets[1:])
             (self.folder / f"offsets{i}.i8").write_bytes(offsets.tobytes())
-            fields[name] = {**field, "tokens": int(offsets[-1])}
+            fields[name] = {
+                "role": job.role,
+                "dtype": job.dtype,
+                "pad_id": job.tokenization.pad_id,
+                "fingerprint": job.tokenization.fingerprint,
+                "tokens": int(offsets[-1]),
+            }
         self.close()
         meta = {
             "format": FORMAT,

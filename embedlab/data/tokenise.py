@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
-import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -27,6 +27,7 @@ FieldTokens = tuple[NDArray[Any], NDArray[np.int32], int]
 """The ids of all rows, one after the other; the tokens of each row; how many rows were cut."""
 Tokens = list[FieldTokens]
 """Of each field."""
+
 
 _AHEAD = 3  # chunks that wait for each worker, so that none is idle while this process writes
 _PROCESSES = 16  # more only wait for this process, which reads, hashes and writes
@@ -46,12 +47,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class FieldJob:
-    """How one field is made: from the column at `place`, as ids of `dtype`.
+    """How one field is made: from the texts of `role`, the column at `place`, as ids of `dtype`.
 
     With `last` (the token that parts one text from the next) the rows are made for packing: whole texts
     without special tokens, and `last` after each.
     """
 
+    role: str
     place: int
     tokenization: Tokenization
     dtype: str
@@ -109,11 +111,21 @@ def tokenised(
         return
     for chunk in islice(chunks, alone):
         yield chunk, tokeniser(chunk.columns)
-    following = next(chunks, None)
-    if following is None:
+    if (following := next(chunks, None)) is None:
         return
-    with _workers(tokeniser, wanted) as call, ThreadPoolExecutor(wanted) as pool:
-        yield from _in_order(chain([following], chunks), call, pool, wanted)
+    # Not `multiprocessing`: a forked child of a process with threads (torch, tokenizers) can hang, a spawned one
+    # runs the caller's main module again, and both outlive a parent that is killed. These workers read from a pipe,
+    # which closes with the parent. Each belongs to a thread, which starts it.
+    workers = [_Worker(tokeniser) for _ in range(wanted)]
+    idle, own = iter(workers), threading.local()
+    try:
+        with ThreadPoolExecutor(wanted, initializer=lambda: setattr(own, "worker", next(idle))) as pool:
+            yield from _in_order(
+                chain([following], chunks), lambda columns: own.worker(columns), pool, wanted
+            )
+    finally:
+        for worker in workers:
+            worker.close()
 
 
 def _in_order(
@@ -137,35 +149,6 @@ def _in_order(
 def _processors() -> int:
     free = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(free, _PROCESSES)
-
-
-@contextmanager
-def _workers(tokeniser: Tokeniser, count: int) -> Iterator[Any]:
-    """A function that tokenises in one of `count` worker processes, which end with the block.
-
-    Not `multiprocessing`: a forked child of a process with threads (torch, tokenizers) can hang, a spawned
-    one runs the caller's main module again, and both outlive a parent that is killed. These workers read from
-    a pipe, which closes with the parent.
-    """
-    idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-    workers: list[_Worker] = []
-
-    def call(columns: list[list[str]]) -> Tokens:
-        worker = idle.get()
-        try:
-            return worker(columns)
-        finally:
-            idle.put(worker)
-
-    try:
-        for _ in range(count):
-            workers.append(_Worker(tokeniser))
-        for worker in workers:
-            idle.put(worker)
-        yield call
-    finally:
-        for worker in workers:
-            worker.close()
 
 
 class _Worker:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from embedlab.console import progress_bar
 from embedlab.encoders.folder import EncoderFile, whole_folder
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
@@ -105,7 +108,7 @@ class Encoder(nn.Module):
             "template": asdict(template) if template is not None else None,
             "preparation": self.tokenization.preparation,
             "max_length": self.tokenization.max_length,
-            "truncated": sum(self.tokenization.ids_and_cut(sentences)[1]) if sentences is not None else None,
+            "truncated": None if sentences is None else self.tokenization.count_cut(sentences),
             "dtype": str(next(tower.backbone.parameters()).dtype).removeprefix("torch."),
             "attention": tower.backbone.attention,
             "checkpoint": self.fingerprint(),
@@ -128,6 +131,7 @@ class Encoder(nn.Module):
         device: str | torch.device | None = None,
         dtype: str | None = None,
         output: str = "numpy",
+        on_batch: Callable[[int, int], None] | None = None,
         prompt: str | None = None,
         prompt_name: str | None = None,
     ) -> Any:
@@ -144,6 +148,7 @@ class Encoder(nn.Module):
             dtype: ``float32``, ``bfloat16`` or ``float16`` for the backbone (autocast); pooling is in fp32
                 always. None: as the surroundings say.
             output: ``numpy``, or ``tensor`` (on the device).
+            on_batch: called after each forward with the number of sentences done, and of all.
             prompt: a text that goes before each sentence.
             prompt_name: instead: the name of one of the encoder's own (``encoder.usage.prompts``). None of both:
                 its default one, if it has one.
@@ -159,23 +164,35 @@ class Encoder(nn.Module):
             raise UserError("unknown output", key="output", value=output, fix="numpy or tensor")
         before = self.usage.text(prompt, prompt_name)
         texts = [before + text for text in _texts(sentences)]
-        # Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
-        rows = [tuple(row) for row in self.tokenization.ids(texts)]
-        index = {row: i for i, row in enumerate(dict.fromkeys(rows))}
+        rows, places = self._distinct_rows(texts)
         vectors = self.encode_ids(
-            list(index),
+            rows,
             batch_size,
             show_progress_bar=show_progress_bar,
             normalize=normalize,
             device=device,
             dtype=dtype,
             to_host=output == "numpy",
+            on_batch=on_batch and (lambda done, of: on_batch(len(places) * done // of, len(places))),
             skip=0 if self.usage.include_prompt else self.tokenization.tokens_before(before),
         )
-        if len(index) < len(rows):
-            vectors = vectors[torch.tensor([index[row] for row in rows], device=vectors.device)]
+        if len(rows) < len(places):
+            vectors = vectors[torch.tensor(places, device=vectors.device)]
         vectors = vectors[0] if isinstance(sentences, str) else vectors
         return vectors.numpy() if output == "numpy" else vectors
+
+    def _distinct_rows(self, texts: list[str]) -> tuple[list[NDArray[np.int32]], list[int]]:
+        """Rows of ids, and the place of each text's among them.
+
+        Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
+        """
+        index: dict[bytes, int] = {}  # as int32: a Python list of numbers takes nine times as much
+        places = [
+            index.setdefault(array("i", row).tobytes(), len(index))
+            for rows, _ in self.tokenization.tokenised(texts)
+            for row in rows
+        ]
+        return [np.frombuffer(row, np.int32) for row in index], places
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
         """`encode` with the prompt for queries: the one named ``query``, else the default one."""
@@ -187,7 +204,7 @@ class Encoder(nn.Module):
 
     def encode_ids(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: Sequence[Sequence[int] | NDArray[np.int32]],
         batch_size: int | None = None,
         *,
         batch_tokens: int | None = None,
@@ -196,6 +213,7 @@ class Encoder(nn.Module):
         device: str | torch.device | None = None,
         dtype: str | None = None,
         to_host: bool = False,
+        on_batch: Callable[[int, int], None] | None = None,
         skip: int = 0,
     ) -> Tensor:
         """Vectors of tokenised rows, in their order: what `encode` calls.
@@ -206,7 +224,7 @@ class Encoder(nn.Module):
             batch_tokens: instead: tokens a forward, padding included.
             to_host: move the vectors to the CPU as they come.
             skip: tokens at the start of each row that the pooling leaves out.
-            show_progress_bar, normalize, device, dtype: as in `encode`.
+            show_progress_bar, normalize, device, dtype, on_batch: as in `encode`.
 
         Returns:
             [n, D], float32, on the device.
@@ -216,12 +234,13 @@ class Encoder(nn.Module):
         with (
             self.evaluating(device),
             _precision(self.device.type, dtype),
-            _progress(show_progress_bar, len(rows)) as done,
+            progress_bar("encoding", "texts", len(rows), show_progress_bar) as move,
         ):
             here = self.device
             target = torch.device("cpu") if to_host else here
             out = torch.empty(len(rows), self.dim, device=target)
             waiting: list[tuple[Tensor, Tensor]] = []
+            done = 0
             for batch in self.batches([len(r) for r in rows], batch_size, batch_tokens):
                 tokens = self.tokenization.pad([rows[i] for i in batch], 8 if here.type == "cuda" else 1)
                 inputs = [tokens[k].to(here, non_blocking=True) for k in ("input_ids", "attention_mask")]
@@ -231,7 +250,10 @@ class Encoder(nn.Module):
                 waiting.append((torch.tensor(batch, device=target), vectors))
                 if sum(len(v) for _, v in waiting) >= _KEPT_ON_DEVICE:
                     _fill(out, waiting)
-                done(len(batch))
+                done += len(batch)
+                move(done, done)
+                if on_batch is not None:
+                    on_batch(done, len(rows))
             _fill(out, waiting)
         # An inference tensor could not be used in a training step.
         return out
@@ -330,18 +352,3 @@ def _fill(out: Tensor, waiting: list[tuple[Tensor, Tensor]]) -> None:
     for index, vectors in waiting:
         out[index] = vectors.to(out.device)
     waiting.clear()
-
-
-@contextmanager
-def _progress(show: bool, total: int) -> Iterator[Any]:
-    """A function that advances a bar by a number of sentences."""
-    if not show:
-        yield lambda n: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("encoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(file=sys.stderr)) as bar:
-        task = bar.add_task("encoding", total=total)
-        yield lambda n: bar.advance(task, n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import tokenizers
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.config.template import Template
+from embedlab.encoders.windows import LONGEST, beginnings, splits_at_spaces, windows
 from embedlab.errors import UserError
 
 _RULES = 1  # raised when a change here alters ids, so that token caches of older code are not taken
 _UNLIMITED = 1_000_000  # `model_max_length` of a tokenizer that knows no limit is 1e30
-_CHUNK = 8192  # texts tokenised at a time: bounds the memory of the intermediate encodings
+_AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
 
 
 def close_sentence(text: str) -> str:
@@ -265,15 +267,45 @@ class Tokenization:
         """`ids`, and for each text whether it was cut."""
         if isinstance(texts, str):
             raise TypeError("give a sequence of sentences, not one string")
-        prepare = TEXT_NORMALIZATIONS[self.preparation]
         rows: list[list[int]] = []
         cut: list[bool] = []
-        for start in range(0, len(texts), _CHUNK):
-            chunk = [prepare(text) for text in texts[start : start + _CHUNK]]
-            more, shortened = self._rows_of_text(chunk) if self._joins_text else self._rows_of_ids(chunk)
+        for more, shortened in self.tokenised(texts):
             rows += more
             cut += shortened
         return rows, cut
+
+    def tokenised(self, texts: Iterable[str]) -> Iterator[tuple[list[list[int]], list[bool]]]:
+        """`ids_and_cut` of a bounded number of texts at a time.
+
+        Raises:
+            UserError: a text of millions of characters, of which this tokenizer would have to read all.
+        """
+        for window in windows(texts, size=_AT_ONCE):
+            chunk = self._needed(window)
+            yield self._rows_of_text(chunk) if self._joins_text else self._rows_of_ids(chunk)
+
+    def count_cut(self, texts: Iterable[str]) -> int:
+        """How many of the texts are cut."""
+        return sum(sum(cut) for _, cut in self.tokenised(texts))
+
+    @cached_property
+    def _splits_at_spaces(self) -> bool:
+        return splits_at_spaces(self.tokenizer)
+
+    def _needed(self, texts: list[str]) -> list[str]:
+        """Prepared texts; of long ones as much as has more tokens than a row takes, and a word after them."""
+        prepare = TEXT_NORMALIZATIONS[self.preparation]
+        if self._limit is not None and self._splits_at_spaces:
+            texts = beginnings(texts, self._limit, lambda some: self.plain_ids([prepare(t) for t in some]))
+        for text in texts:
+            if len(text) > LONGEST:
+                raise UserError(
+                    f"a text of {len(text):,} characters has no space where this tokenizer could stop reading",
+                    key="text",
+                    value=text[:20] + "…",
+                    fix=f"texts of at most {LONGEST:,} characters",
+                )
+        return [prepare(text) for text in texts]
 
     @property
     def _joins_text(self) -> bool:
@@ -353,7 +385,7 @@ class Tokenization:
 
     # rows to tensors
 
-    def pad(self, rows: Sequence[Sequence[int]], multiple: int = 1) -> dict[str, Tensor]:
+    def pad(self, rows: Sequence[Sequence[int] | NDArray[np.int32]], multiple: int = 1) -> dict[str, Tensor]:
         """``input_ids`` and ``attention_mask``, int64 [B, L]: L is the longest row, rounded up to `multiple`.
 
         Filled up on the tokenizer's `padding_side`.

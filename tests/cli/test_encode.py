@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+import lzma
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +116,7 @@ def test_an_error_late_in_the_file_keeps_the_old_output(
         (("empty.txt", "o.npy"), [], "the file is empty"),
         (("in.txt", "o.npy"), ["empty=drop"], "empty=drop"),
         (("in.txt", "o.npy"), ["empty=skip"], "would shift them"),
-        (("in.txt", "o.npy"), ["column=text"], "has no columns"),
+        (("in.txt", "o.npy"), ["column=text"], "one column, without a name"),
         (("in.txt", "o.npy"), ["chunk=0"], "chunk=0"),
         (("in.txt", "o.npy"), ["batch_size=0"], "batch_size=0"),
         (("two.tsv", "o.npy"), [], "has the columns a, b"),
@@ -179,3 +181,70 @@ def test_an_output_that_is_a_folder_is_said_before_the_work(tmp_path: Path) -> N
     (tmp_path / "out.npy").mkdir()
     with pytest.raises(UserError, match=r"out.npy: is a folder \(output\)"):
         encode.main([str(tmp_path / "in.txt"), str(tmp_path / "out.npy"), "ckpt=nothing-is-loaded"])
+
+
+@pytest.mark.parametrize("keys", [{"chunk": 1}, {"chunk": 7}, {"window": 1}, {"chunk": 10**9}])
+def test_windows_change_no_vector(tmp_path: Path, ckpt: Path, keys: dict[str, int]) -> None:
+    texts = [*SENTENCES, "cat " * 300_000, *SENTENCES, "the dog ran " * 9000]
+    source = write(tmp_path / "in.txt", texts)
+    arguments = [f"{key}={value}" for key, value in keys.items()]
+    assert main(["encode", str(source), str(tmp_path / "out.npy"), f"ckpt={ckpt}", *arguments]) == 0
+    expected = embedlab.load(str(ckpt)).encode(texts)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6)
+
+
+def test_the_bar_moves_after_every_batch_in_texts_and_bytes(
+    tmp_path: Path, ckpt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moves: list[tuple[int, float]] = []
+
+    @contextmanager
+    def bar(label: str, unit: str, total: int) -> Iterator[Callable[[int, float], None]]:
+        assert (unit, total) == ("texts", source.stat().st_size)
+        yield lambda count, completed: moves.append((count, completed))
+
+    monkeypatch.setattr(encode, "progress_bar", bar)
+    texts = [f"{i} {'word ' * (i % 7)}" for i in range(100)]
+    source = write(tmp_path / "in.txt", texts)
+    arguments = [f"ckpt={ckpt}", "chunk=40", "batch_size=4"]
+    assert main(["encode", str(source), str(tmp_path / "out.npy"), *arguments]) == 0
+    assert len(moves) == 25
+    assert moves == sorted(moves)
+    assert moves[0][0] == 4
+    assert moves[-1] == (100, source.stat().st_size)
+    moves.clear()
+    assert main(["search", "index", str(source), str(tmp_path / "index"), *arguments]) == 0
+    assert moves[-1] == (100, source.stat().st_size)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "arguments", "rows"),
+    [
+        ("in.csv", "first\nsecond\n", [], 2),
+        ("in.csv", "title\nsecond\n", ["column=title"], 1),
+        ("in.csv", "title\nsecond\n", ["header=true"], 1),
+        ("in.csv", "text\nsecond\n", ["header=false"], 2),
+        ("in.tsv", "1\tfirst\n2\tsecond\n", ["column=1"], 2),
+        ("in.csv", "n\ttext\n2\tsecond\n", [], 1),
+        ("in.txt", "first\rsecond\rthird\r", [], 3),
+    ],
+)
+def test_layouts(
+    tmp_path: Path, ckpt: Path, name: str, content: str, arguments: list[str], rows: int
+) -> None:
+    (tmp_path / name).write_text(content, newline="")
+    assert main(["encode", str(tmp_path / name), str(tmp_path / "o.npy"), f"ckpt={ckpt}", *arguments]) == 0
+    assert len(np.load(tmp_path / "o.npy")) == rows
+
+
+@pytest.mark.parametrize("text", ["x" * (33 << 20), "x" * (5 << 20)])
+@pytest.mark.parametrize("command", [["encode"], ["search", "index"]])
+def test_a_text_without_end_is_one_line(
+    tmp_path: Path, ckpt: Path, capsys: pytest.CaptureFixture[str], text: str, command: list[str]
+) -> None:
+    (tmp_path / "in.txt.xz").write_bytes(lzma.compress(text.encode(), preset=0))
+    before = sorted(tmp_path.rglob("*"))
+    assert main([*command, str(tmp_path / "in.txt.xz"), str(tmp_path / "o.npy"), f"ckpt={ckpt}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "a line of more than 32 MiB" in line or "5,242,880 characters" in line
+    assert sorted(tmp_path.rglob("*")) == before

@@ -24,7 +24,7 @@ from embedlab.errors import UserError
         ({"files": None, "package": "nltk"}, "data.package", "gensim-wikipedia"),
         ({"files": None, "package": "emoji"}, "data.package", "data=parallel"),
         ({"columns": {"anchor": "x"}}, "data.columns.anchor", "sentence"),
-        ({"columns": {"sentence": 3}}, "data.columns.sentence", "not text"),
+        ({"columns": {"sentence": -1}}, "data.columns.sentence", "not the name or place of a column"),
         ({"pairs": ["en-de"]}, "data.pairs", "no languages"),
         ({"revision": "main"}, "data.revision", "set data.hub"),
         ({"bach_size": 3}, "data.bach_size", "data.batch_size"),

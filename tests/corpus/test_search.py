@@ -23,16 +23,17 @@ TEXTS = [
 ]
 
 
-def build(folder: Path, texts: list[str] = TEXTS, overwrite: bool = False) -> Index:
-    build_index(folder, texts, HashedWords(), reference="words", fingerprint="f1", overwrite=overwrite)
+def build(folder: Path, texts: list[str] = TEXTS, overwrite: bool = False, rows: int = 8192) -> Index:
+    build_index(
+        folder, texts, HashedWords(), reference="words", fingerprint="f1", overwrite=overwrite, rows=rows
+    )
     return Index(folder)
 
 
 def test_results_are_those_of_a_full_sort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_CHUNK", 5)
     monkeypatch.setattr(search, "_SEARCHED_AT_ONCE", 4)
     queries = ["red cat sat", "a bird"]
-    found = build(tmp_path / "index").search(HashedWords(), queries, k=7)
+    found = build(tmp_path / "index", rows=5).search(HashedWords(), queries, k=7)
     x, q = HashedWords().encode(TEXTS), HashedWords().encode(queries)
     cosine = (q @ x.T) / np.linalg.norm(q, axis=1)[:, None] / np.linalg.norm(x, axis=1)
     for hits, row in zip(found, cosine, strict=True):
@@ -64,15 +65,13 @@ def test_vectors_are_a_plain_npy_file_of_unit_rows(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
-def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_CHUNK", 4)
-
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     def texts() -> Iterator[str]:
         yield from TEXTS[:9]
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_index(tmp_path / "index", texts(), HashedWords(), reference="w", fingerprint="f")
+        build_index(tmp_path / "index", texts(), HashedWords(), reference="w", fingerprint="f", rows=4)
     assert list(tmp_path.iterdir()) == []
     build(tmp_path / "index")
     with pytest.raises(KeyboardInterrupt):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import embedlab.data.build as building
+from embedlab import files
 from embedlab.config.data import DataConfig
 from embedlab.config.template import Template
 from embedlab.data.build import build_token_table
@@ -269,6 +270,7 @@ def test_two_runs_at_once_build_once(
 SCRIPT = """
 import sys
 import embedlab.data.build as building
+from embedlab import files
 from embedlab.config.data import DataConfig
 from tests.data.standin import WordTokenization
 building._CHUNK, building._ALONE = 16, 1
@@ -291,6 +293,95 @@ def test_a_killed_build_is_swept_up_and_its_processes_end(many: Path, cache: Pat
     table = build_token_table(DataConfig(files=str(many)), FIELDS)
     assert table.n_rows == 3000
     assert left_in(cache) == [table.folder.name]
+
+
+@pytest.fixture
+def foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Gives a file or folder, and what is in it, to another user."""
+    theirs: set[int] = set()
+    is_ours = files.is_ours
+
+    def ours(status: os.stat_result) -> bool:
+        return status.st_ino not in theirs and is_ours(status)
+
+    monkeypatch.setattr(files, "is_ours", ours)
+    monkeypatch.setattr(building, "is_ours", ours)
+    return lambda path: theirs.update(p.lstat().st_ino for p in (path, *path.rglob("*")))
+
+
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A cache folder that many users share, and this user's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "shared", tmp_path / "home" / "embedlab" / "tokens"
+
+
+@pytest.mark.parametrize("part", ["folder", "file", "lock", "link", "linked lock", "linked file"])
+def test_what_is_another_users_is_not_read_but_built_in_ones_own_folder(
+    many: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    foreign: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
+    part: str,
+) -> None:
+    common, own = shared(tmp_path, monkeypatch)
+    config = DataConfig(files=str(many), cache_dir=str(common))
+    table = build_token_table(config, FIELDS)
+    assert table.folder.parent == common
+    lock, elsewhere = common / f"{table.folder.name}.lock", tmp_path / "elsewhere"
+    if part == "folder":
+        foreign(table.folder)
+    elif part == "file":
+        foreign(table.folder / "ids0.bin")
+    elif part == "link":
+        table.folder.rename(elsewhere)
+        table.folder.symlink_to(elsewhere)
+    elif part == "linked file":
+        (table.folder / "ids0.bin").rename(elsewhere)
+        (table.folder / "ids0.bin").symlink_to(elsewhere)
+    else:
+        (table.folder / "meta.json").unlink()
+        if part == "lock":
+            foreign(lock)
+        else:
+            lock.unlink()
+            lock.symlink_to(elsewhere)
+    before = sorted(common.rglob("*"))
+    again = build_token_table(config, FIELDS)
+    assert again.folder.parent == own
+    assert np.array_equal(again.fields["sentence"].ids, table.fields["sentence"].ids)
+    assert f"the token cache is in {own}" in caplog.text
+    assert sorted(common.rglob("*")) == before, "nothing is written or removed there"
+    assert part != "linked lock" or not elsewhere.exists()
+    caplog.clear()
+    assert build_token_table(config, FIELDS).folder == again.folder
+
+
+def test_another_users_leftovers_hold_nobody_up(
+    many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: Callable[[Path], None]
+) -> None:
+    common, _ = shared(tmp_path, monkeypatch)
+    common.mkdir()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    theirs, ours = (common / f".{name}.{files._HOST}.{gone.pid}.abcdefgh.new" for name in ("theirs", "ours"))
+    for left in (theirs, ours):
+        left.mkdir()
+    foreign(theirs)
+    table = build_token_table(DataConfig(files=str(many), cache_dir=str(common)), FIELDS)
+    assert table.folder.parent == common
+    left = {path for path in common.iterdir() if not path.name.endswith(".lock")}
+    assert left == {theirs, table.folder}
+
+
+def test_ones_own_folder_in_other_hands_is_one_line(
+    many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: Callable[[Path], None]
+) -> None:
+    _, own = shared(tmp_path, monkeypatch)
+    config = DataConfig(files=str(many), cache_dir=str(own))
+    foreign(build_token_table(config, FIELDS).folder)
+    with pytest.raises(UserError, match=r"a link, or of another user \(data\.cache_dir="):
+        build_token_table(config, FIELDS)
 
 
 def test_the_lock_file_of_a_dead_process_holds_nobody_up(many: Path, cache: Path) -> None:

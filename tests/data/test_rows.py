@@ -108,9 +108,9 @@ def test_a_missing_column_is_named_before_anything_is_read(tmp_path: Path) -> No
 
 
 def test_a_file_without_a_header_is_not_printed_whole(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("word " * 5000 + "\nmore\n")
+    (tmp_path / "a.tsv").write_text("word " * 5000 + "\tand\nmore\tmore\n")
     with pytest.raises(UserError, match="there are: word word") as caught:
-        read_rows(DataConfig(files=str(tmp_path / "a.csv")))
+        read_rows(DataConfig(files=str(tmp_path / "a.tsv")))
     assert len(str(caught.value)) < 400
 
 

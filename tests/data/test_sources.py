@@ -28,8 +28,8 @@ def test_a_hub_data_set(dataset: Path) -> None:
     stream = read_rows(config)
     assert [(row[1], row[2]) for row in stream] == [(1, ("first",)), (2, ("second",))]
     other = read_rows(DataConfig(hub=str(dataset), hub_files="other.csv"))
-    assert other.source.identity != stream.source.identity
-    assert read_rows(config).source.identity == stream.source.identity
+    assert other.readers[0].identity() != stream.readers[0].identity()
+    assert read_rows(config).readers[0].identity() == stream.readers[0].identity()
 
 
 def test_a_hub_data_set_lists_its_columns(dataset: Path) -> None:

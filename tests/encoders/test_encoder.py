@@ -157,7 +157,17 @@ def test_a_long_progress(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None
     build(tiny("bert")).encode(TEXTS, show_progress_bar=True)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert f"{len(TEXTS)}/{len(TEXTS)}" in captured.err
+    assert f"{len(TEXTS)} texts, " in captured.err
+
+
+def test_every_batch_is_told(tiny: Tiny) -> None:
+    told: list[tuple[int, int]] = []
+    texts = [*TEXTS, *TEXTS]
+    build(tiny("bert")).encode(texts, batch_size=2, on_batch=lambda done, of: told.append((done, of)))
+    assert len(told) == -(-len(TEXTS) // 2)
+    assert told == sorted(told)
+    assert told[-1] == (len(texts), len(texts))
+    assert {of for _, of in told} == {len(texts)}
 
 
 def test_compiled_blocks_are_left_alone_by_scoring(tiny: Tiny) -> None:

@@ -16,7 +16,7 @@ from embedlab.errors import UserError
 from embedlab.parts import part_class, part_names
 
 if TYPE_CHECKING:
-    from embedlab.data.readers import Reader
+    from embedlab.data.reader import Reader
 
 RawRow = tuple[int, int, tuple[object, ...], int]
 """Number of the table, number of the row in it, the values (texts, then numbers), number of the group (or 0)."""
@@ -118,6 +118,12 @@ def data_kind(name: str) -> DataKind:
     """
     kind: DataKind = part_class("data", name, DataKind, "data.name")()
     return kind
+
+
+def column_kinds() -> dict[str, str]:
+    """The usual names of columns, and the kind of data that reads a table with them."""
+    kinds = [data_kind(name) for name in part_names("data")]
+    return {name: kind.name for kind in kinds for names in kind.usual.values() for name in names}
 
 
 def check_kind(config: DataConfig) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from embedlab.config.data import DataConfig
 from embedlab.data.kinds import DataKind, RawRow
-from embedlab.data.readers import Reader
+from embedlab.data.reader import Reader
 
 _LABELLED = ("premise", "hypothesis", "label")
 _Hypothesis = tuple[int, int, str]  # table, row, text
@@ -83,12 +83,10 @@ class Nli(DataKind):
                 self.find_columns(reader, _LABELLED, config)
             ):
                 match label.strip().lower() if isinstance(label, str) else label:
-                    case "entailment":
-                        hypotheses.setdefault(premise, ([], []))[0].append((table, row, hypothesis))
-                    case "contradiction":
-                        hypotheses.setdefault(premise, ([], []))[1].append((table, row, hypothesis))
-                    case "neutral":
-                        hypotheses.setdefault(premise, ([], []))
+                    case "entailment" | "contradiction" | "neutral" as named:
+                        lists = hypotheses.setdefault(premise, ([], []))
+                        if named != "neutral":
+                            lists[named == "contradiction"].append((table, row, hypothesis))
                     case None | "-" | "":
                         dropped["no gold label"] += 1
                     case other:
@@ -105,9 +103,6 @@ class Nli(DataKind):
                 continue
             for i in range(max(len(entailed), len(contradicted)) if "negative" in roles else len(entailed)):
                 table, row, positive = entailed[i % len(entailed)]
-                texts = {
-                    "anchor": premise,
-                    "positive": positive,
-                    "negative": contradicted[i % len(contradicted)][2],
-                }
+                negative = contradicted[i % len(contradicted)][2]
+                texts = {"anchor": premise, "positive": positive, "negative": negative}
                 yield table, row, tuple(texts[role] for role in roles), 0

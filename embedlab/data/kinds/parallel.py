@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from embedlab.config.data import DataConfig
 from embedlab.data.kinds import DataKind, RawRow
-from embedlab.data.readers import Reader
+from embedlab.data.reader import Reader
 from embedlab.errors import UserError
 
 _PIVOTS = ("en", "eng")
@@ -27,16 +27,58 @@ class Parallel(DataKind):
     def groups(
         self, readers: Sequence[Reader], roles: tuple[str, ...], config: DataConfig
     ) -> dict[str, tuple[str, str]]:
-        return {pair.name: pair.languages for pair in find_pairs(readers, config)}
+        return {pair.name: pair.languages for pair in self.pairs(readers, config)}
 
     def rows(
         self, readers: Sequence[Reader], roles: tuple[str, ...], config: DataConfig, dropped: Counter[str]
     ) -> Iterator[RawRow]:
-        pairs = find_pairs(readers, config)
-        yield from pair_rows(readers, pairs, roles, list(dict.fromkeys(pair.name for pair in pairs)))
+        """The texts of `roles` of every pair of every row; the group is the pair's place among the `groups`."""
+        pairs = self.pairs(readers, config)
+        groups = list(dict.fromkeys(pair.name for pair in pairs))
+        for table, reader in enumerate(readers):
+            here = [pair for pair in pairs if pair.table == table]
+            columns = list(dict.fromkeys(c for pair in here for c in (pair.source, pair.target)))
+            places = [
+                (tuple(columns.index(getattr(pair, role)) for role in roles), groups.index(pair.name))
+                for pair in here
+            ]
+            for row, values in reader.rows(columns) if here else ():
+                for place, group in places:
+                    yield table, row, tuple([values[p] for p in place]), group
+
+    def pairs(self, readers: Sequence[Reader], config: DataConfig) -> list[Pair]:
+        """The language pairs to read, table by table.
+
+        A table with columns for the roles source and target is one pair. Any other has a column a language, and
+        gives the pairs that the configuration names, or its pivot with each other language.
+
+        Raises:
+            UserError: a language or a pair that no table has; no pivot where one is needed.
+        """
+        pairs: list[Pair] = []
+        by_language: dict[int, dict[str, str]] = {}
+        for table, reader in enumerate(readers):
+            if config.chosen or self.has_columns(reader, self.roles, config):
+                columns = self.find_columns(reader, self.roles, config)
+                on_hub = reader.name.startswith("hub:") and " " in reader.name
+                # Of the hub the configuration, such as en-de.
+                name = reader.name.split(" ")[-1] if on_hub else "-".join(columns)
+                pairs.append(Pair(table, name, *columns))
+            else:
+                by_language[table] = _languages(reader)
+        pairs += [
+            Pair(table, f"{source}-{target}", columns[source], columns[target])
+            for source, target in (_wanted(by_language, config) if by_language else ())
+            for table, columns in by_language.items()
+            if source in columns and target in columns
+        ]
+        if not pairs:
+            raise readers[0].error(
+                "no table has two of the languages", key="data.languages", value=config.languages
+            )
+        return sorted(pairs, key=lambda pair: pair.table)
 
 
-_KIND = Parallel()
 _ROLE_COLUMNS = frozenset(name for names in Parallel.usual.values() for name in names)
 
 
@@ -57,65 +99,6 @@ class Pair:
         return said if len(said) == 2 and set(columns) & _ROLE_COLUMNS else columns
 
 
-def find_pairs(readers: Sequence[Reader], config: DataConfig) -> list[Pair]:
-    """The language pairs to read, table by table.
-
-    A table with columns for the roles source and target is one pair. Any other has a column a language, and
-    gives the pairs that the configuration names, or its pivot with each other language.
-
-    Raises:
-        UserError: a language or a pair that no table has; no pivot where one is needed.
-    """
-    roles = Parallel.roles
-    if config.chosen:
-        return [
-            Pair(i, _label(r, config), *_KIND.find_columns(r, roles, config)) for i, r in enumerate(readers)
-        ]
-    by_language = {i: _languages(r) for i, r in enumerate(readers) if not _KIND.has_columns(r, roles, config)}
-    fixed = [
-        Pair(i, _label(r, config), *_KIND.find_columns(r, roles, config))
-        for i, r in enumerate(readers)
-        if i not in by_language
-    ]
-    pairs = list(fixed)
-    if by_language:
-        for source, target in _wanted(readers, by_language, config):
-            pairs += [
-                Pair(i, f"{source}-{target}", columns[source], columns[target])
-                for i, columns in by_language.items()
-                if source in columns and target in columns
-            ]
-    if not pairs:
-        raise readers[0].error(
-            "no table has two of the languages", key="data.languages", value=config.languages
-        )
-    return sorted(pairs, key=lambda pair: pair.table)
-
-
-def pair_rows(
-    readers: Sequence[Reader], pairs: Sequence[Pair], roles: tuple[str, ...], groups: list[str]
-) -> Iterator[RawRow]:
-    """The texts of `roles` of every pair of every row; the group is the pair's place in `groups`."""
-    for table, reader in enumerate(readers):
-        here = [pair for pair in pairs if pair.table == table]
-        columns = list(dict.fromkeys(c for pair in here for c in (pair.source, pair.target)))
-        if not here:
-            continue
-        places = [
-            (tuple(columns.index(getattr(pair, role)) for role in roles), groups.index(pair.name))
-            for pair in here
-        ]
-        for row, values in reader.rows(columns):
-            for place, group in places:
-                yield table, row, tuple([values[p] for p in place]), group
-
-
-def _label(reader: Reader, config: DataConfig) -> str:
-    if reader.name.startswith("hub:") and " " in reader.name:
-        return reader.name.split(" ")[-1]  # the configuration, such as en-de
-    return "-".join(_KIND.find_columns(reader, Parallel.roles, config))
-
-
 def _languages(reader: Reader) -> dict[str, str]:
     """Language -> column. In nested tables (``translation.de``) the last part is the language."""
     if reader.columns is None:
@@ -126,9 +109,7 @@ def _languages(reader: Reader) -> dict[str, str]:
     return {column.rsplit(".", 1)[-1]: column for column in reader.columns}
 
 
-def _wanted(
-    readers: Sequence[Reader], tables: dict[int, dict[str, str]], config: DataConfig
-) -> list[tuple[str, str]]:
+def _wanted(tables: dict[int, dict[str, str]], config: DataConfig) -> list[tuple[str, str]]:
     known = list(dict.fromkeys(language for columns in tables.values() for language in columns))
     if config.pairs:
         return [_split(pair, known, tables) for pair in config.pairs]
@@ -137,11 +118,11 @@ def _wanted(
         if language not in known:
             key = "data.pivot" if language == config.pivot else "data.languages"
             raise UserError("unknown language", key=key, value=language, fix=f"one of {', '.join(known)}")
-    pivot = config.pivot or _pivot(readers, tables, languages)
+    pivot = config.pivot or _pivot(tables, languages)
     return [(pivot, language) for language in languages if language != pivot]
 
 
-def _pivot(readers: Sequence[Reader], tables: dict[int, dict[str, str]], languages: list[str]) -> str:
+def _pivot(tables: dict[int, dict[str, str]], languages: list[str]) -> str:
     shared = [lang for lang in languages if all(lang in columns for columns in tables.values())]
     used = [lang for lang in languages if lang in _PIVOTS]
     for language in (*(lang for lang in _PIVOTS if lang in shared), *used, *shared):

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embedlab.encoders.windows import windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.correlation import pair_cosine
 
@@ -64,15 +65,20 @@ def encode(encoder: Encoder, sentences: Sequence[str]) -> Tensor:
     does not give one vector a sentence.
     """
     bar = len(sentences) >= LONG and sys.stderr.isatty() and _has_bar(encoder)
-    vectors = encoder.encode(list(sentences), **({"show_progress_bar": True} if bar else {}))
-    if not isinstance(vectors, Tensor):
-        vectors = torch.from_numpy(np.array(vectors, dtype=np.float32))
-    vectors = vectors.detach().to("cpu", torch.float32)
-    if vectors.ndim != 2 or vectors.shape[0] != len(sentences):
-        raise ValueError(
-            f"encode() gave shape {tuple(vectors.shape)} for {len(sentences)} sentences, expected [n, D]"
-        )
-    return vectors
+    options = {"show_progress_bar": True} if bar else {}
+    parts = []
+    # All at once where that is bounded, so that batches are of the most similar lengths.
+    for window in windows(sentences, rows=None) if sentences else [[]]:
+        vectors = encoder.encode(window, **options)
+        if not isinstance(vectors, Tensor):
+            vectors = torch.from_numpy(np.array(vectors, dtype=np.float32))
+        vectors = vectors.detach().to("cpu", torch.float32)
+        if vectors.ndim != 2 or vectors.shape[0] != len(window):
+            raise ValueError(
+                f"encode() gave shape {tuple(vectors.shape)} for {len(window)} sentences, expected [n, D]"
+            )
+        parts.append(vectors)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _has_bar(encoder: Encoder) -> bool:

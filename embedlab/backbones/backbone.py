@@ -162,7 +162,13 @@ class Backbone(Body):
         return tuple(out.hidden_states) if all_layers else (out.last_hidden_state,)
 
     def _positions(self, attention_mask: Tensor) -> Tensor:
-        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0) + self.position_offset
+        real = attention_mask.long()
+        counted = real.cumsum(-1) - 1 + self.position_offset
+        # Padding has the positions that transformers gives it, for poolings that count it as released code does.
+        padding = torch.full_like(real, self.position_offset - 1)
+        if self.position_offset == 0:
+            padding = torch.arange(real.shape[-1], device=real.device).expand_as(real)
+        return torch.where(real.bool(), counted, padding)
 
     def _unpadded(
         self,

@@ -15,6 +15,11 @@ class PoolingConfig:
 
     name: str
 
+    @property
+    def counts_padding(self) -> bool:
+        """Whether vectors depend on the padding of their batch, so that a step may not leave it out."""
+        return False
+
     def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
         """Whether the pooling means something here; reads no weights.
 

@@ -116,6 +116,10 @@ class S2SentConfig(BlocksConfig):
         """`mode` with ``auto`` resolved."""
         return ("last1d" if self.n == 1 else "stack2d") if self.mode == "auto" else self.mode
 
+    @property
+    def counts_padding(self) -> bool:
+        return self.kind != "none" and self.squeeze == "dct" and self.invalid == "grid6"
+
     def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
         warnings = super().check(info, template, method)
         if self.kind == "none":
@@ -172,7 +176,7 @@ class S2SentConfig(BlocksConfig):
             found.append("pooling.gate1d=softmax: the gate of a single block is then 1 (a null control)")
         if self.dct_norm == "sum" and self.squeeze == "dct":
             found.append("pooling.dct_norm=sum grows with length and blocks, and saturates the sigmoid")
-        if self.invalid == "grid6" and self.squeeze == "dct":
+        if self.counts_padding:
             found.append(
                 "pooling.invalid=grid6 averages over padding, as released: "
                 "a sentence's vector depends on the length of its batch mates"
@@ -261,8 +265,7 @@ class S2Sent(Blocks):
 
     def blocks(self, hidden: tuple[Tensor, ...], mask: Tensor | None) -> list[Tensor]:
         """U^(n), [B, L, D] each, oldest first; a single one for ``avg1d`` and ``last1d``."""
-        padding_counts = self.select is not None and self.select.grid
-        blocks = super().blocks(hidden, None if padding_counts else mask)
+        blocks = super().blocks(hidden, None if self.config.counts_padding else mask)
         if self.config.kind == "last1d":
             return blocks[-1:]
         return [torch.stack(blocks).mean(0)] if self.config.kind == "avg1d" else blocks

@@ -17,6 +17,9 @@ class OptimizerConfig:
 
     lr: float = 3e-5
     weight_decay: float = 0.0
+    decay_norms_and_biases: bool | None = None
+    """Whether weight decay also acts on norms and biases; None: as the method's release has it
+    (`MethodConfig.decays_norms_and_biases`)."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     schedule: Schedule = "linear"

@@ -24,6 +24,8 @@ class MethodConfig:
     """Kinds of data that the method takes."""
     can_unpad: ClassVar[bool] = False
     """Whether the method hands on the token budget of its views, so that a step can leave out padding."""
+    decays_norms_and_biases: ClassVar[bool] = True
+    """Whether its release decays every weight, as torch's AdamW does (``optimizer.decay_norms_and_biases``)."""
     shardable: ClassVar[bool] = True
     """Whether it calls the backbone as a whole, and not its blocks or its tied head by themselves."""
 

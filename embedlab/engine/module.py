@@ -198,10 +198,12 @@ class Method(LightningModule):
     def configure_optimizers(self) -> Any:
         for module in self.frozen():
             module.requires_grad_(False)
-        groups = parameter_groups(self, self.optimizer_config.lr)
-        optimizer, scheduler = build_optimizer(
-            self.optimizer_config, groups, self.schedule_steps(), self.device
-        )
+        wanted = self.optimizer_config
+        decays = wanted.decay_norms_and_biases
+        if decays is None:
+            decays = self.config.decays_norms_and_biases
+        groups = parameter_groups(self, wanted.lr, decays or wanted.weight_decay == 0)
+        optimizer, scheduler = build_optimizer(wanted, groups, self.schedule_steps(), self.device)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def schedule_steps(self) -> int:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CausalLMConfig(MethodConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    # GPT decays "all non bias or gain weights" (Radford et al. 2018, section 4.1).
+    decays_norms_and_biases: ClassVar[bool] = False
     shardable: ClassVar[bool] = False
 
     name: str = "causal_lm"

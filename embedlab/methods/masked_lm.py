@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class MaskedLMConfig(MethodConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    # BERT's release: exclude_from_weight_decay=["LayerNorm", "layer_norm", "bias"].
+    decays_norms_and_biases: ClassVar[bool] = False
     shardable: ClassVar[bool] = False
 
     name: str = "masked_lm"

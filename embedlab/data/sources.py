@@ -32,13 +32,16 @@ def open_source(config: DataConfig) -> Source:
             missing.
     """
     if config.files:
-        paths = find_files(config.files)
-        readers: list[Reader] = [open_reader(path) for path in paths]
-        return Source(readers, ["".join([_sha256(path), *path.suffixes[-2:]]) for path in paths])
-    if config.hub:
-        return _open_hub(config)
-    assert config.package is not None
-    return _open_package(config.package)
+        source = _open_files(find_files(config.files))
+    elif config.hub:
+        source = _open_hub(config)
+    else:
+        assert config.package is not None
+        source = _open_package(config.package)
+    if config.also:
+        also = _open_files(find_files(config.also, "data.also"))
+        source = Source(source.readers + also.readers, source.identity + also.identity)
+    return source
 
 
 def check_source(config: DataConfig) -> None:
@@ -47,32 +50,39 @@ def check_source(config: DataConfig) -> None:
     Raises:
         UserError: as `open_source`.
     """
-    if config.files:
-        for path in find_files(config.files):
+    for key, files in (("data.files", config.files), ("data.also", config.also)):
+        for path in find_files(files or [], key):
             open_reader(path)
-    elif config.package is not None and not config.hub:
+    if not config.files and config.package is not None and not config.hub:
         _open_package(config.package)
 
 
-def find_files(files: str | Sequence[str]) -> list[Path]:
-    """Paths and globs to files: each glob's matches sorted, a file that is matched twice taken once."""
+def find_files(files: str | Sequence[str], key: str = "data.files") -> list[Path]:
+    """Paths and globs to files: each glob's matches sorted, a file that is matched twice taken once.
+
+    Raises:
+        UserError: one that is not there, by ``key``.
+    """
     found: dict[Path, None] = {}
     for given in [files] if isinstance(files, str) else files:
         path = Path(given).expanduser()
         if path.is_file():
             found[path] = None
         elif path.is_dir():
-            raise UserError(
-                "this is a folder", key="data.files", value=given, fix=f"data.files='{given}/*.txt'"
-            )
+            raise UserError("this is a folder", key=key, value=given, fix=f"{key}='{given}/*.txt'")
         elif glob.has_magic(str(path)):
             matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
             if not any(match.is_file() for match in matches):
-                raise UserError("the pattern matches no file", key="data.files", value=given)
+                raise UserError("the pattern matches no file", key=key, value=given)
             found |= {match: None for match in matches if match.is_file()}
         else:
-            raise UserError("no such file", key="data.files", value=given)
+            raise UserError("no such file", key=key, value=given)
     return list(found)
+
+
+def _open_files(paths: Sequence[Path]) -> Source:
+    identity = ["".join([_sha256(path), *path.suffixes[-2:]]) for path in paths]
+    return Source([open_reader(path) for path in paths], identity)
 
 
 def _sha256(path: Path) -> str:
@@ -142,11 +152,13 @@ def _open_hub(config: DataConfig) -> Source:
 def _hub_error(config: DataConfig, part: str | None, bad: Exception) -> UserError:
     asked = " ".join(filter(None, (part, f"split {config.split}")))
     reason = str(bad).strip().splitlines()[0] if str(bad).strip() else ""
+    files = config.hub_files
+    what = ", ".join([files] if isinstance(files, str) else files or ["a copy"])
     return UserError(
         f"the hub data set cannot be read ({asked}): {type(bad).__name__} {reason[:200]}",
         key="data.hub",
         value=config.hub,
-        fix="check the name and the connection (HF_HUB_OFFLINE), or set data.files=PATH",
+        fix=f"data.files=PATH of {what}, or a connection (HF_HUB_OFFLINE) and the right name",
     )
 
 

@@ -103,9 +103,8 @@ def load_sts(
     sick_test), or the hub.
 
     split: "test", for stsb also "dev" and "train". text: "raw" as published, "tok" SentEval's lower-cased
-    tokens (columns sentence1_tok and sentence2_tok). SICK's file has no such columns: there "tok" is the raw
-    sentence, lower-cased and split at spaces (its sentences carry next to no punctuation). Pairs without a
-    rating are dropped. Raises UserError for an unknown task, a missing or broken file, a hub that cannot be
+    tokens (columns sentence1_tok and sentence2_tok). SentEval reads SICK as it is and splits it at spaces, case kept:
+    so does "tok" here. Pairs without a rating are dropped. Raises UserError for an unknown task, a missing or broken file, a hub that cannot be
     reached.
     """
     source = _SOURCES.get((task, split))
@@ -133,8 +132,7 @@ def _from_file(task: str, split: str, text: Text, source: _Source, path: Path) -
         if all(column in table for column in tokenised):
             first, second = table["sentence1_tok"], table["sentence2_tok"]
         elif task == "sickr":
-            first, second = [s.lower() for s in first], [s.lower() for s in second]
-            notes = ("sickr: no tok columns, raw text lower-cased and split at spaces",)
+            notes = ("sickr: raw text split at spaces, case kept, as SentEval has it",)
         else:
             raise UserError(
                 "has no columns sentence1_tok and sentence2_tok",
@@ -323,7 +321,7 @@ class STS(Suite):
         block = protocols.describe(
             encoder,
             suite=self.name,
-            name="sts7_senteval" if published else "sts_cosine_spearman",
+            name=f"sts7_{'senteval_tok' if headline == 'tok' else 'raw'}" if published else "sts_cosine_spearman",
             aggregation="all",
             text=headline,
             sentences=vectors.sentences,

@@ -34,6 +34,8 @@ class Encoder(nn.Module):
     towers: Sequence[Any]
     """The encoders of one backbone each that it is made of; of one such encoder, itself."""
     tokenization: Tokenization
+    mixed = False
+    """Whether its towers read text differently, so that it has texts to encode but no token ids."""
     chunk: int | None = None
     """Rows that a training pass encodes at once (`embedlab.encoders.grad_cache`); None: all."""
 
@@ -146,22 +148,27 @@ class Encoder(nn.Module):
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"sentence {i} is a {type(text).__name__}, not a string")
-        # Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
-        rows = [tuple(row) for row in self.tokenization.ids(texts)]
-        index = {row: i for i, row in enumerate(dict.fromkeys(rows))}
-        vectors = self.encode_ids(
-            list(index),
-            batch_size,
-            show_progress_bar=show_progress_bar,
+        vectors = self.encode_texts(
+            texts,
             normalize=normalize,
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
             device=device,
             dtype=dtype,
             to_host=output == "numpy",
         )
-        if len(index) < len(rows):
-            vectors = vectors[torch.tensor([index[row] for row in rows], device=vectors.device)]
         vectors = vectors[0] if single else vectors
         return vectors.numpy() if output == "numpy" else vectors
+
+    def encode_texts(self, texts: Sequence[str], *, normalize: bool = False, **settings: Any) -> Tensor:
+        """Vectors of texts, [n, D]: what `encode` calls, with the settings of `encode_ids`."""
+        # Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
+        rows = [tuple(row) for row in self.tokenization.ids(texts)]
+        index = {row: i for i, row in enumerate(dict.fromkeys(rows))}
+        vectors = self.encode_ids(list(index), normalize=normalize, **settings)
+        if len(index) < len(rows):
+            vectors = vectors[torch.tensor([index[row] for row in rows], device=vectors.device)]
+        return vectors
 
     def encode_ids(
         self,

@@ -114,6 +114,18 @@ class Method(LightningModule):
         """
         raise NotImplementedError
 
+    def views(self, fields: Fields, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
+        """`fields` with how each text is tokenised, by default as the encoder does; a method may add views.
+
+        Args:
+            fields: as `fields` gives them.
+            max_length: tokens of a sentence.
+        """
+        return {
+            view: (column, Tokenization(self.encoder.tokenizer, template, max_length))
+            for view, (column, template) in fields.items()
+        }
+
     def losses(self, batch: Batch) -> LossOutput:
         """Named losses of one batch whose views are token tensors on the device."""
         raise NotImplementedError

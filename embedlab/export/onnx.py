@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from embedlab.errors import UserError
+
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
 
@@ -40,6 +42,10 @@ def export_onnx(encoder: Encoder, folder: Path, normalize: bool = True) -> None:
     """
     import onnxscript  # noqa: F401  torch.onnx needs it, and would name it only deep inside
 
+    if encoder.mixed:
+        raise UserError(
+            "ONNX has one set of token ids, and these towers read text differently", key="to", fix="to=hf"
+        )
     training, device, dtype = encoder.training, encoder.device, next(encoder.parameters()).dtype
     graph = _Graph(encoder, normalize).eval().to(device="cpu", dtype=torch.float32)
     rows = encoder.tokenization.ids(["an example", "another example, which is longer"])

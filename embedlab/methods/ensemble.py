@@ -10,6 +10,7 @@ from embedlab.encoders.loading import load
 from embedlab.encoders.twin import ensemble
 from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
+from embedlab.pooling import pooling_config
 
 if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
@@ -26,6 +27,9 @@ class EnsembleConfig(MethodConfig):
     first: str | None = None
     """What `embedlab.load` takes; a twin counts as its sum."""
     second: str | None = None
+    pooling: str | None = None
+    """Read both by this pooling, which has no weights (``cls``), as a plain model says nothing of its own. None: by
+    their own."""
     weights: tuple[float, float] = (0.3, 0.7)
     """Of first and second: those of JTCSE-UC and TNCSE-UC."""
 
@@ -43,6 +47,8 @@ class EnsembleConfig(MethodConfig):
                 raise UserError("an ensemble has two members", key=f"method.{key}", fix=f"method.{key}=RUN")
         if not any(self.weights):
             raise UserError("a weight for each member", key="method.weights", value=list(self.weights))
+        if self.pooling is not None:
+            pooling_config(self.pooling)
         return []
 
 
@@ -58,6 +64,8 @@ class Ensemble(Method):
         config = run.method
         assert isinstance(config, EnsembleConfig)
         members = [load(str(path)) for path in (config.first, config.second)]
+        for tower in [tower for member in members for tower in member.towers] if config.pooling else ():
+            tower.read_by(pooling_config(config.pooling))
         return ensemble(members, config.weights)
 
     @classmethod

@@ -52,6 +52,14 @@ class EnsembleConfig(MethodConfig):
         return []
 
 
+def _member(config: EnsembleConfig, key: str) -> Encoder:
+    try:
+        return load(str(getattr(config, key)))
+    except UserError as error:
+        error.key = f"method.{key}"
+        raise
+
+
 class Ensemble(Method):
     """``first`` and ``second``, weighted and added; there is no training step."""
 
@@ -63,7 +71,7 @@ class Ensemble(Method):
     def make_encoder(cls, run: RunConfig, tokenizer: Any = None) -> Encoder:
         config = run.method
         assert isinstance(config, EnsembleConfig)
-        members = [load(str(path)) for path in (config.first, config.second)]
+        members = [_member(config, key) for key in ("first", "second")]
         for tower in [tower for member in members for tower in member.towers] if config.pooling else ():
             tower.read_by(pooling_config(config.pooling))
         return ensemble(members, config.weights)

@@ -104,8 +104,8 @@ def load_sts(
 
     split: "test", for stsb also "dev" and "train". text: "raw" as published, "tok" SentEval's lower-cased
     tokens (columns sentence1_tok and sentence2_tok). SentEval reads SICK as it is and splits it at spaces, case kept:
-    so does "tok" here. Pairs without a rating are dropped. Raises UserError for an unknown task, a missing or broken file, a hub that cannot be
-    reached.
+    so does "tok" here. Pairs without a rating are dropped. Raises UserError for an unknown task, a missing or broken
+    file, a hub that cannot be reached.
     """
     source = _SOURCES.get((task, split))
     if source is None:

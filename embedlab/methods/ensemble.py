@@ -72,8 +72,9 @@ class Ensemble(Method):
         config = run.method
         assert isinstance(config, EnsembleConfig)
         members = [_member(config, key) for key in ("first", "second")]
-        for tower in [tower for member in members for tower in member.towers] if config.pooling else ():
-            tower.read_by(pooling_config(config.pooling))
+        if config.pooling is not None:
+            for tower in [tower for member in members for tower in member.towers]:
+                tower.read_by(pooling_config(config.pooling))
         return ensemble(members, config.weights)
 
     @classmethod

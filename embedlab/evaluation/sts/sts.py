@@ -317,11 +317,12 @@ class STS(Suite):
             warnings.append(
                 "all sentence vectors are equal (a collapsed encoder): no correlation, counted as 0"
             )
+        seven = "sts7_senteval_tok" if headline == "tok" else "sts7_raw"
         published = not warnings and {pairs.task for pairs in data.main} == set(SEVEN)
         block = protocols.describe(
             encoder,
             suite=self.name,
-            name=f"sts7_{'senteval_tok' if headline == 'tok' else 'raw'}" if published else "sts_cosine_spearman",
+            name=seven if published else "sts_cosine_spearman",
             aggregation="all",
             text=headline,
             sentences=vectors.sentences,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones import last_block
-from embedlab.backbones.body import Body
+from embedlab.backbones.body import Body, token_positions
 from embedlab.kernels import fused_block
 from embedlab.kernels.available import SHORT, short_kernel
 from embedlab.kernels.packing import MODEL_TYPES, Slots, row_capacity
@@ -151,7 +151,7 @@ class Backbone(Body):
         arguments = dict(self._extra)
         if self._takes_positions:
             if position_ids is None and attention_mask is not None:
-                position_ids = self._positions(attention_mask)
+                position_ids = token_positions(attention_mask, self.position_offset)
             arguments["position_ids"] = position_ids
         with self.autocast_context(input_ids.device):
             if position is not None and attention_mask is not None:
@@ -163,15 +163,6 @@ class Backbone(Body):
                 **arguments,
             )
         return tuple(out.hidden_states) if all_layers else (out.last_hidden_state,)
-
-    def _positions(self, attention_mask: Tensor) -> Tensor:
-        real = attention_mask.long()
-        counted = real.cumsum(-1) - 1 + self.position_offset
-        # Padding has the positions that transformers gives it, for poolings that count it as released code does.
-        padding = torch.full_like(real, self.position_offset - 1)
-        if self.position_offset == 0:
-            padding = torch.arange(real.shape[-1], device=real.device).expand_as(real)
-        return torch.where(real.bool(), counted, padding)
 
     def _unpadded(
         self,

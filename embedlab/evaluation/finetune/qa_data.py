@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
+from embedlab.evaluation.core.files import find_file, hub_rows, is_there, read_tsv
 from embedlab.evaluation.core.settings import chosen, folder_of, names, row_limit
 
 TASKS = ("xquad", "mlqa")
+SQUAD = "squad_train"
 XQUAD_LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
 MLQA_LANGUAGES = ("ar", "de", "en", "es", "hi", "vi", "zh")
 
@@ -58,7 +59,8 @@ def load_grid(
     task: str, folder: Path | None, languages: Sequence[str] | None = None, limit: int | None = None
 ) -> Grid:
     """Every pair of languages of `task`: "xquad" (files xquad_{language}_passages and _questions, in `folder`
-    or its folder xquad/), "mlqa" (mlqa_dev_{language}_..., folder mlqa_dev/); None: the hub (MLQA's test).
+    or its folder xquad/), "mlqa" (mlqa_test_{language}_..., folder mlqa_test/; else mlqa_dev); None: the hub (MLQA's
+    test).
 
     limit: questions of each pair of languages. Raises UserError for a missing or broken file, or a question
     whose passage is not there.
@@ -76,19 +78,21 @@ def load_grid(
 
 def there(task: str, folder: Path | None) -> bool:
     """Whether `folder` has the files of `task`; the hub has all."""
-    return folder is None or bool(_stems(folder, task)[1])
+    return folder is None or bool(_stems(folder, task)[2])
 
 
-def _stems(folder: Path, task: str) -> tuple[Path, list[str]]:
-    """The folder of a task's files, and the languages it has."""
-    name = {"xquad": "xquad", "mlqa": "mlqa_dev"}[task]
-    inner = folder / name if (folder / name).is_dir() else folder
-    found = {path.name.split(".")[0] for path in inner.glob(f"{name}_*_passages.tsv*")}
-    return inner, sorted(stem.removeprefix(f"{name}_").removesuffix("_passages") for stem in found)
+def _stems(folder: Path, task: str) -> tuple[Path, str, list[str]]:
+    """The folder of a task's files, how their names begin, and the languages it has; MLQA's test before its dev."""
+    for name in {"xquad": ("xquad",), "mlqa": ("mlqa_test", "mlqa_dev")}[task]:
+        inner = folder / name if (folder / name).is_dir() else folder
+        found = {path.name.split(".")[0] for path in inner.glob(f"{name}_*_passages.tsv*")}
+        if found:
+            break
+    return inner, name, sorted(stem.removeprefix(f"{name}_").removesuffix("_passages") for stem in found)
 
 
-def _languages(folder: Path, task: str, wanted: Sequence[str] | None) -> tuple[Path, list[str]]:
-    inner, found = _stems(folder, task)
+def _languages(folder: Path, task: str, wanted: Sequence[str] | None) -> tuple[Path, str, list[str]]:
+    inner, name, found = _stems(folder, task)
     if not found:
         raise UserError(
             f"has no {task} files",
@@ -96,7 +100,7 @@ def _languages(folder: Path, task: str, wanted: Sequence[str] | None) -> tuple[P
             key="data_dir",
             fix=f"give the folder of {task}_*_passages.tsv.gz",
         )
-    return inner, chosen(wanted, found, "languages")
+    return inner, name, chosen(wanted, found, "languages")
 
 
 def _passages(folder: Path, stem: str) -> tuple[list[str], dict[str, int]]:
@@ -112,7 +116,7 @@ def _gold(path: Path, pids: Sequence[str], position: dict[str, int]) -> list[int
 
 
 def _xquad_files(folder: Path, wanted: Sequence[str] | None) -> Grid:
-    inner, names = _languages(folder, "xquad", wanted)
+    inner, _, names = _languages(folder, "xquad", wanted)
     passages, questions = {}, {}
     for name in names:
         passages[name] = _passages(inner, f"xquad_{name}")
@@ -133,11 +137,11 @@ def _xquad_files(folder: Path, wanted: Sequence[str] | None) -> Grid:
 
 
 def _mlqa_files(folder: Path, wanted: Sequence[str] | None) -> Grid:
-    inner, names = _languages(folder, "mlqa", wanted)
+    inner, stem, names = _languages(folder, "mlqa", wanted)
     grid = {}
     for of in names:
-        texts, position = _passages(inner, f"mlqa_dev_{of}")
-        path = find_file(inner, f"mlqa_dev_{of}_questions")
+        texts, position = _passages(inner, f"{stem}_{of}")
+        path = find_file(inner, f"{stem}_{of}_questions")
         table = read_tsv(path, ["question_lang", "pid", "question", "answer"])
         gold = _gold(path, table["pid"], position)
         for asked in names:
@@ -211,9 +215,11 @@ class TrainingQuestions:
     source: str
 
 
-def load_training(folder: Path | None, name: str = "en", limit: int | None = None) -> TrainingQuestions:
-    """TyDiQA's gold-passage training questions: file `name` in `folder` or its folder tydiqa_goldp_train/,
-    columns question, passage, answer; None: SQuAD v1.1 from the hub.
+def load_training(
+    folder: Path | None, name: str | None = None, limit: int | None = None
+) -> TrainingQuestions:
+    """Questions to train on: file `name` in `folder` or its folder tydiqa_goldp_train/ (None: squad_train, else
+    TyDiQA's en), columns question, passage, answer; None as folder: SQuAD v1.1 from the hub.
 
     An answer is looked for in the passage as it stands and its first occurrence taken. limit: rows read.
     Raises UserError for a missing or broken file, or when no answer was found.
@@ -227,7 +233,8 @@ def load_training(folder: Path | None, name: str = "en", limit: int | None = Non
         ]
         return TrainingQuestions(kept, 0, "hub:rajpurkar/squad")
     inner = folder / "tydiqa_goldp_train" if (folder / "tydiqa_goldp_train").is_dir() else folder
-    path = find_file(inner, name)
+    squad = name is None and is_there(folder, SQUAD)
+    path = find_file(folder, SQUAD) if squad else find_file(inner, name or "en")
     table = read_tsv(path, ["question", "passage", "answer"])
     triples = list(zip(*(table[c][:limit] for c in ("question", "passage", "answer")), strict=True))
     located = [Located(q, p, a, p.find(a)) for q, p, a in triples if a]

@@ -53,8 +53,9 @@ class QAData:
 
 class QA(FineTunedSuite):
     """Settings: data_dir (folder of retrieval/; None: SQuAD, XQuAD and MLQA test from the
-    hub), tasks (xquad, mlqa; default those that are there), languages, train (file stem; default squad_train where it is
-    there, else "en"), limit (training rows, and questions of each pair of languages), finetune.* (`FineTuneConfig`), dtype.
+    hub), tasks (xquad, mlqa; default those that are there), languages, train (file stem; default squad_train
+    where it is there, else "en"), limit (training rows, and questions of each pair of languages), finetune.*
+    (`FineTuneConfig`), dtype.
 
     Scores in percent, each as f1, em (MLQA's normalisation) and f1_squad, em_squad (SQuAD's, which XTREME uses
     for XQuAD): "xquad-de-en/f1" (German questions, English passages), the means "xquad-xlt/f1" (question and

@@ -155,19 +155,13 @@ class Encoder(nn.Module):
 
         Raises:
             TypeError: a sentence that is no string.
-            UserError: an unknown dtype, output or prompt.
+            UserError: an unknown dtype, output or prompt; or a sentence that cannot be written as UTF-8.
         """
         if output not in ("numpy", "tensor"):
             raise UserError("unknown output", key="output", value=output, fix="numpy or tensor")
-        single = isinstance(sentences, str)
-        texts = [sentences] if isinstance(sentences, str) else list(sentences)
-        for i, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise TypeError(f"sentence {i} is a {type(text).__name__}, not a string")
         before = self.usage.text(prompt, prompt_name)
-        texts = [before + text for text in texts] if before else texts
         vectors = self.encode_texts(
-            texts,
+            [before + text for text in _texts(sentences)],
             normalize=normalize,
             batch_size=batch_size,
             show_progress_bar=show_progress_bar,
@@ -176,7 +170,7 @@ class Encoder(nn.Module):
             to_host=output == "numpy",
             skip=0 if self.usage.include_prompt else self.tokenization.tokens_before(before),
         )
-        vectors = vectors[0] if single else vectors
+        vectors = vectors[0] if isinstance(sentences, str) else vectors
         return vectors.numpy() if output == "numpy" else vectors
 
     def encode_texts(self, texts: Sequence[str], *, normalize: bool = False, **settings: Any) -> Tensor:
@@ -312,6 +306,23 @@ class Encoder(nn.Module):
             UserError: as `save`.
         """
         raise NotImplementedError
+
+
+def _texts(sentences: str | Sequence[str]) -> list[str]:
+    """The sentences, each one a text."""
+    texts = [sentences] if isinstance(sentences, str) else list(sentences)
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"sentence {i} is a {type(text).__name__}, not a string")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            at = error.start
+            fix = "text.encode('utf-8', 'replace').decode()"
+            raise UserError(
+                f"sentence {i} holds half of a character ({text[at]!r} at {at})", fix=fix
+            ) from None
+    return texts
 
 
 def _precision(device_type: str, dtype: str | None) -> AbstractContextManager[Any]:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from embedlab.config.run import MethodConfig
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import MethodConfig, RunConfig
+from embedlab.encoders.base import Encoder
 from embedlab.encoders.loading import load
 from embedlab.encoders.twin import ensemble
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.pooling import pooling_config
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.run import RunConfig
-    from embedlab.config.template import Template
-    from embedlab.encoders.base import Encoder
 
 
 @dataclass(frozen=True)
 class EnsembleConfig(MethodConfig):
     shardable: ClassVar[bool] = False
+    towers = 2
 
     name: str = "ensemble"
     first: str | None = None
@@ -32,10 +29,6 @@ class EnsembleConfig(MethodConfig):
     their own."""
     weights: tuple[float, float] = (0.3, 0.7)
     """Of first and second: those of JTCSE-UC and TNCSE-UC."""
-
-    @property
-    def towers(self) -> int:
-        return 2
 
     @property
     def idle(self) -> bool:
@@ -63,7 +56,6 @@ def _member(config: EnsembleConfig, key: str) -> Encoder:
 class Ensemble(Method):
     """``first`` and ``second``, weighted and added; there is no training step."""
 
-    name = "ensemble"
     config_class = EnsembleConfig
     config: EnsembleConfig
 
@@ -76,10 +68,6 @@ class Ensemble(Method):
             for tower in [tower for member in members for tower in member.towers]:
                 tower.read_by(pooling_config(config.pooling))
         return ensemble(members, config.weights)
-
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {roles[0]: (roles[0], template)}
 
     def losses(self, batch: Batch) -> LossOutput:
         raise NotImplementedError("an ensemble is not trained")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from embedlab.config.recipe import SAME_RECIPE
+from embedlab.config.run import SAME_RECIPE
 from embedlab.errors import UserError
 from embedlab.evaluation import suite_names
 from embedlab.evaluation.core.protocol import read_scores

@@ -147,8 +147,9 @@ def _sentences(
     """Both sides in a text variant, and a note."""
     if text == "raw":
         return table["sentence1"], table["sentence2"], ()
+    notes: tuple[str, ...] = ()
     if all(column in table for column in _TOKENS):
-        first, second, notes = table[_TOKENS[0]], table[_TOKENS[1]], ()
+        first, second = (table[column] for column in _TOKENS)
     elif task == "sickr":
         first, second = table["sentence1"], table["sentence2"]
         notes = ("sickr: raw text split at spaces, case kept, as SentEval has it",)

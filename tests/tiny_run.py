@@ -37,8 +37,9 @@ def sts_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, draw = tmp_path_factory.mktemp("sts"), random.Random(1)
     texts = sentences(40, seed=2)
     for name in ("stsb_dev", "stsb_test"):
-        rows = ["score\tsentence1\tsentence2"]
-        rows += [f"{draw.uniform(0, 5):.2f}\t{a}\t{b}" for a, b in zip(texts[::2], texts[1::2], strict=True)]
+        rows = ["score\tsentence1\tsentence2\tsentence1_tok\tsentence2_tok"]
+        pairs = zip(texts[::2], texts[1::2], strict=True)
+        rows += [f"{draw.uniform(0, 5):.2f}\t{a}\t{b}\t{a}\t{b}" for a, b in pairs]
         (folder / f"{name}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     return folder
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones import last_block
-from embedlab.backbones.body import Body
+from embedlab.backbones.body import Body, token_positions
 from embedlab.kernels import fused_block
 from embedlab.kernels.available import SHORT, kernel_options, short_kernel
 from embedlab.kernels.packing import MODEL_TYPES, Slots, row_capacity
@@ -150,7 +150,7 @@ class Backbone(Body):
         arguments = dict(self._extra)
         if self._takes_positions:
             if position_ids is None and attention_mask is not None:
-                position_ids = self._positions(attention_mask)
+                position_ids = token_positions(attention_mask, self.position_offset)
             arguments["position_ids"] = position_ids
         with self.autocast_context(input_ids.device):
             if position is not None and attention_mask is not None:
@@ -162,9 +162,6 @@ class Backbone(Body):
                 **arguments,
             )
         return tuple(out.hidden_states) if all_layers else (out.last_hidden_state,)
-
-    def _positions(self, attention_mask: Tensor) -> Tensor:
-        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0) + self.position_offset
 
     def _unpadded(
         self,

@@ -15,6 +15,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from embedlab.backbones.architecture import position_offset
+from embedlab.backbones.body import token_positions
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class BlockAdapter(ABC):
 
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """The states before the first block, ``[B, L, D]``; positions are counted from the mask."""
-        positions = counted(attention_mask) + position_offset(self.model.config)
+        positions = token_positions(attention_mask, position_offset(self.model.config))
         states = self.model.embeddings(input_ids=input_ids, position_ids=positions)
         project = getattr(self.model, "embeddings_project", None)  # ELECTRA's narrow embeddings
         return states if project is None else project(states)
@@ -211,7 +212,7 @@ class ModernBertBlocks(BlockAdapter):
         from transformers.masking_utils import create_bidirectional_sliding_window_mask
 
         config = self.model.config
-        positions = counted(attention_mask)
+        positions = token_positions(attention_mask)
         make = {
             "full_attention": create_bidirectional_mask,
             "sliding_attention": create_bidirectional_sliding_window_mask,
@@ -283,11 +284,6 @@ def block_adapter(backbone: Body, user: str) -> BlockAdapter:
         value=backbone.info.model_type,
         fix="one of these",
     )
-
-
-def counted(attention_mask: Tensor) -> Tensor:
-    """The position of each token among the real ones of its row, ``[B, L]``, from 0."""
-    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def split(x: Tensor, head_size: int) -> Tensor:

@@ -45,3 +45,19 @@ class Body(nn.Module):
     def autocast_context(self, device: torch.device) -> AbstractContextManager[Any]:
         """For code that runs blocks by itself: low-precision weights are computed with as they are."""
         return torch.autocast(device.type, enabled=False) if self.low_precision_weights else nullcontext()
+
+
+def token_positions(attention_mask: Tensor, offset: int = 0) -> Tensor:
+    """Position ids, ``[B, L]``: those of real tokens counted from the mask, so that padding on the left shifts nothing.
+
+    Padding has what transformers gives it on the right, for poolings that count it as released code does.
+
+    Args:
+        attention_mask: [B, L], 1 at real tokens.
+        offset: position of the first one; where it is not 0, padding has the position before.
+    """
+    real = attention_mask.long()
+    padding = torch.full_like(real, offset - 1)
+    if offset == 0:
+        padding = torch.arange(real.shape[-1], device=real.device).expand_as(real)
+    return torch.where(real.bool(), real.cumsum(-1) - 1 + offset, padding)

@@ -127,10 +127,14 @@ def _not_composed(error: Exception, keys: Iterable[str], overrides: Sequence[str
 
 
 def _invalid_value(error: Any, overrides: Sequence[str]) -> UserError:
-    from omegaconf.errors import MissingMandatoryValue
+    from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue
 
     key = error.full_key or None
-    if isinstance(error, MissingMandatoryValue):
+    if isinstance(
+        error, InterpolationToMissingValueError
+    ):  # `${sick}`, which an experiment's file leaves open
+        key = str(error).splitlines()[0].rpartition(" ")[2]
+    if isinstance(error, MissingMandatoryValue | InterpolationToMissingValueError):
         return UserError("this key needs a value", key=key, fix=f"add {key or 'key'}=…")
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
     return UserError(message, key=key, value=_value_of(key or "", overrides))

@@ -34,24 +34,14 @@ def load_encoder(
 
 def _read_by(encoder: Encoder, pooling: Mapping[str, Any]) -> None:
     from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.pooling import build_pooling, pooling_config
+    from embedlab.pooling import pooling_config
 
     if not isinstance(encoder, SentenceEncoder):
         raise UserError(
             "an encoder of two towers is read as it was trained", key="pooling", value=pooling.get("name"),
             fix="leave pooling out",
         )  # fmt: skip
-    backbone, config = encoder.backbone, pooling_config(pooling)
-    config.check(backbone.info, encoder.tokenization.template, "")
-    other = build_pooling(config, backbone.info)
-    if any(True for _ in other.parameters()):
-        raise UserError(
-            "has weights, which this checkpoint does not hold", key="pooling", value=pooling.get("name"),
-            fix="a pooling without weights, such as cls, mean, last, last_n or rep1",
-        )  # fmt: skip
-    encoder.pooling = other.to(encoder.device)
-    if other.needs_all_layers:
-        backbone.prepare_all_layers()
+    encoder.read_by(pooling_config(pooling))
 
 
 @dataclass(frozen=True)

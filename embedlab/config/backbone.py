@@ -135,6 +135,7 @@ KNOWN: dict[str, BackboneInfo] = {
     "meta-llama/Llama-2-7b-hf": _decoder("llama", 32, 4096, 4096),
     "meta-llama/Meta-Llama-3-8B": _decoder("llama", 32, 4096, 8192),
     "mistralai/Mistral-7B-v0.1": _decoder("mistral", 32, 4096, 32768),
+    "google/gemma-2b": _decoder("gemma", 18, 2048, 8192),
 }
 """Facts of the published checkpoints that `conf/backbone` names, by the hub's full name."""
 

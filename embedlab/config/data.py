@@ -24,6 +24,7 @@ class DataConfig(Record):
         files: a path, a glob or a list of them (.txt .csv .tsv .jsonl .parquet; text ones plain, .gz, .xz,
             .bz2). Of `files`, `hub` and `package` the first that is given is the source, so that files on a
             command line take the place of whatever an experiment names.
+        also: more files, read after the source.
         package: text that comes with an installed package, of those of its kind.
         columns: role or number -> column of the source, for those of the kind (and for ``nli`` also premise,
             hypothesis and label). None, whole or for one role: the usual names of the kind. A number is the place of
@@ -61,6 +62,7 @@ class DataConfig(Record):
     split: str = "train"
     revision: str | None = None
     files: str | list[str] | None = None
+    also: str | list[str] | None = None
     package: str | None = None
     columns: dict[str, str | int | None] | None = None
     header: bool | None = None
@@ -97,6 +99,8 @@ class DataConfig(Record):
     def _check_source(self) -> None:
         if self.files is not None and not self.files:
             _refuse("files", "names no file", "data.files=PATH, or data.files=null for the hub or a package")
+        if self.also is not None and not self.also:
+            _refuse("also", "names no file", "data.also=PATH, or data.also=null")
         if not (self.files or self.hub or self.package):
             raise UserError(
                 f"data={self.name} has no source",
@@ -120,10 +124,11 @@ class DataConfig(Record):
     @property
     def source(self) -> str:
         """The source in a few words, for reports and error messages."""
-        if self.files:
-            files = [self.files] if isinstance(self.files, str) else self.files
-            return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-        return f"hub:{self.hub}" if self.hub else f"package:{self.package}"
+        given = [[files] if isinstance(files, str) else files or [] for files in (self.files, self.also)]
+        if not self.files:
+            given[0] = [f"hub:{self.hub}" if self.hub else f"package:{self.package}"]
+        first, *more = [*given[0], *given[1]]
+        return f"{first} and {len(more)} more" if more else first
 
 
 def _refuse(key: str, message: str, fix: str) -> None:

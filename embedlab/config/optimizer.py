@@ -19,6 +19,9 @@ class OptimizerConfig(Record):
 
     lr: float = within(3e-5, above=0)
     weight_decay: float = within(0.0, least=0)
+    decay_norms_and_biases: bool | None = None
+    """Whether weight decay also acts on norms and biases; None: as the method's release has it
+    (`MethodConfig.decays_norms_and_biases`)."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = within(1e-8, above=0)
     schedule: Schedule = "linear"

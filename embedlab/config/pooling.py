@@ -22,6 +22,11 @@ class PoolingConfig:
     name: str
 
     @property
+    def counts_padding(self) -> bool:
+        """Whether vectors depend on the padding of their batch, so that a step may not leave it out."""
+        return False
+
+    @property
     def averages_tokens(self) -> bool:
         """Whether a vector is of all tokens, and not of one or two."""
         return False

@@ -35,6 +35,8 @@ class MethodConfig:
     """The kind of backbone that it takes; None: both."""
     can_unpad: ClassVar[bool] = False
     """Whether the method hands on the token budget of its views, so that a step can leave out padding."""
+    decays_norms_and_biases: ClassVar[bool] = True
+    """Whether its release decays every weight, as torch's AdamW does (``optimizer.decay_norms_and_biases``)."""
     towers: ClassVar[int] = 1
     """Encoders that the result is made of."""
     eval_text = "raw"

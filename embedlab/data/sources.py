@@ -24,17 +24,13 @@ def open_source(config: DataConfig) -> list[Reader]:
             missing.
     """
     if config.files:
-        layout = Layout(
-            config.header,
-            tuple(config.chosen.values()),
-            {name: f"data={kind}" for name, kind in column_kinds().items()},
-            "data.columns.ROLE=NAME; without a header data.columns.ROLE=0, or another place",
-        )
-        return [open_reader(path, layout) for path in find_files(config.files)]
-    if config.hub:
-        return _open_hub(config, config.hub)
-    assert config.package is not None
-    return [PackageReader(config.package)]
+        readers = _open_files(config, config.files)
+    elif config.hub:
+        readers = _open_hub(config, config.hub)
+    else:
+        assert config.package is not None
+        readers = [PackageReader(config.package)]
+    return readers + _open_files(config, config.also or [], "data.also")
 
 
 def check_source(config: DataConfig) -> None:
@@ -45,27 +41,41 @@ def check_source(config: DataConfig) -> None:
     """
     if config.files or not config.hub:
         open_source(config)
+    else:
+        _open_files(config, config.also or [], "data.also")
 
 
-def find_files(files: str | Sequence[str]) -> list[Path]:
-    """Paths and globs to files: each glob's matches sorted, a file that is matched twice taken once."""
+def find_files(files: str | Sequence[str], key: str = "data.files") -> list[Path]:
+    """Paths and globs to files: each glob's matches sorted, a file that is matched twice taken once.
+
+    Raises:
+        UserError: one that is not there, by ``key``.
+    """
     found: dict[Path, None] = {}
     for given in [files] if isinstance(files, str) else files:
         path = Path(given).expanduser()
         if path.is_file():
             found[path] = None
         elif path.is_dir():
-            raise UserError(
-                "this is a folder", key="data.files", value=given, fix=f"data.files='{given}/*.txt'"
-            )
+            raise UserError("this is a folder", key=key, value=given, fix=f"{key}='{given}/*.txt'")
         elif glob.has_magic(str(path)):
             matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
             if not any(match.is_file() for match in matches):
-                raise UserError("the pattern matches no file", key="data.files", value=given)
+                raise UserError("the pattern matches no file", key=key, value=given)
             found |= {match: None for match in matches if match.is_file()}
         else:
-            raise UserError("no such file", key="data.files", value=given)
+            raise UserError("no such file", key=key, value=given)
     return list(found)
+
+
+def _open_files(config: DataConfig, files: str | Sequence[str], key: str = "data.files") -> list[Reader]:
+    layout = Layout(
+        config.header,
+        tuple(config.chosen.values()),
+        {name: f"data={kind}" for name, kind in column_kinds().items()},
+        "data.columns.ROLE=NAME; without a header data.columns.ROLE=0, or another place",
+    )
+    return [open_reader(path, layout) for path in find_files(files, key)]
 
 
 class HubReader(Reader):
@@ -121,11 +131,13 @@ def _open_hub(config: DataConfig, name: str) -> list[Reader]:
 def _hub_error(config: DataConfig, part: str | None, bad: Exception) -> UserError:
     asked = " ".join(filter(None, (part, f"split {config.split}")))
     reason = str(bad).strip().splitlines()[0] if str(bad).strip() else ""
+    files = config.hub_files
+    what = ", ".join([files] if isinstance(files, str) else files or ["a copy"])
     return UserError(
         f"the hub data set cannot be read ({asked}): {type(bad).__name__} {reason[:200]}",
         key="data.hub",
         value=config.hub,
-        fix="check the name and the connection (HF_HUB_OFFLINE), or set data.files=PATH",
+        fix=f"data.files=PATH of {what}, or a connection (HF_HUB_OFFLINE) and the right name",
     )
 
 

@@ -39,6 +39,8 @@ class Encoder(nn.Module):
     towers: Sequence[Any]
     """The encoders of one backbone each that it is made of; of one such encoder, itself."""
     tokenization: Tokenization
+    mixed = False
+    """Whether its towers read text differently, so that it has texts to encode but no token ids."""
     chunk: int | None = None
     """Rows that a training pass encodes at once (`embedlab.encoders.grad_cache`); None: all."""
 
@@ -163,25 +165,35 @@ class Encoder(nn.Module):
         if output not in ("numpy", "tensor"):
             raise UserError("unknown output", key="output", value=output, fix="numpy or tensor")
         before = self.usage.text(prompt, prompt_name)
-        texts = [before + text for text in _texts(sentences)]
-        rows, places = self._distinct_rows(texts)
-        vectors = self.encode_ids(
-            rows,
-            batch_size,
-            show_progress_bar=show_progress_bar,
+        vectors = self.encode_texts(
+            [before + text for text in _texts(sentences)],
             normalize=normalize,
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
             device=device,
             dtype=dtype,
             to_host=output == "numpy",
-            on_batch=on_batch and (lambda done, of: on_batch(len(places) * done // of, len(places))),
+            on_batch=on_batch,
             skip=0 if self.usage.include_prompt else self.tokenization.tokens_before(before),
         )
-        if len(rows) < len(places):
-            vectors = vectors[torch.tensor(places, device=vectors.device)]
         vectors = vectors[0] if isinstance(sentences, str) else vectors
         return vectors.numpy() if output == "numpy" else vectors
 
-    def _distinct_rows(self, texts: list[str]) -> tuple[list[NDArray[np.int32]], list[int]]:
+    def encode_texts(
+        self,
+        texts: Sequence[str],
+        *,
+        normalize: bool = False,
+        on_batch: Callable[[int, int], None] | None = None,
+        **settings: Any,
+    ) -> Tensor:
+        """Vectors of texts, [n, D]: what `encode` calls, with the settings of `encode_ids`."""
+        rows, places = self._distinct_rows(texts)
+        told = on_batch and (lambda done, of: on_batch(len(places) * done // of, len(places)))
+        vectors = self.encode_ids(rows, normalize=normalize, on_batch=told, **settings)
+        return vectors[torch.tensor(places, device=vectors.device)] if len(rows) < len(places) else vectors
+
+    def _distinct_rows(self, texts: Sequence[str]) -> tuple[list[NDArray[np.int32]], list[int]]:
         """Rows of ids, and the place of each text's among them.
 
         Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.

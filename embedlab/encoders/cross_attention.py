@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from torch import Tensor
 
 from embedlab.backbones.blocks import BlockAdapter, BlockContext, Heads, block_adapter
-from embedlab.encoders.twin import TwinEncoder
+from embedlab.encoders.twin import TwinEncoder, check_addable
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -167,6 +167,7 @@ class CrossedTwin(TwinEncoder):
         super().__init__(twin.towers, twin.weights, twin.card, twin.usage)
         if len(twin.towers) != 2:
             raise UserError("attention is exchanged between two towers", value=len(twin.towers))
+        check_addable(*twin.towers, "tower 2")
         first, second = (tower.backbone for tower in twin.towers)
         check_alike(first, second)
         self._name = f"n_ca={n_ca} route={route}"

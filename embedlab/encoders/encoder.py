@@ -33,6 +33,7 @@ from embedlab.pooling import build_pooling
 
 if TYPE_CHECKING:
     from embedlab.backbones import Backbone
+    from embedlab.config.pooling import PoolingConfig
     from embedlab.pooling import Pooling
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,25 @@ class SentenceEncoder(Encoder):
         )
         vectors: Tensor = self.pooling(hidden, pooled, self.tokenization.marks)
         return vectors
+
+    def read_by(self, config: PoolingConfig) -> None:
+        """Read the hidden states by another pooling, in place.
+
+        Raises:
+            UserError: one that has no meaning here, or has weights.
+        """
+        config.check(self.backbone.info, self.tokenization.template, "")
+        other = build_pooling(config, self.backbone.info)
+        if any(True for _ in other.parameters()):
+            raise UserError(
+                "has weights, which this checkpoint does not hold",
+                key="pooling",
+                value=config.name,
+                fix="a pooling without weights, such as cls, mean, last, last_n or rep1",
+            )
+        self.pooling = other.to(self.device)
+        if other.needs_all_layers:
+            self.backbone.prepare_all_layers()
 
     def fingerprint(self) -> str:
         """Hex hash of all that decides the vectors: weights, pooling, tokenization. The same after `save`."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from embedlab.config.backbone import Attention, Dtype
@@ -25,7 +26,7 @@ _PROBE = ("A first sentence, with (some) marks.", "Ein zweiter Satz: Übung 12!"
 
 
 class TwinEncoder(Encoder):
-    """Encoders of one tokenizer; the vector of a sentence is the weighted sum of theirs.
+    """Encoders whose weighted sum is the vector of a sentence, each of its own tokens where they read text differently.
 
     The towers' vectors are not normalised before they are added: that would be another encoder.
 
@@ -36,7 +37,7 @@ class TwinEncoder(Encoder):
         usage: prompts, kept width and similarity.
 
     Raises:
-        UserError: towers that read text differently, or whose vectors cannot be added.
+        UserError: towers whose vectors cannot be added.
     """
 
     towers: Sequence[SentenceEncoder]
@@ -58,20 +59,35 @@ class TwinEncoder(Encoder):
         self.towers = nn.ModuleList(towers)  # type: ignore[assignment]
         self.weights = tuple(float(w) for w in weights or [1.0] * len(towers))
         for i, tower in enumerate(towers[1:], 2):
-            check_addable(towers[0], tower, f"tower {i}")
+            check_widths(towers[0], tower, f"tower {i}")
+        self.mixed = not all(same_tokenizer(self.tokenization, tower.tokenization) for tower in towers[1:])
 
     @property
     def tokenization(self) -> Tokenization:  # type: ignore[override]
-        """Of all towers: they read text alike, their length limits aside."""
+        """Of the first tower, and but for length limits of all where they are not `mixed`."""
         return self.towers[0].tokenization
 
     @tokenization.setter
     def tokenization(self, value: Tokenization) -> None:
+        """Of all towers; of `mixed` ones only its length limit."""
         for tower in self.towers:
-            tower.tokenization = value
+            own = tower.tokenization
+            tower.tokenization = (
+                Tokenization(own.tokenizer, own.template, value.max_length, own.preparation)
+                if self.mixed
+                else value
+            )
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None) -> Tensor:
-        """Token ids and mask, [B, L], to the sum of the towers' vectors, [B, `dim`] in fp32."""
+        """Token ids and mask, [B, L], to the sum of the towers' vectors, [B, `dim`] in fp32.
+
+        Raises:
+            UserError: the towers read text differently.
+        """
+        if self.mixed:
+            raise UserError(
+                "the towers have no token ids in common: they read text differently", fix="encode texts"
+            )
         total = None
         for tower, weight in zip(self.towers, self.weights, strict=True):
             vectors = tower(input_ids, attention_mask, capacity)
@@ -79,6 +95,16 @@ class TwinEncoder(Encoder):
             total = vectors if total is None else total + vectors
         assert total is not None
         return total
+
+    def encode_texts(self, texts: Sequence[str], *, normalize: bool = False, **settings: Any) -> Tensor:
+        if not self.mixed:
+            return super().encode_texts(texts, normalize=normalize, **settings)
+        parts = [
+            weight * tower.encode_texts(texts, **settings)[:, : self.dim]
+            for tower, weight in zip(self.towers, self.weights, strict=True)
+        ]
+        total = torch.stack(parts).sum(0)
+        return nn.functional.normalize(total, dim=-1) if normalize else total
 
     def fingerprint(self) -> str:
         """Hex hash of the towers and their weights."""
@@ -103,6 +129,11 @@ class TwinEncoder(Encoder):
         return {"files": texts, "weights": weights}
 
     def to_sentence_transformers(self, folder: str | os.PathLike[str]) -> None:
+        if self.mixed:
+            raise UserError(
+                "sentence-transformers has one tokenizer a model, and these towers read text differently",
+                fix="to=hf",
+            )
         pooling = self.towers[0].pooling
         mode = summed_mode(pooling, self.tokenization)
         with whole_folder(folder) as fresh:
@@ -140,13 +171,18 @@ class TwinEncoder(Encoder):
         return cls(towers, saved.weights, saved.card, Usage.from_dict(saved.usage)).eval()
 
 
-def check_addable(first: Encoder, second: Encoder, name: str) -> None:
-    """``UserError`` unless two encoders read text alike and have vectors of one width."""
+def check_widths(first: Encoder, second: Encoder, name: str) -> None:
+    """``UserError`` unless two encoders have vectors of one width."""
     if first.dim != second.dim:
         raise UserError(
             f"vectors of {first.dim} and {second.dim} features cannot be added ({name})",
             fix="encoders of one width",
         )
+
+
+def check_addable(first: Encoder, second: Encoder, name: str) -> None:
+    """``UserError`` unless two encoders read text alike and have vectors of one width."""
+    check_widths(first, second, name)
     if not same_tokenizer(first.tokenization, second.tokenization):
         raise UserError(
             f"{name} reads text differently: another tokenizer or template than the first",

@@ -116,6 +116,18 @@ class Method(LightningModule):
         """
         return {role: (role, template) for role in roles}
 
+    def views(self, fields: Fields, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
+        """`fields` with how each text is tokenised, by default as the encoder does; a method may add views.
+
+        Args:
+            fields: as `fields` gives them.
+            max_length: tokens of a sentence.
+        """
+        return {
+            view: (column, Tokenization(self.encoder.tokenizer, template, max_length))
+            for view, (column, template) in fields.items()
+        }
+
     def losses(self, batch: Batch) -> LossOutput:
         """Named losses of one batch whose views are token tensors on the device."""
         raise NotImplementedError
@@ -200,10 +212,12 @@ class Method(LightningModule):
     def configure_optimizers(self) -> Any:
         for module in self.frozen():
             module.requires_grad_(False)
-        groups = parameter_groups(self, self.optimizer_config.lr)
-        optimizer, scheduler = build_optimizer(
-            self.optimizer_config, groups, self.schedule_steps(), self.device
-        )
+        wanted = self.optimizer_config
+        decays = wanted.decay_norms_and_biases
+        if decays is None:
+            decays = self.config.decays_norms_and_biases
+        groups = parameter_groups(self, wanted.lr, decays or wanted.weight_decay == 0)
+        optimizer, scheduler = build_optimizer(wanted, groups, self.schedule_steps(), self.device)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def schedule_steps(self) -> int:

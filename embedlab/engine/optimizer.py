@@ -53,11 +53,16 @@ def factor(step: int, *, schedule: Schedule, warmup: int, total: int) -> float:
     return 1.0 - done if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 
 
-def parameter_groups(module: nn.Module, lr: float) -> list[dict[str, Any]]:
-    """The trained parameters in groups of one learning rate, that of most first.
+def parameter_groups(module: nn.Module, lr: float, decay_vectors: bool = True) -> list[dict[str, Any]]:
+    """The trained parameters in groups of one learning rate and decay, that of most first.
 
     A part of the model may have a rate of its own by an attribute ``lr_multiplier``, which holds for all its
     parameters (an outer part's, where both have one).
+
+    Args:
+        module: what is trained.
+        lr: learning rate where no part says otherwise.
+        decay_vectors: whether weight decay also acts on parameters of one dimension: norms and biases.
     """
     multipliers: dict[nn.Parameter, float] = {}
     for part in module.modules():
@@ -65,11 +70,15 @@ def parameter_groups(module: nn.Module, lr: float) -> list[dict[str, Any]]:
         if multiplier != 1.0:
             for p in part.parameters():
                 multipliers.setdefault(p, float(multiplier))
-    groups: dict[float, list[nn.Parameter]] = {1.0: []}
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): []}
     for p in module.parameters():
         if p.requires_grad:
-            groups.setdefault(multipliers.get(p, 1.0), []).append(p)
-    return [{"params": members, "lr": lr * multiplier} for multiplier, members in groups.items() if members]
+            groups.setdefault((multipliers.get(p, 1.0), decay_vectors or p.dim() > 1), []).append(p)
+    return [
+        {"params": members, "lr": lr * multiplier, **({} if decayed else {"weight_decay": 0.0})}
+        for (multiplier, decayed), members in groups.items()
+        if members
+    ]
 
 
 def build_optimizer(

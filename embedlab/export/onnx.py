@@ -43,11 +43,15 @@ def export_onnx(encoder: Encoder, folder: Path, normalize: bool = True) -> None:
     Weights are exported in float32. Needs the extra `onnx`.
 
     Raises:
-        UserError: an encoder whose pooling leaves prompts out.
+        UserError: an encoder whose pooling leaves prompts out, or whose towers read text differently.
     """
     if not encoder.usage.include_prompt:
         fix = "to=sentence-transformers or to=hf"
         raise UserError("a graph's pooling reads the prompt", key="include_prompt", value=False, fix=fix)
+    if encoder.mixed:
+        raise UserError(
+            "ONNX has one set of token ids, and these towers read text differently", key="to", fix="to=hf"
+        )
     import onnxscript  # noqa: F401  torch.onnx needs it, and would name it only deep inside
 
     graph = _Graph(copy.deepcopy(encoder), normalize).eval().to(device="cpu", dtype=torch.float32)

@@ -32,10 +32,11 @@ def additive_mask(**request: Any) -> Tensor | None:
         return None
     allowed = sdpa_mask(**{**request, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
     assert allowed is not None
-    # A token always sees itself. For real tokens that is so anyway; padding would see nothing otherwise,
-    # and the softmax over nothing is NaN in some kernels.
+    # What would see nothing (padding before the first token of a decoder) sees itself: the softmax over nothing is
+    # NaN in some kernels. Other padding sees what transformers lets it see, for poolings that count it.
     length = torch.arange(allowed.shape[-1], device=allowed.device)
-    allowed = allowed | (length[-allowed.shape[-2] :, None] == length)
+    itself = length[-allowed.shape[-2] :, None] == length
+    allowed = allowed | (itself & ~allowed.any(-1, keepdim=True))
     kind = allowed.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)

@@ -17,6 +17,8 @@ class CausalLMConfig(MethodConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
     backbone_kind = "decoder"
     """An encoder sees the tokens that it would predict."""
+    # GPT decays "all non bias or gain weights" (Radford et al. 2018, section 4.1).
+    decays_norms_and_biases: ClassVar[bool] = False
     shardable: ClassVar[bool] = False
 
     name: str = "causal_lm"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch.nn.functional import l1_loss
 
 from embedlab.config.backbone import BackboneInfo
@@ -19,8 +20,9 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.loading import load
-from embedlab.encoders.twin import check_addable
-from embedlab.engine.module import Batch, LossOutput, Method
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.twin import TwinEncoder, check_widths, same_tokenizer
+from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.engine.step import backbones_of
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast_pairs
@@ -34,7 +36,7 @@ class DistilConfig(ContrastConfig):
 
     name: str = "distil"
     teacher: str | None = None
-    """What `embedlab.load` takes: a twin encoder, an ensemble, any encoder with the student's tokenizer."""
+    """What `embedlab.load` takes: a twin encoder, an ensemble, any encoder with vectors of the student's width."""
     k1: float = 0.01
     """Weight of the contrast, 1 - k1 that of the distance: 0.01 from a twin, 0.1 from the mixed ensemble."""
 
@@ -64,7 +66,13 @@ class Distil(Method):
         teacher: Encoder,
     ) -> None:
         super().__init__(encoder, config, optimizer)
-        check_addable(encoder, teacher, "the teacher")
+        check_widths(encoder, teacher, "the teacher")
+        self._views = {
+            i: f"teacher{i}"
+            for i, tower in enumerate(teacher.towers, 1)
+            if not same_tokenizer(encoder.tokenization, tower.tokenization)
+        }
+        """Of the teacher's towers that read text otherwise than the student, by number."""
         # In a list, it is no sub-module: neither the optimiser, DDP, checkpoints nor train() reach it.
         self._teacher = [teacher.requires_grad_(False).eval()]
 
@@ -78,6 +86,25 @@ class Distil(Method):
     def teacher(self) -> Encoder:
         return self._teacher[0]
 
+    def views(self, fields: Fields, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
+        found = super().views(fields, max_length)
+        for i, view in self._views.items():
+            own = self.teacher.towers[i - 1].tokenization
+            found[view] = ("sentence", Tokenization(own.tokenizer, own.template, max_length))
+        return found
+
+    def target(self, batch: Batch) -> Tensor:
+        """The teacher's vectors [B, D], of its own tokens where it reads text otherwise than the student."""
+        of = [batch[self._views.get(i, "sentence")] for i in range(1, len(self.teacher.towers) + 1)]
+        if not self._views:
+            return self.teacher(of[0]["input_ids"], of[0]["attention_mask"])  # type: ignore[no-any-return]
+        weights = self.teacher.weights if isinstance(self.teacher, TwinEncoder) else (1.0,)
+        parts = [
+            weight * tower(view["input_ids"], view["attention_mask"])
+            for weight, tower, view in zip(weights, self.teacher.towers, of, strict=True)
+        ]
+        return torch.stack(parts).sum(0)
+
     def on_fit_start(self) -> None:
         super().on_fit_start()
         self.teacher.to(self.device)
@@ -89,7 +116,7 @@ class Distil(Method):
         view = batch["sentence"]
         ids, mask = view["input_ids"], view["attention_mask"]
         with torch.no_grad():
-            target = self.teacher(ids, mask)
+            target = self.target(batch)
         student = self.by_chunks(self.encoder, ids, mask)
         pair = target.to(student.dtype), student
         result = contrast_pairs(pair, [self.config.in_batch.text_hashes(view)] * 2, self.config)

@@ -12,6 +12,7 @@ from embedlab.encoders.loading import load
 from embedlab.encoders.twin import ensemble
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
+from embedlab.pooling import pooling_config
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class EnsembleConfig(MethodConfig):
     first: str | None = None
     """What `embedlab.load` takes; a twin counts as its sum."""
     second: str | None = None
+    pooling: str | None = None
+    """Read both by this pooling, which has no weights (``cls``), as a plain model says nothing of its own. None: by
+    their own."""
     weights: tuple[float, float] = (0.3, 0.7)
     """Of first and second: those of JTCSE-UC and TNCSE-UC."""
 
@@ -36,7 +40,17 @@ class EnsembleConfig(MethodConfig):
                 raise UserError("an ensemble has two members", key=f"method.{key}", fix=f"method.{key}=RUN")
         if not any(self.weights):
             raise UserError("a weight for each member", key="method.weights", value=list(self.weights))
+        if self.pooling is not None:
+            pooling_config(self.pooling)
         return []
+
+
+def _member(config: EnsembleConfig, key: str) -> Encoder:
+    try:
+        return load(str(getattr(config, key)))
+    except UserError as error:
+        error.key = f"method.{key}"
+        raise
 
 
 class Ensemble(Method):
@@ -49,7 +63,10 @@ class Ensemble(Method):
     def make_encoder(cls, run: RunConfig, tokenizer: Any = None) -> Encoder:
         config = run.method
         assert isinstance(config, EnsembleConfig)
-        members = [load(str(path)) for path in (config.first, config.second)]
+        members = [_member(config, key) for key in ("first", "second")]
+        if config.pooling is not None:
+            for tower in [tower for member in members for tower in member.towers]:
+                tower.read_by(pooling_config(config.pooling))
         return ensemble(members, config.weights)
 
     def losses(self, batch: Batch) -> LossOutput:

@@ -28,7 +28,7 @@ from embedlab.config.run import RunConfig
 from embedlab.distributed.gather import broadcast_coin
 from embedlab.encoders.cross_attention import CrossAttention, Route, check_alike, cross_layers, last_exchange
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.encoders.twin import TwinEncoder
+from embedlab.encoders.twin import TwinEncoder, check_addable
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast_rows, interleaved_hashes
@@ -236,6 +236,7 @@ class JTCSE(Method):
             load_tower(path, run, f"method.tower{i}")
             for i, path in enumerate((config.tower1, config.tower2), 1)
         ]
+        check_addable(*(tower.encoder for tower in towers), "tower 2")
         encoder = TwinEncoder([tower.encoder for tower in towers])
         poolers = None
         if config.uses_poolers:

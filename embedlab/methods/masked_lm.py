@@ -30,6 +30,8 @@ class MaskedLMConfig(MethodConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
     backbone_kind = "encoder"
     """A decoder has no masks to fill."""
+    # BERT's release: exclude_from_weight_decay=["LayerNorm", "layer_norm", "bias"].
+    decays_norms_and_biases: ClassVar[bool] = False
     shardable: ClassVar[bool] = False
 
     name: str = "masked_lm"

@@ -96,6 +96,10 @@ class S2SentConfig(BlocksConfig):
         """`mode` with ``auto`` resolved."""
         return ("last1d" if self.n == 1 else "stack2d") if self.mode == "auto" else self.mode
 
+    @property
+    def counts_padding(self) -> bool:
+        return self.kind != "none" and self.squeeze == "dct" and self.invalid == "grid6"
+
     def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
         warnings = super().check(info, template, method)
         if self.kind == "none":
@@ -135,7 +139,7 @@ class S2SentConfig(BlocksConfig):
         stacked, dct = self.kind == "stack2d", self.squeeze == "dct"
         constant = stacked and self.n == 1 and self.block_norm == "softmax"
         null_control = not stacked and self.gate1d == "softmax"
-        grows, padded = dct and self.dct_norm == "sum", dct and self.invalid == "grid6"
+        grows = dct and self.dct_norm == "sum"
         doubts = {
             f"pooling.r={self.r} does not divide the backbone's {width} features: the bottleneck has "
             f"{width // self.r}": width % self.r > 0,
@@ -146,7 +150,7 @@ class S2SentConfig(BlocksConfig):
             "pooling.gate1d=softmax: the gate of a single block is then 1 (a null control)": null_control,
             "pooling.dct_norm=sum grows with length and blocks, and saturates the sigmoid": grows,
             "pooling.invalid=grid6 averages over padding, as released: a sentence's vector depends on the "
-            "length of its batch mates": padded,
+            "length of its batch mates": self.counts_padding,
             "pooling.block_norm=global_exp: the length of a vector, not its direction, depends on its batch "
             "mates": self.block_norm == "global_exp",
         }
@@ -219,8 +223,7 @@ class S2Sent(Blocks):
 
     def blocks(self, hidden: tuple[Tensor, ...], mask: Tensor | None) -> list[Tensor]:
         """U^(n), [B, L, D] each, oldest first; a single one for ``avg1d`` and ``last1d``."""
-        padding_counts = self.select is not None and self.select.grid
-        blocks = super().blocks(hidden, None if padding_counts else mask)
+        blocks = super().blocks(hidden, None if self.config.counts_padding else mask)
         if self.config.kind == "last1d":
             return blocks[-1:]
         return [torch.stack(blocks).mean(0)] if self.config.kind == "avg1d" else blocks

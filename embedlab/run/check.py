@@ -120,6 +120,8 @@ def _cannot_pack(run: RunConfig) -> str | None:
         return "optimizer.chunk and adapter.gradient_checkpointing compute padded rows again"
     if not run.method.can_unpad:
         return f"method={run.method.name} computes padded rows"
+    if run.pooling.counts_padding:
+        return f"pooling={run.pooling.name} counts it here (pooling.invalid=grid6, as released)"
     if run.data.pack is not None:
         return "packed rows (data.pack) have none"
     model_type = backbone_info(run).model_type

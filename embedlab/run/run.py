@@ -27,7 +27,6 @@ from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count, global_rank, on_cuda, precision_of
 from embedlab.encoders.folder import whole_folder
 from embedlab.encoders.loading import load_checkpoint
-from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.cuda_graph import CapturedStep
 from embedlab.engine.fsdp import Sharded, sharded
 from embedlab.engine.module import Method
@@ -188,10 +187,7 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     runners = {"eager": EagerStep, "compile": CompiledStep, "graph": CapturedStep}
     method.use(runners[resolved_step(config)](packing=resolved_packing(config)))
     roles = data_kind(config.data.name).roles
-    fields = {
-        view: (column, Tokenization(method.encoder.tokenizer, template, config.data.max_length))
-        for view, (column, template) in cls.fields(config.method, roles, config.template).items()
-    }
+    fields = method.views(cls.fields(config.method, roles, config.template), config.data.max_length)
     emit = "rows" if on_cuda(config.trainer) else "tokens"
     validation = [torch.zeros(1)] if config.evaluation.sts_dir is not None else None
     return method, SentenceDataModule(config.data, fields, config.seed, emit=emit, validation=validation)

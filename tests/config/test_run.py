@@ -137,6 +137,7 @@ def test_batches_of_two_sizes_are_not_captured(compose_run, monkeypatch):  # typ
         (("step=compile",), "step=graph"),
         (("optimizer.chunk=2",), "optimizer.chunk"),
         (("method=distil", "method.teacher=x"), "method=distil"),
+        (("pooling=s2_official", "pooling.r=8", "pooling.n=1", "pooling.m=4"), "pooling=s2sent counts it"),
     ],
 )
 def test_unpad_is_refused_where_padding_stays(compose_run, overrides, cause):  # type: ignore[no-untyped-def]

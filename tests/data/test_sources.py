@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -9,6 +10,7 @@ import pytest
 from embedlab.config.data import DataConfig
 from embedlab.data.packages import EMOJI_LANGUAGES
 from embedlab.data.rows import read_rows
+from embedlab.data.sources import check_source
 from embedlab.errors import UserError
 
 
@@ -30,6 +32,19 @@ def test_a_hub_data_set(dataset: Path) -> None:
     other = read_rows(DataConfig(hub=str(dataset), hub_files="other.csv"))
     assert other.readers[0].identity() != stream.readers[0].identity()
     assert read_rows(config).readers[0].identity() == stream.readers[0].identity()
+
+
+def test_files_beside_a_source_are_read_after_it(dataset: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("third\nfourth\n")
+    hub = DataConfig(hub=str(dataset), hub_files="train.csv")
+    both = read_rows(replace(hub, also=str(tmp_path / "more.txt")))
+    assert [row[2] for row in both] == [("first",), ("second",), ("third",), ("fourth",)]
+    assert [row[0] for row in both] == [0, 0, 1, 1]
+    assert both.source.identity[:1] == read_rows(hub).source.identity
+    assert len(both.source.identity) == 2
+    with pytest.raises(UserError, match="no such file") as caught:
+        check_source(replace(hub, also="nowhere.txt"))
+    assert caught.value.key == "data.also"
 
 
 def test_a_hub_data_set_lists_its_columns(dataset: Path) -> None:

@@ -16,7 +16,7 @@ from embedlab.config.backbone import BackboneConfig
 from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
-from embedlab.encoders.twin import TwinEncoder, ensemble, same_tokenizer
+from embedlab.encoders.twin import TwinEncoder, check_addable, ensemble, same_tokenizer
 from embedlab.errors import UserError
 from embedlab.pooling import build_pooling
 from tests.support import SENTENCES
@@ -160,17 +160,44 @@ def test_a_length_limit_reaches_every_tower(tiny: Tiny) -> None:
 
 def test_towers_that_cannot_be_added_are_refused(tiny: Tiny) -> None:
     first = encoder(tiny)
-    with pytest.raises(UserError, match="reads text differently"):
-        TwinEncoder([first, encoder(tiny, "roberta")])
-    with pytest.raises(UserError, match="reads text differently"):
-        TwinEncoder([first, encoder(tiny, template=Template("It is {sentence}"))])
     backbone, tokenizer = load_backbone(BackboneConfig(source="local", path=str(tiny("bert", width=16))))
     narrow = SentenceEncoder(backbone, build_pooling("cls", backbone.info), Tokenization(tokenizer))
     with pytest.raises(UserError, match="32 and 16 features"):
         TwinEncoder([first, narrow])
     with pytest.raises(ValueError, match="two towers"):
         TwinEncoder([first])
+    for other in (encoder(tiny, "roberta"), encoder(tiny, template=Template("It is {sentence}"))):
+        with pytest.raises(UserError, match="reads text differently"):
+            check_addable(first, other, "tower 2")
     assert same_tokenizer(first.tokenization, Tokenization(first.tokenizer, None, 7))
+
+
+OTHERS = {"roberta": {"kind": "roberta"}, "a template": {"template": Template("It is {sentence}")}}
+
+
+@pytest.mark.parametrize("third", OTHERS)
+def test_a_third_encoder_reads_text_in_its_own_way(tiny: Tiny, tmp_path: Path, third: str) -> None:
+    both, other = twin(tiny), encoder(tiny, seed=3, **OTHERS[third])
+    mixed = ensemble([both, other], [0.3, 0.7])
+    assert mixed.mixed
+    assert not both.mixed
+    expected = 0.3 * both.encode(TEXTS) + 0.7 * other.encode(TEXTS)
+    np.testing.assert_allclose(mixed.encode(TEXTS), expected, atol=1e-5)
+    unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(mixed.encode(TEXTS, normalize=True, batch_size=3), unit, atol=1e-5)
+    np.testing.assert_allclose(mixed.encode(TEXTS[1]), expected[1], atol=1e-5)
+    mixed.save(tmp_path / "mixed")
+    again = embedlab.load(tmp_path / "mixed")
+    np.testing.assert_array_equal(again.encode(TEXTS), mixed.encode(TEXTS))
+    mixed.tokenization = Tokenization(mixed.tokenizer, None, 5)
+    assert [tower.tokenization.max_length for tower in mixed.towers] == [5, 5, 5]
+    assert mixed.towers[2].tokenizer is other.tokenizer
+    for refused in (
+        lambda: mixed.encode_ids([[1, 2]]),
+        lambda: mixed.to_sentence_transformers(tmp_path / "st"),
+    ):
+        with pytest.raises(UserError, match="read text differently"):
+            refused()
 
 
 def test_facts_for_protocols(tiny: Tiny) -> None:

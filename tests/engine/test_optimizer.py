@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from embedlab.config.optimizer import OptimizerConfig
+from embedlab.engine.module import Method
 from embedlab.engine.optimizer import ReplayableAdamW, build_optimizer, factor, parameter_groups
 from embedlab.errors import UserError
+from embedlab.methods import method_class
 
 
 def test_linear_falls_to_zero_after_the_warm_up() -> None:
@@ -60,6 +62,59 @@ def test_without_multipliers_there_is_one_group_in_the_order_of_the_parameters()
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     (group,) = parameter_groups(model, 0.1)
     assert all(a is b for a, b in zip(group["params"], model.parameters(), strict=True))
+
+
+def test_norms_and_biases_may_go_without_decay() -> None:
+    """One update at gradient 0: what is decayed shrinks by lr x decay, what is not stays to the last bit."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+    )
+    model[4].lr_multiplier = 10.0
+    for p in model.parameters():
+        nn.init.normal_(p)
+        p.grad = torch.zeros_like(p)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    groups = parameter_groups(model, 0.1, decay_vectors=False)
+    assert [(g["lr"], g.get("weight_decay")) for g in groups] == [
+        (0.1, None),
+        (0.1, 0.0),
+        (1.0, None),
+        (1.0, 0.0),
+    ]
+    optimizer, _ = build_optimizer(OptimizerConfig(weight_decay=0.5), groups, 10, torch.device("cpu"))
+    optimizer.step()
+    matrices = {"0.weight": 0.95, "1.weight": 0.95, "4.weight": 0.5}
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), matrices.get(name, 1.0) * before[name])
+
+
+class TenSteps(Method):
+    """What every method has of the base, around any module."""
+
+    def schedule_steps(self) -> int:
+        return 10
+
+
+RELEASES = {
+    "masked_lm": False,
+    "causal_lm": False,
+    "bepa": True,
+    "jtcse": True,
+    "tncse": True,
+    "distil": True,
+}
+
+
+@pytest.mark.parametrize("given", [None, True, False])
+@pytest.mark.parametrize("method", RELEASES)
+def test_the_releases_decide_what_is_decayed(method: str, given: bool | None) -> None:
+    decays = RELEASES[method] if given is None else given
+    config = method_class(method).config_class(name=method)
+    for decay in (0.01, 0.0):
+        settings = OptimizerConfig(weight_decay=decay, decay_norms_and_biases=given)
+        groups = TenSteps(nn.Linear(3, 3), config, settings).configure_optimizers()["optimizer"].param_groups
+        assert [g["weight_decay"] for g in groups] == ([decay] if decays or not decay else [decay, 0.0])
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])

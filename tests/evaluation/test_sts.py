@@ -92,7 +92,7 @@ def test_wrong_row_counts_are_told_in_the_protocol(folder: Path) -> None:
     _, protocol = suite("sts").run(HashedWords(), {"data_dir": str(folder), "tasks": ["sts16"]})
     assert len(protocol["warnings"]) == 1
     assert "39 pairs where SentEval has 1186" in protocol["warnings"][0]
-    assert protocol["name"] != "sts7_senteval"
+    assert protocol["name"] == "sts_cosine_spearman"
 
 
 def test_pairs_without_rating_are_dropped_and_text_variants_differ(folder: Path) -> None:
@@ -103,11 +103,21 @@ def test_pairs_without_rating_are_dropped_and_text_variants_differ(folder: Path)
     assert tok.first[0] == raw.first[0].lower().replace(".", " ."), "tokens are joined by one space"
 
 
-def test_sick_without_token_columns_falls_back_to_lower_case(folder: Path) -> None:
-    raw, tok = load_sts("sickr", folder), load_sts("sickr", folder, "tok")
-    assert tok.first == [" ".join(s.lower().split()) for s in raw.first]
-    assert tok.notes
-    assert "lower-cased" in tok.notes[0]
+def test_sick_is_split_at_spaces_and_keeps_its_case_as_in_senteval(tmp_path: Path) -> None:
+    rows = ["relatedness\tsentence1\tsentence2", "4.5\tA Man  runs\tA man, in Rome", "1.5\tNo dog\tThe  Cat"]
+    (tmp_path / "sick_test.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    tok = load_sts("sickr", tmp_path, "tok")
+    assert (tok.first, tok.second) == (["A Man runs", "No dog"], ["A man, in Rome", "The Cat"])
+    assert "case kept" in tok.notes[0]
+
+
+@pytest.mark.parametrize("text", ["raw", "tok"])
+def test_the_protocols_name_says_which_text_was_scored(
+    folder: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedlab.evaluation.sts.sts.row_count_warnings", lambda tasks: [])
+    _, protocol = suite("sts").run(HashedWords(), {"data_dir": str(folder), "sts_text": text})
+    assert protocol["name"] == {"raw": "sts7_raw", "tok": "sts7_senteval_tok"}[text]
 
 
 def test_a_source_without_tokens_scores_raw_only(tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ SWEEPS = {
     "s2sent_fig6": 25,
     "s2sent_fig7": 8,
     "s2sent_fig8": 6,
+    "s2sent_fig6_prompt": 25,
+    "s2sent_fig6_prompt_roberta": 25,
+    "s2sent_fig7_prompt": 8,
+    "s2sent_fig7_prompt_roberta": 8,
     "s2sent_controls": 9 * 3,
 }
 

@@ -52,7 +52,7 @@ def test_scores_stand_with_their_n_and_protocol(encoder: embedlab.SentenceEncode
             "data": {"name": "wikipedia", "files": "a.txt"},
         },
         "scores": {"stsb/spearman": 70.125, "sts7/spearman": 69.5, "lee/spearman": float("nan")},
-        "protocol": {"sts": {"name": "sts7_senteval", "aggregation": "all", "text": "raw"}},
+        "protocol": {"sts": {"name": "sts7_raw", "aggregation": "all", "text": "raw"}},
     }
     card = model_card(encoder, "m", "apache-2.0")
     assert card.index("| sts7/spearman | 69.50 |") < card.index("| stsb/spearman | 70.12 |")

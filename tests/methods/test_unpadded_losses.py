@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import adaptive_avg_pool2d
+from transformers import AutoModel
 
 from embedlab.backbones import load_backbone
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.run import RunConfig
 from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
@@ -19,6 +23,7 @@ from embedlab.engine.module import Method
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
 from embedlab.pooling import build_pooling, pooling_config
+from embedlab.run.run import build
 from tests.support import SENTENCES
 
 Tiny = Callable[..., Path]
@@ -99,6 +104,35 @@ def test_an_eager_step_on_the_cpu_computes_true_tokens_alone(
     assert method.runner.without_padding(method, full) is full
     monkeypatch.setattr(method, "optimizer_config", OptimizerConfig(chunk=2))
     assert method.runner.without_padding(method, batch) is batch
+
+
+@pytest.mark.parametrize(("model_type", "n"), [("bert", 1), ("bert", 3), ("roberta", 3)])
+def test_the_released_gate_sees_the_padded_batch(
+    model_type: str, n: int, tiny: Tiny, compose_run: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """S2Sent's released code averages blocks and tokens to 6 x 6, padding included, before its DCT."""
+    config = compose_run(
+        "pooling=s2_official", "pooling.r=4", f"pooling.n={n}", model_type=model_type, layers=4
+    )
+    method, _ = build(config, tmp_path)
+    method.eval()
+    seen: list[torch.Tensor] = []
+    method.encoder.pooling.gate.register_forward_pre_hook(lambda gate, inputs: seen.append(inputs[0]))
+    rows = view(method.encoder.tokenization, SENTENCES[:6])
+    mask = rows["attention_mask"]
+    assert int(mask.sum()) < 0.9 * mask.numel()
+    batch = {"rows": torch.arange(6), "sentence": rows, "tokens": int(mask.sum()), "cells": mask.numel()}
+    method.training_step(batch, 0)
+
+    reference = AutoModel.from_pretrained(tiny(model_type, layers=4)).eval()
+    with torch.no_grad():
+        states = reference(rows["input_ids"], mask, output_hidden_states=True).hidden_states
+    grid = adaptive_avg_pool2d(torch.stack(states[-n - 1 : -1], -1).permute(0, 2, 3, 1), 6)
+    place = torch.arange(6) + 0.5
+    basis = torch.stack([torch.cos(math.pi * k * place / 6) * math.sqrt((1 + (k > 0)) / 6) for k in range(6)])
+    groups = zip(grid.chunk(4, 1), ((0, 0), (0, 1), (1, 0), (1, 1)), strict=True)
+    expected = torch.cat([(part * torch.outer(basis[a], basis[b])).sum((2, 3)) for part, (a, b) in groups], 1)
+    torch.testing.assert_close(seen[0][:6], expected, rtol=1e-4, atol=1e-5)
 
 
 def _noting(sizes: list[int], forward: Callable[..., Any]) -> Callable[..., Any]:

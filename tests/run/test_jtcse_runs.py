@@ -19,6 +19,7 @@ from embedlab.errors import UserError
 from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import load_sts
 from embedlab.methods.distil import Distil
+from embedlab.pooling import pooling_config
 from embedlab.run.callbacks.scoring import DevScoring
 from embedlab.run.parse import parse_run
 from embedlab.run.run import build
@@ -297,13 +298,19 @@ def test_an_ensemble_is_scored_and_exported_without_training(
     run = values("jtcse_ensemble", f"method.first={members[0]}", f"method.second={members[1]}")
     assert train_one(run, tmp_path / "run") == 0
     mixed = embedlab.load(tmp_path / "run")
-    expected = 0.3 * embedlab.load(members[0]).encode(TEXTS) + 0.7 * embedlab.load(members[1]).encode(TEXTS)
+    both = [embedlab.load(member) for member in members]
+    for member in both:
+        member.read_by(pooling_config("cls"))
+    expected = 0.3 * both[0].encode(TEXTS) + 0.7 * both[1].encode(TEXTS)
     torch.testing.assert_close(
         torch.tensor(mixed.encode(TEXTS)), torch.tensor(expected), rtol=1e-5, atol=1e-5
     )
     assert "dev/spearman" in scores(tmp_path / "run")
-    with pytest.raises(UserError, match=r"method\.second"):
+    with pytest.raises(UserError, match=r"method\.second=ffgcc/InfoCSE-bert-base"):  # from the hub
         train_one(values("jtcse_ensemble", f"method.first={members[0]}"), tmp_path / "other")
+    none = values("jtcse_ensemble", f"method.first={members[0]}", "method.second=null")
+    with pytest.raises(UserError, match=r"Fix: method\.second=RUN"):
+        train_one(none, tmp_path / "other")
 
 
 def test_arms_of_the_ablation_share_their_towers_and_the_sum_is_an_arm(

@@ -83,7 +83,7 @@ def describe(
 ) -> dict[str, Any]:
     """The protocol block of one suite run on `encoder`.
 
-    name: the published protocol that this is (sts7_senteval, ...); aggregation: how single numbers become the
+    name: the published protocol that this is (sts7_senteval_tok, ...); aggregation: how single numbers become the
     headline; sentences: what was encoded, to count the truncated ones; seed: the scorer's own (classifier,
     bootstrap), stored as `scoring_seed`: `seed` is that of the training run, from the checkpoint's card.
     """

@@ -50,8 +50,9 @@ class QAData:
 
 class QA(FineTunedSuite):
     """Settings: data_dir (folder of retrieval/; None: SQuAD, XQuAD and MLQA test from the
-    hub), tasks (xquad, mlqa; default those that are there), languages, train (file stem, "en"), limit
-    (training rows, and questions of each pair of languages), finetune.* (`FineTuneConfig`), dtype.
+    hub), tasks (xquad, mlqa; default those that are there), languages, train (file stem; default squad_train
+    where it is there, else "en"), limit (training rows, and questions of each pair of languages), finetune.*
+    (`FineTuneConfig`), dtype.
 
     Scores in percent, each as f1, em (MLQA's normalisation) and f1_squad, em_squad (SQuAD's, which XTREME uses
     for XQuAD): "xquad-de-en/f1" (German questions, English passages), the means "xquad-xlt/f1" (question and
@@ -67,8 +68,8 @@ class QA(FineTunedSuite):
         """Training questions and grids."""
         self.config(settings)
         grids = load_grids(settings)
-        folder, train = folder_of(settings, "retrieval"), str(settings.get("train") or "en")
-        return QAData(load_training(folder, train, row_limit(settings)), grids)
+        training = load_training(folder_of(settings, "retrieval"), settings.get("train"), row_limit(settings))
+        return QAData(training, grids)
 
     def score(self, encoder: Any, data: QAData, settings: Settings) -> Scored:
         """Train a reader, and score its answers."""
@@ -114,6 +115,16 @@ class QA(FineTunedSuite):
                 "f1, em: MLQA's normalisation in the passage's language; *_squad: SQuAD v1.1's",
                 "a cell is question language - passage language; the matrices are passage -> question",
                 "encoder template and pooling play no part: the head reads the backbone's last layer",
+                *(
+                    []
+                    if "squad" in data.training.source
+                    else ["not trained on SQuAD, as published scores are"]
+                ),
+                *(
+                    ["mlqa: its dev set, where published scores are of its test"]
+                    if any("mlqa_dev" in q.source for q in data.grids.get("mlqa", {}).values())
+                    else []
+                ),
             ],
             seed=config.seed,
             matrices=matrices,

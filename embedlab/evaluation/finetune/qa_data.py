@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core.files import Hub, find_file, inner, names_in, read_tsv
+from embedlab.evaluation.core.files import Hub, find_file, inner, is_there, names_in, read_tsv
 from embedlab.evaluation.core.settings import chosen, folder_of, names, row_limit
 
 TASKS = ("xquad", "mlqa")
@@ -17,7 +17,8 @@ LANGUAGES = {
     "xquad": ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh"),
     "mlqa": ("ar", "de", "en", "es", "hi", "vi", "zh"),
 }
-_STEMS = {"xquad": "xquad", "mlqa": "mlqa_dev"}
+_STEMS = {"xquad": ("xquad",), "mlqa": ("mlqa_test", "mlqa_dev")}
+SQUAD = "squad_train"
 _HUB_COLUMNS = ("context", "question", "answers")
 
 
@@ -62,7 +63,8 @@ def load_grid(
     task: str, folder: Path | None, languages: Sequence[str] | None = None, limit: int | None = None
 ) -> Grid:
     """Every pair of languages of `task`: "xquad" (files xquad_{language}_passages and _questions, in `folder`
-    or its folder xquad/), "mlqa" (mlqa_dev_{language}_..., folder mlqa_dev/); None: the hub (MLQA's test).
+    or its folder xquad/), "mlqa" (mlqa_test_{language}_..., folder mlqa_test/; else mlqa_dev); None: the hub (MLQA's
+    test).
 
     limit: questions of each pair of languages. Raises UserError for a missing or broken file, or a question
     whose passage is not there.
@@ -72,19 +74,25 @@ def load_grid(
     if folder is None:
         grid = _hub_grid(task, languages)
     else:
-        inside = inner(folder, _STEMS[task])
-        there = names_in(inside, f"{_STEMS[task]}_*_passages")
-        grid = _files_grid(task, inside, chosen(languages, there, "languages"))
+        stem = (_stems(task, folder) or _STEMS[task])[0]
+        inside = inner(folder, stem)
+        there = names_in(inside, f"{stem}_*_passages")
+        grid = _files_grid(task, stem, inside, chosen(languages, there, "languages"))
     return {pair: questions.head(limit) for pair, questions in grid.items()}
 
 
-def _files_grid(task: str, folder: Path, names: Sequence[str]) -> Grid:
+def _stems(task: str, folder: Path) -> list[str]:
+    """Of `_STEMS`, those with files in a folder."""
+    return [stem for stem in _STEMS[task] if any(inner(folder, stem).glob(f"{stem}_*_passages.tsv*"))]
+
+
+def _files_grid(task: str, stem: str, folder: Path, names: Sequence[str]) -> Grid:
     # XQuAD has a file of questions a language, row by row the same; MLQA one a passage language.
     columns = ["pid", "question", "answer", "qid" if task == "xquad" else "question_lang"]
     passages, questions = {}, {}
     for name in names:
-        passages[name] = read_tsv(find_file(folder, f"{_STEMS[task]}_{name}_passages"), ["pid", "passage"])
-        path = find_file(folder, f"{_STEMS[task]}_{name}_questions")
+        passages[name] = read_tsv(find_file(folder, f"{stem}_{name}_passages"), ["pid", "passage"])
+        path = find_file(folder, f"{stem}_{name}_questions")
         questions[name] = path, read_tsv(path, columns)
     grid = {}
     for of, asked in product(names, names):
@@ -158,9 +166,11 @@ class TrainingQuestions:
     source: str
 
 
-def load_training(folder: Path | None, name: str = "en", limit: int | None = None) -> TrainingQuestions:
-    """TyDiQA's gold-passage training questions: file `name` in `folder` or its folder tydiqa_goldp_train/,
-    columns question, passage, answer; None: SQuAD v1.1 from the hub.
+def load_training(
+    folder: Path | None, name: str | None = None, limit: int | None = None
+) -> TrainingQuestions:
+    """Questions to train on: file `name` in `folder` or its folder tydiqa_goldp_train/ (None: squad_train, else
+    TyDiQA's en), columns question, passage, answer; None as folder: SQuAD v1.1 from the hub.
 
     An answer is looked for in the passage as it stands and its first occurrence taken. limit: rows read.
     Raises UserError for a missing or broken file, or when no answer was found.
@@ -173,7 +183,12 @@ def load_training(folder: Path | None, name: str = "en", limit: int | None = Non
             for context, question, answers in zip(*(rows[c][:limit] for c in _HUB_COLUMNS), strict=True)
         ]
         return TrainingQuestions(kept, 0, "hub:rajpurkar/squad")
-    path = find_file(inner(folder, "tydiqa_goldp_train"), name)
+    squad_here = name is None and is_there(folder, SQUAD)
+    path = (
+        find_file(folder, SQUAD)
+        if squad_here
+        else find_file(inner(folder, "tydiqa_goldp_train"), name or "en")
+    )
     table = read_tsv(path, ["question", "passage", "answer"])
     triples = list(zip(*(table[c][:limit] for c in ("question", "passage", "answer")), strict=True))
     located = [Located(q, p, a, p.find(a)) for q, p, a in triples if a]
@@ -194,6 +209,5 @@ def load_grids(settings: Mapping[str, Any]) -> dict[str, Grid]:
     wanted = names(settings, "tasks")
     tasks = chosen(wanted, TASKS, "tasks")
     if wanted is None and folder is not None:
-        there = [t for t, stem in _STEMS.items() if any(inner(folder, stem).glob(f"{stem}_*_passages.tsv*"))]
-        tasks = there or tasks
+        tasks = [task for task in TASKS if _stems(task, folder)] or tasks
     return {task: load_grid(task, folder, names(settings, "languages"), limit) for task in tasks}

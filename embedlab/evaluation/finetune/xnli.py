@@ -20,8 +20,10 @@ from embedlab.evaluation.finetune.config import FineTuneConfig, FineTunedSuite
 
 CLASSES = ("entailment", "neutral", "contradiction")
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
-# English files with labels by people; of a pair that is in several the first file's label counts, so the gold
-# labels come first. MultiNLI's dev file has the labels of one annotator, of which about 12 % are not gold.
+# What published scores are trained on: taken alone where a folder has it.
+MULTINLI = "mnli_train"
+# Without it, English files with labels by people; of a pair that is in several the first file's label counts, so the
+# gold labels come first. MultiNLI's dev file has the labels of one annotator, of which about 12 % are not gold.
 TRAINING = (
     "mnli_taxinli_gold", "ling_in_loop_train", "semiauto_nli_train", "snli_dev", "snli_counterfactual_train",
     "mnli_dev_matched_mismatched",
@@ -44,14 +46,15 @@ def languages(folder: Path | None) -> list[str]:
 def load_training(
     folder: Path | None, files: Sequence[str] | None, held_out: Sequence[Labelled], limit: int | None
 ) -> Labelled:
-    """English pairs to train on: `files` (stems; None: those of `TRAINING` that are there), each pair once,
+    """English pairs to train on: `files` (stems; None: `MULTINLI`, else those of `TRAINING` that are there), each once,
     without the pairs of `held_out`; None as folder: MultiNLI's train from the hub.
 
     limit: rows of each file. Rows without one of the three labels are refused.
     """
     if folder is None:
         return load(None, "en", "train").head(limit)
-    wanted = list(files) if files is not None else [f for f in TRAINING if is_there(folder, f)]
+    usual = (MULTINLI,) if is_there(folder, MULTINLI) else TRAINING
+    wanted = list(files) if files is not None else [f for f in usual if is_there(folder, f)]
     if not wanted:
         raise UserError(
             "has no English training pairs",
@@ -138,6 +141,11 @@ class XNLI(FineTunedSuite):
                 if data.dev is not None
                 else "no dev file: the last weights",
                 "encoder template and pooling play no part: the head reads the backbone's last layer",
+                *(
+                    []
+                    if data.training.source in ("hub:facebook/xnli", MULTINLI)
+                    else ["not trained on MultiNLI, as published scores are"]
+                ),
             ],
             seed=config.seed,
             finetune=config.plain() | fitted,

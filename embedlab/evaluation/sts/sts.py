@@ -93,10 +93,9 @@ def load_sts(
     sick_test), or the hub.
 
     split: "test", for stsb also "dev" and "train". text: "raw" as published, "tok" SentEval's lower-cased
-    tokens (columns sentence1_tok and sentence2_tok). SICK's file has no such columns: there "tok" is the raw
-    sentence, lower-cased and split at spaces (its sentences carry next to no punctuation). Pairs without a
-    rating are dropped. Raises UserError for an unknown task, a missing or broken file, a hub that cannot be
-    reached.
+    tokens (columns sentence1_tok and sentence2_tok). SentEval reads SICK as it is and splits it at spaces, case kept:
+    so does "tok" here. Pairs without a rating are dropped. Raises UserError for an unknown task, a missing or broken
+    file, a hub that cannot be reached.
     """
     source = _SOURCES.get((task, split))
     if source is None:
@@ -152,8 +151,8 @@ def _sentences(
     if all(column in table for column in _TOKENS):
         first, second = (table[column] for column in _TOKENS)
     elif task == "sickr":
-        first, second = ([s.lower() for s in table[side]] for side in ("sentence1", "sentence2"))
-        notes = ("sickr: no tok columns, raw text lower-cased and split at spaces",)
+        first, second = table["sentence1"], table["sentence2"]
+        notes = ("sickr: raw text split at spaces, case kept, as SentEval has it",)
     else:
         raise UserError(
             "has no columns sentence1_tok and sentence2_tok",
@@ -311,11 +310,12 @@ class STS(Suite):
             warnings.append(
                 "all sentence vectors are equal (a collapsed encoder): no correlation, counted as 0"
             )
+        seven = "sts7_senteval_tok" if headline == "tok" else "sts7_raw"
         published = not warnings and {pairs.task for pairs in data.main} == set(SEVEN)
         return self.result(
             encoder,
             scores,
-            name="sts7_senteval" if published else "sts_cosine_spearman",
+            name=seven if published else "sts_cosine_spearman",
             aggregation="all",
             text=headline,
             sentences=vectors.sentences,

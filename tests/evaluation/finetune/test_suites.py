@@ -13,7 +13,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.errors import UserError
 from embedlab.evaluation import suite
 from embedlab.evaluation.core.files import Labelled
-from embedlab.evaluation.finetune import glue, xnli
+from embedlab.evaluation.finetune import glue, qa_data, xnli
 from embedlab.evaluation.finetune.config import FineTuneConfig
 from tests.evaluation.helpers import HashedWords, write_tsv
 from tests.evaluation.multilingual import write_xquad
@@ -228,3 +228,29 @@ def test_real_files_are_read() -> None:
     assert sizes == {
         "cola": [8551, 1043], "sst2": [67349, 872], "mrpc": [4076, 1725], "rte": [2490, 277], "wnli": [635, 71]
     }  # fmt: skip
+
+
+def test_the_papers_sets_come_before_the_small_ones_of_a_folder(tmp_path: Path) -> None:
+    header = ["label", "premise", "hypothesis"]
+    small, multinli = ["neutral", "small", "set"], ["entailment", "from", "MultiNLI"]
+    write_tsv(tmp_path / f"{xnli.TRAINING[0]}.tsv", header, [small])
+    assert xnli.load_training(tmp_path, None, [], None).first == ["small"]
+    write_tsv(tmp_path / "mnli_train.tsv", header, [multinli])
+    assert xnli.load_training(tmp_path, None, [], None).first == ["from"]
+    assert xnli.load_training(tmp_path, [xnli.TRAINING[0]], [], None).first == ["small"]
+
+    questions = ["question", "passage", "answer"]
+    (tmp_path / "tydiqa_goldp_train").mkdir()
+    write_tsv(tmp_path / "tydiqa_goldp_train" / "en.tsv", questions, [["which", "a small set", "set"]])
+    assert qa_data.load_training(tmp_path).rows[0].passage == "a small set"
+    write_tsv(tmp_path / "squad_train.tsv", questions, [["which", "from SQuAD", "SQuAD"]])
+    assert qa_data.load_training(tmp_path).rows[0].passage == "from SQuAD"
+    assert qa_data.load_training(tmp_path, "en").rows[0].passage == "a small set"
+
+    for split in ("mlqa_dev", "mlqa_test"):
+        (tmp_path / split).mkdir()
+        write_tsv(tmp_path / split / f"{split}_de_passages.tsv", ["pid", "passage"], [["p", split]])
+        asked = ["de", "p", "welche", "Menge"]
+        names = ["question_lang", "pid", "question", "answer"]
+        write_tsv(tmp_path / split / f"{split}_de_questions.tsv", names, [asked])
+        assert qa_data.load_grid("mlqa", tmp_path)["de", "de"].passages == [split]

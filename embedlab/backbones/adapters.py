@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from embedlab.backbones.architecture import without_decoder
 from embedlab.config.adapter import Adapter, AdapterConfig
 from embedlab.distributed.ranks import local_rank
 from embedlab.errors import UserError
@@ -78,9 +79,21 @@ def adapt(
 
 
 def checkpoint_blocks(model: PreTrainedModel) -> None:
-    """Recompute activations block by block; the non-reentrant form, which frozen embeddings do not stop."""
+    """Recompute activations block by block; the non-reentrant form, which frozen embeddings do not stop.
+
+    Raises:
+        UserError: the architecture cannot.
+    """
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:  # transformers' word for an architecture that cannot
+        raise UserError(
+            f"{model.config.model_type} cannot recompute its activations",
+            key="adapter.gradient_checkpointing",
+            value="true",
+            fix="adapter.gradient_checkpointing=false",
+        ) from error
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -331,7 +344,7 @@ def merged(backbone: Backbone) -> Backbone:
     # BERT and its like are loaded without their pooler.
     bare = {"add_pooling_layer": False} if getattr(model, "pooler", model) is None else {}
     with torch.device("meta"):
-        plain = type(model)(config, **bare)
+        plain = without_decoder(type(model)(config, **bare))
     plain.load_state_dict(dict(merged_weights(backbone.model)), assign=True)
     for (
         name,

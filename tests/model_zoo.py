@@ -1,0 +1,108 @@
+"""Tiny random models of every text architecture of the installed transformers, made from their configurations alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+WIDTH, LAYERS, HEADS, VOCABULARY, POSITIONS = 32, 2, 4, 120, 80
+
+# What a configuration's sizes are called, and how small they become. The first pattern that fits decides.
+SIZES: dict[str, int] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH, "d_model": WIDTH, "n_embd": WIDTH, "dim": WIDTH, "emb_dim": WIDTH,
+    "embedding_size": WIDTH, "word_embed_proj_dim": WIDTH, "attention_hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS, "num_layers": LAYERS, "n_layer": LAYERS, "n_layers": LAYERS,
+    "encoder_layers": LAYERS, "decoder_layers": LAYERS, "num_encoder_layers": LAYERS,
+    "num_decoder_layers": LAYERS,
+    "num_attention_heads": HEADS, "n_head": HEADS, "n_heads": HEADS, "num_heads": HEADS,
+    "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS,
+    "num_encoder_attention_heads": HEADS, "num_decoder_attention_heads": HEADS,
+    "num_key_value_heads": 2, "num_kv_heads": 2, "head_dim": 8, "d_head": 8, "d_kv": 8,
+    "intermediate_size": 64, "ffn_dim": 64, "d_ff": 64, "n_inner": 64, "d_inner": 64, "hidden_dim": 64,
+    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "ffn_hidden_size": 64,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "max_position_embeddings": POSITIONS, "n_positions": POSITIONS, "max_seq_len": POSITIONS,
+    "n_ctx": POSITIONS,
+}  # fmt: skip
+_TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
+
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8},
+    "canine": {"num_hash_buckets": 128},
+    "cpmant": {"dim_ff": 64},
+    "ctrl": {"dff": 64},
+    "esm": {"vocab_size": VOCABULARY, "pad_token_id": 1, "mask_token_id": 3, "position_embedding_type": "rotary"},
+    "esmc": {"num_key_value_heads": HEADS},
+    "fsmt": {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY},
+    "funnel": {"block_sizes": [1, 1, 1], "num_decoder_layers": 1},
+    "glm5_next_text": {"num_key_value_heads": HEADS},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
+    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8},
+    "led": {"max_encoder_position_embeddings": POSITIONS, "max_decoder_position_embeddings": POSITIONS, "attention_window": 8},
+    "longformer": {"attention_window": 8},
+    "mamba2": {"num_heads": 8},
+    "nemotron": {"head_dim": 8},
+    "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"], "num_buckets": 2},
+    "roc_bert": {"pronunciation_vocab_size": VOCABULARY, "shape_vocab_size": VOCABULARY, "pronunciation_embed_dim": 8, "shape_embed_dim": 8},
+    "axk1": {"n_group": 2, "topk_group": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "dots1": {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    "codegen": {"rotary_dim": 4},
+    "gptj": {"rotary_dim": 4},
+    "mistral4": {"head_dim": 16, "num_key_value_heads": HEADS},
+    "xlstm": {"qk_dim_factor": 1.0, "v_dim_factor": 1.0},
+    "xmod": {"default_language": "en_XX"},
+    "lilt": {"hidden_size": 48, "max_2d_position_embeddings": 64},
+    "zaya": {"num_experts_per_tok": 1},
+    "luke": {"entity_vocab_size": 10, "entity_emb_size": 8},
+    "nemotron_h": {"moe_shared_expert_intermediate_size": 32},
+}
+
+
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+for _name in ("glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text", "qwen2_5_vl_text", "qwen2_vl_text",
+              "cosmos3_edge_text", "hy_v4_vl_text"):
+    OVERRIDES[_name] = {"rope_parameters": _MROPE}
+
+
+def tiny_config(model_type: str) -> PreTrainedConfig:
+    """The configuration of an architecture with every size that it has made small."""
+    cls = CONFIG_MAPPING[model_type]
+    default = cls()
+    values = {k: v for k, v in _small(default).items()}
+    return cls(**values | OVERRIDES.get(model_type, {}))
+
+
+def _small(default: PreTrainedConfig) -> dict[str, Any]:
+    names = {default.attribute_map.get(k, k) for k in SIZES} & set(vars(default))
+    back = {v: k for k, v in default.attribute_map.items()}
+    found: dict[str, Any] = {n: SIZES.get(n, SIZES.get(back.get(n, ""))) for n in names}
+    unsaid = ("head_dim", "num_key_value_heads")  # None: worked out, or forgotten, elsewhere
+    found = {k: v for k, v in found.items() if isinstance(getattr(default, k), int) or k in unsaid}
+    if "kv_lora_rank" in found and "num_key_value_heads" in found:
+        found["num_key_value_heads"] = HEADS
+    found |= {k: v for k, v in _TOKENS.items() if k in vars(default)}
+    return found
+
+
+def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
+    """Random weights, large enough that neither words nor places are lost in rounding."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModel.from_config(tiny_config(model_type), dtype=torch.float32)
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                if p.dim() >= 2:
+                    p.normal_(0, 0.1)
+                elif name.endswith("bias"):
+                    p.normal_(0, 0.1)
+    return model.eval()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModel, PreTrainedConfig, PreTrainedModel
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import CONFIG_MAPPING, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from embedlab.backbones.architecture import UNREADABLE
 
 WIDTH, LAYERS, HEADS, VOCABULARY, POSITIONS = 32, 2, 4, 120, 80
 
@@ -40,22 +43,62 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "canine": {"num_hash_buckets": 128},
     "cpmant": {"dim_ff": 64},
     "ctrl": {"dff": 64},
-    "esm": {"vocab_size": VOCABULARY, "pad_token_id": 1, "mask_token_id": 3, "position_embedding_type": "rotary"},
+    "esm": {
+        "vocab_size": VOCABULARY,
+        "pad_token_id": 1,
+        "mask_token_id": 3,
+        "position_embedding_type": "rotary",
+    },
     "esmc": {"num_key_value_heads": HEADS},
     "fsmt": {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY},
-    "funnel": {"block_sizes": [1, 1, 1], "num_decoder_layers": 1},
-    "glm5_next_text": {"num_key_value_heads": HEADS},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8},
-    "led": {"max_encoder_position_embeddings": POSITIONS, "max_decoder_position_embeddings": POSITIONS, "attention_window": 8},
+    "led": {
+        "max_encoder_position_embeddings": POSITIONS,
+        "max_decoder_position_embeddings": POSITIONS,
+        "attention_window": 8,
+    },
     "longformer": {"attention_window": 8},
     "mamba2": {"num_heads": 8},
     "nemotron": {"head_dim": 8},
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"], "num_buckets": 2},
-    "roc_bert": {"pronunciation_vocab_size": VOCABULARY, "shape_vocab_size": VOCABULARY, "pronunciation_embed_dim": 8, "shape_embed_dim": 8},
+    "roc_bert": {
+        "pronunciation_vocab_size": VOCABULARY,
+        "shape_vocab_size": VOCABULARY,
+        "pronunciation_embed_dim": 8,
+        "shape_embed_dim": 8,
+    },
     "axk1": {"n_group": 2, "topk_group": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "dots1": {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+    "dots1": {
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    "cohere_compass_text": {
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0}
+            for kind in ("full_attention", "sliding_attention")
+        }
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": WIDTH},
+    },
+    "dots3_note_text": {},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 8,
+        "activation_sparsity_pattern": [0.0, 0.0],
+        "laurel_rank": 8,
+    },
+    "glm5_next_text": {"num_key_value_heads": HEADS, "qk_rope_head_dim": 0},
+    "zamba": {"layers_block_type": ["mamba", "hybrid"]},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
     "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4},
     "mistral4": {"head_dim": 16, "num_key_value_heads": HEADS},
@@ -68,9 +111,22 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 
 
+for _name in ("gemma4_text", "gemma4_unified_text", "embedding_gemma2_text"):
+    OVERRIDES[_name] = {
+        "head_dim": 8, "global_head_dim": 8, "num_key_value_heads": 2, "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8,
+    }  # fmt: skip
 _MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-for _name in ("glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text", "qwen2_5_vl_text", "qwen2_vl_text",
-              "cosmos3_edge_text", "hy_v4_vl_text"):
+for _name in (
+    "glm4v_moe_text",
+    "glm4v_text",
+    "glm_image_text",
+    "glm_ocr_text",
+    "qwen2_5_vl_text",
+    "qwen2_vl_text",
+    "cosmos3_edge_text",
+    "hy_v4_vl_text",
+):
     OVERRIDES[_name] = {"rope_parameters": _MROPE}
 
 
@@ -78,16 +134,19 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
     """The configuration of an architecture with every size that it has made small."""
     cls = CONFIG_MAPPING[model_type]
     default = cls()
-    values = {k: v for k, v in _small(default).items()}
-    return cls(**values | OVERRIDES.get(model_type, {}))
+    return cls(**_small(default) | OVERRIDES.get(model_type, {}))
 
 
 def _small(default: PreTrainedConfig) -> dict[str, Any]:
     names = {default.attribute_map.get(k, k) for k in SIZES} & set(vars(default))
     back = {v: k for k, v in default.attribute_map.items()}
     found: dict[str, Any] = {n: SIZES.get(n, SIZES.get(back.get(n, ""))) for n in names}
-    unsaid = ("head_dim", "num_key_value_heads")  # None: worked out, or forgotten, elsewhere
-    found = {k: v for k, v in found.items() if isinstance(getattr(default, k), int) or k in unsaid}
+    unsaid = (
+        "head_dim",
+        "num_key_value_heads",
+        "num_experts_per_tok",
+    )  # None: worked out, or forgotten, elsewhere
+    found = {k: v for k, v in found.items() if isinstance(vars(default)[k], int) or k in unsaid}
     if "kv_lora_rank" in found and "num_key_value_heads" in found:
         found["num_key_value_heads"] = HEADS
     found |= {k: v for k, v in _TOKENS.items() if k in vars(default)}
@@ -98,11 +157,65 @@ def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
     """Random weights, large enough that neither words nor places are lost in rounding."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModel.from_config(tiny_config(model_type), dtype=torch.float32)
+        config = tiny_config(model_type)
+        config.architectures = []  # None stops the choice between several classes
+        model = AutoModel.from_config(config, dtype=torch.float32)
         with torch.no_grad():
             for name, p in model.named_parameters():
-                if p.dim() >= 2:
-                    p.normal_(0, 0.1)
-                elif name.endswith("bias"):
+                if p.dim() >= 2 or name.endswith("bias"):
                     p.normal_(0, 0.1)
     return model.eval()
+
+
+LEFT_OUT: dict[str, str] = {
+    **UNREADABLE,
+    "dia": "speech from text: its decoder writes sound",
+    "diffusion_gemma": "pictures and text, by steps of denoising",
+    "fastspeech2_conformer": "speech from text",
+    "fastspeech2_conformer_with_hifigan": "speech from text",
+    "kyutai_speech_to_text": "text from speech",
+    "musicgen": "music from text",
+    "musicgen_melody": "music from text",
+    "vits": "speech from text",
+}
+"""Types whose model takes token ids and that are not tested, and why."""
+
+_OTHER_SENSES = ("pixel", "image", "audio", "input_features", "video", "speech", "input_values", "waveform")
+
+
+@cache
+def text_types() -> tuple[str, ...]:
+    """Every type whose model without a head takes token ids, and nothing that is no text."""
+    found = []
+    for model_type in MODEL_MAPPING_NAMES:
+        try:
+            classes = AutoModel._model_mapping[CONFIG_MAPPING[model_type]]
+            several = classes if isinstance(classes, tuple) else (classes,)
+            takes = {name for c in several for name in inspect.signature(c.forward).parameters}
+        except (ImportError, ValueError, KeyError, AttributeError):
+            continue  # needs a package that nothing here uses, or has no class of that name
+        if "input_ids" in takes and not any(s in name for name in takes for s in _OTHER_SENSES):
+            found.append(model_type)
+    return tuple(sorted(found))
+
+
+def tiny_words() -> PreTrainedTokenizerFast:
+    """Words w0, w1, ... with BERT's frame; ids as `tiny_config` says."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    words = {w: i for i, w in enumerate([*special, *(f"w{i}" for i in range(VOCABULARY - len(special)))])}
+    tok = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tok.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tok.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tok, bos_token="<s>", eos_token="</s>", cls_token="<s>", sep_token="</s>",
+        pad_token="<pad>", unk_token="<unk>", mask_token="<mask>",
+    )  # fmt: skip
+
+
+def tiny_folder(model_type: str, folder: Path) -> Path:
+    """`tiny_model` as Hugging Face saves it, with `tiny_words`."""
+    tiny_model(model_type).save_pretrained(folder)
+    tiny_words().save_pretrained(folder)
+    return folder

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones.architecture import without_decoder
+from embedlab.backbones.architecture import check_adapter, without_decoder
 from embedlab.config.adapter import Adapter, AdapterConfig
 from embedlab.distributed.ranks import local_rank
 from embedlab.errors import UserError
@@ -63,6 +63,7 @@ def adapt(
     """
     model = backbone.model
     if config.r is not None:
+        check_adapter(model.config.model_type, config.name)
         digest = weights_digest(model)
         targets = _targets(model, list(backbone.blocks), config.targets)
         if config.quantization is not None:
@@ -214,7 +215,23 @@ def _inject(model: PreTrainedModel, targets: list[str], config: AdapterConfig) -
     model.requires_grad_(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*fan_in_fan_out.*")
-        inject_adapter_in_model(lora, model)
+        try:
+            inject_adapter_in_model(lora, model)
+        except ValueError as error:  # PEFT's word for layers that it has no adapter for
+            raise UserError(
+                f"there is no adapter for {model.config.model_type}: {str(error)[:200]}",
+                key="adapter",
+                value="lora",
+                fix="adapter=none, or another adapter.targets",
+            ) from error
+    elsewhere = {n.split(".lora_A")[0] for n, _ in _adapters(model) if ".lora_A" in n} - set(targets)
+    if elsewhere:
+        raise UserError(
+            f"PEFT puts adapters of {model.config.model_type} on its experts too, which cannot be merged",
+            key="adapter.targets",
+            value=sorted({t.rsplit(".", 1)[-1] for t in targets}),
+            fix="the names of the attention's layers alone",
+        )
     for name, p in model.named_parameters():
         adapter = ".lora_" in name
         p.requires_grad_(adapter)
@@ -298,7 +315,7 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     layers = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A")}
     # The constants of 4-bit weights stand under their names (`weight.absmax`).
     keys = [k for k in model.state_dict() if ".lora_" not in k and ".weight." not in k]
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     for plain, key in sorted((k.replace(".base_layer.", "."), k) for k in keys):
         owner, _, kind = key.rpartition(".")
         value = tensors[key].detach()

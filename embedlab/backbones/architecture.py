@@ -28,15 +28,34 @@ def position_offset(config: Any) -> int:
 
 
 _MIXES_PADDING = frozenset(
-    ("canine", "convbert", "cpmant", "fnet", "funnel", "mobilebert", "nystromformer", "reformer", "yoso")
+    ("canine", "convbert", "cpmant", "fnet", "mobilebert", "nystromformer", "reformer", "yoso")
 )
 """Padding reaches the real tokens of these (convolutions, Fourier transforms, landmarks, hashing), whatever the mask
 says: their rows are computed by lengths."""
 
-_NO_BLOCKS = frozenset(("albert", "canine", "flaubert", "funnel", "xlm"))
-"""No list with a module for each layer: shared ones (ALBERT), nested ones (Funnel), or a list for each part (XLM)."""
+_NO_BLOCKS = frozenset(("albert", "canine", "flaubert", "xlm"))
+"""No list with a module for each layer: shared ones (ALBERT), or a list for each part (XLM)."""
 
-_NO_LAYER_STATES = frozenset(("canine", "funnel", "hrm_text"))
+_NO_ADAPTERS = frozenset(("falcon_mamba", "mamba", "mamba2"))
+"""PEFT refuses to put LoRA on the projections of these."""
+
+_EAGER = frozenset((
+     "big_bird", "bigbird_pegasus", "bloom", "canine", "convbert", "cpmant", "deberta",
+     "deberta-v2", "deepseek_v4", "falcon_mamba", "flaubert", "flint", "fnet", "fsmt", "gemma2",
+     "gpt_neo", "gpt_neox_japanese", "gpt_oss", "granite_swa", "granitemoe_swa", "hy_v4",
+     "hy_v4_vl_text", "ibert", "inkling2_loop_text", "inkling2_text", "led", "lilt", "longformer",
+     "longt5", "luke", "mamba", "mamba2", "markuplm", "megatron-bert", "mimo_v2_flash", "mpnet",
+     "mpt", "mvp", "nllb-moe", "nystromformer", "openai-gpt", "openai_privacy_filter", "pegasus_x",
+     "prophetnet", "reformer", "rembert", "roformer", "rwkv", "splinter", "squeezebert",
+     "switch_transformers", "t5gemma", "tapas", "vaultgemma", "xglm", "xlm", "xlnet", "xlstm",
+     "yoso",
+))  # fmt: skip
+"""transformers has no sdpa attention for these, so that they run eager, which looks at the mask on the host."""
+
+_OLD_SDPA = frozenset(("falcon",))
+"""Those with an sdpa of their own, outside of transformers' interface."""
+
+_NO_LAYER_STATES = frozenset(("canine", "gemma3n_text", "hrm_text"))
 """Their hidden states are not one after each layer."""
 
 
@@ -50,6 +69,16 @@ def has_blocks(model_type: str) -> bool:
     return model_type not in _NO_BLOCKS
 
 
+def runs_eager(model_type: str) -> bool:
+    """Whether transformers has no sdpa attention for an architecture."""
+    return model_type in _EAGER
+
+
+def can_be_captured(model_type: str) -> bool:
+    """Whether a step over an architecture can be a CUDA graph: nothing in it looks at the tokens on the host."""
+    return model_type not in _MIXES_PADDING | _EAGER | _OLD_SDPA
+
+
 def check_blocks(model_type: str, key: str, value: object) -> None:
     """Raise UserError where a setting (`key`) works on single blocks and the architecture has none."""
     if not has_blocks(model_type):
@@ -61,9 +90,28 @@ def check_blocks(model_type: str, key: str, value: object) -> None:
         )
 
 
+def can_be_adapted(model_type: str) -> bool:
+    """Whether LoRA can be put on an architecture's linear layers, and merged into them."""
+    return has_blocks(model_type) and model_type not in _NO_ADAPTERS
+
+
+def check_adapter(model_type: str, adapter: str) -> None:
+    """Raise UserError where an architecture's linear layers cannot be adapted."""
+    check_blocks(model_type, "adapter", adapter)
+    if not can_be_adapted(model_type):
+        raise UserError(
+            f"PEFT has no LoRA for {model_type}", key="adapter", value=adapter, fix="adapter=none"
+        )
+
+
+def has_layer_states(model_type: str) -> bool:
+    """Whether an architecture gives its hidden states before the first layer and after each."""
+    return model_type not in _NO_LAYER_STATES
+
+
 def check_layer_states(model_type: str) -> None:
     """Raise UserError where an architecture has no hidden state for each layer, as poolings over layers need."""
-    if model_type in _NO_LAYER_STATES:
+    if not has_layer_states(model_type):
         raise UserError(
             f"{model_type} has no hidden state after each layer",
             key="pooling",
@@ -158,11 +206,13 @@ def kind_of(found: PretrainedConfig) -> Literal["encoder", "decoder"]:
     if getattr(found, "is_decoder", False):
         return "decoder"
     causal = is_decoder(found.model_type) and getattr(found, "is_causal", True) is not False
-    return "decoder" if causal and not getattr(found, "use_bidirectional_attention", False) else "encoder"
+    # Gemma's: true or false, later "all", or "vision" for pictures alone.
+    both_ways = getattr(found, "use_bidirectional_attention", False) in (True, "all")
+    return "decoder" if causal and not both_ways else "encoder"
 
 
 _CAUSAL = frozenset(("clip_text_model", "mistral4"))
-_BIDIRECTIONAL = frozenset(("bert-generation", "cpmant", "xlnet"))
+_BIDIRECTIONAL = frozenset(("bert-generation", "cpmant", "embedding_gemma2_text", "xlnet"))
 """What the lists of heads do not tell: causal without a causal head, and the other way round."""
 
 
@@ -191,7 +241,7 @@ def is_encoder_decoder(found: PretrainedConfig) -> bool:
 
 
 def without_decoder(model: Any) -> Any:
-    """An encoder-decoder model whose decoder is gone, in place, under the names of its checkpoint; others as they are."""
+    """An encoder-decoder without its decoder, in place, under the names of its checkpoint; others as they are."""
     if is_encoder_decoder(model.config) and getattr(model, "decoder", None) is not None:
         model.decoder = None
         tied: dict[str, str] = model.all_tied_weights_keys
@@ -208,6 +258,7 @@ UNREADABLE = {
     "blt": "reads bytes in patches that a second model cuts",
     "bros": "needs the place of each word on a page",
     "dpr": "gives one vector and no hidden states",
+    "funnel": "pools its tokens in pairs, so that short texts fail and padding changes the others",
     "evolla": "reads proteins beside text",
     "imagegpt": "reads colours, not text",
     "lxmert": "needs pictures beside text",
@@ -231,16 +282,18 @@ def check_config(found: PretrainedConfig) -> None:
     if getattr(found, "auto_map", None) is None and name not in MODEL_MAPPING_NAMES:
         raise UserError(f"transformers has no model of type {name} without a head", fix=fix)
     parts = set(getattr(found, "sub_configs", {}))
-    if parts & {"text_config", "vision_config", "audio_config"} or not hasattr(found, "vocab_size"):
+    words = hasattr(found, "vocab_size") or name == "canine"  # which hashes characters
+    if parts & {"text_config", "vision_config", "audio_config"} or not words:
         raise UserError(f"{name} is no model of text alone", fix=fix)
 
 
 _LIMITS = (
-    (re.compile(r"(^|_)(num_hidden_layers|num_layers|n_layers?|encoder_layers)$"), 1, 1000),
-    (re.compile(r"(^|_)(hidden_size|d_model|n_embd|dim|vocab_size|num_attention_heads|n_heads?|num_heads)$"), 1, 1 << 31),
+    (re.compile(r"^(num_hidden_layers|num_layers|n_layers?|encoder_layers)$"), 1, 1000),
+    (re.compile(r"^(hidden_size|d_model|n_embd|vocab_size|num_attention_heads|n_heads?|num_heads)$"), 1, 1 << 31),
     (re.compile(r"(_layers|experts)$"), 0, 1000),
-    (re.compile(r"(_size|_positions?_embeddings|_dim|_heads|_rank)$"), -1, 1 << 40),
+    (re.compile(r"(_size|_position_embeddings|_dim|_heads|_rank)$"), -1, 1 << 40),
 )  # fmt: skip
+"""Sizes by name, the first pattern that fits: the least and the most that a configuration may say."""
 
 
 def check_sizes(values: Any) -> None:

@@ -148,7 +148,9 @@ class Backbone(Body):
         if capacity is not None and attention_mask is not None:
             return self._unpadded(input_ids, attention_mask, position_ids, all_layers, capacity, position)
         if position_ids is not None and not self._takes_positions:
-            raise UserError(f"{self.info.model_type} takes no position ids", key="backbone", fix="a BERT or RoBERTa")
+            raise UserError(
+                f"{self.info.model_type} takes no position ids", key="backbone", fix="a BERT or RoBERTa"
+            )
         if attention_mask is None and self.info.kind == "decoder":
             # Without a mask transformers looks whether the positions are those of packed sequences, on the
             # host.

@@ -180,11 +180,15 @@ def model_class(found: PretrainedConfig, head: Head | None = None) -> Any:
         cls = get_class(found, auto._model_mapping)
     except KeyError:
         fix = "method=simcse, or another architecture" if head else "another architecture"
-        raise UserError(f"transformers has no {head or 'plain'} model for {found.model_type}", fix=fix) from None
+        raise UserError(
+            f"transformers has no {head or 'plain'} model for {found.model_type}", fix=fix
+        ) from None
     if not is_encoder_decoder(found):
         return cls
     if head is not None:
-        raise UserError(f"{found.model_type} has no {head} head of its encoder", fix="an encoder or a decoder")
+        raise UserError(
+            f"{found.model_type} has no {head} head of its encoder", fix="an encoder or a decoder"
+        )
     name = cls.__name__.removesuffix("Model") + "EncoderModel"
     return getattr(sys.modules[cls.__module__], name, cls)
 

@@ -43,17 +43,16 @@ def by_length(states: States, input_ids: Tensor, mask: Tensor, all_layers: bool)
 
 def _tokens_first(mask: Tensor) -> Tensor:
     """The places of each row [B, L], those of tokens before those of padding."""
-    return (mask == 0).to(torch.int8).argsort(1, stable=True)
+    return (mask == 0).to(torch.int8).argsort(dim=1, stable=True)
 
 
 def special_types(model_type: str, input_ids: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Token type ids [B, L] of models that were trained with one of its own for [CLS]; None: the model's default.
+    """Token type ids [B, L] where the model was trained with one of its own for [CLS]; None: the model's default.
 
-    Funnel has it first and XLNet last (arXiv 2006.03236, 1906.08237); their tokenizers say 2 there, and 0 elsewhere.
+    XLNet (arXiv 1906.08237) has it last; its tokenizer says 2 there, and 0 elsewhere.
     """
-    if model_type not in ("funnel", "xlnet"):
+    if model_type != "xlnet":
         return None
     real = torch.ones_like(input_ids) if mask is None else mask.long()
     seen = real.cumsum(1)
-    place = 1 if model_type == "funnel" else seen[:, -1:]
-    return torch.where((seen == place) & (real == 1), 2, 0)
+    return torch.where((seen == seen[:, -1:]) & (real == 1), 2, 0)

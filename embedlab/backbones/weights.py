@@ -70,7 +70,9 @@ def check_report(whole: Any, report: dict[str, Any]) -> list[str]:
             fix="the config.json that belongs to the weights (its number of layers)",
         )
     inside = {n for n, _ in body.named_parameters()} | {n for n, _ in body.named_buffers()}
-    missing = sorted(k for k in report["missing_keys"] if not k.endswith("position_ids") and not k.startswith(gone))
+    missing = sorted(
+        k for k in report["missing_keys"] if not k.endswith("position_ids") and not k.startswith(gone)
+    )
     lacking = [n for n in missing if n.startswith(prefix) and n.removeprefix(prefix) in inside]
     if lacking:
         raise UserError(

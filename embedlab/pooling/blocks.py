@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from embedlab.backbones.architecture import check_layer_states
 from embedlab.config.pooling import PoolingConfig
 from embedlab.errors import UserError
 from embedlab.pooling.base import Marks, Pooling, first_index, last_index, mark_index, wide
@@ -43,6 +44,7 @@ class BlocksConfig(PoolingConfig):
             raise UserError("must be positive", key="pooling.lr_mult", value=self.lr_mult)
 
     def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
+        check_layer_states(info.model_type)
         if self.n > info.layers:
             raise UserError(
                 f"this backbone has {info.layers} blocks",

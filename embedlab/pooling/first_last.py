@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from embedlab.backbones.architecture import check_layer_states
 from embedlab.config.pooling import PoolingConfig
 from embedlab.pooling.base import Marks, Pooling, mean_tokens
 
@@ -28,6 +29,7 @@ class FirstLastConfig(PoolingConfig):
     """Layers 0 and L instead of 1 and L."""
 
     def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
+        check_layer_states(info.model_type)
         self.check_widths(info)
         return []
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from embedlab.backbones.architecture import has_blocks
 from embedlab.distributed.gather import world_size
 from embedlab.run.throughput import matmul_parameters, peak_tflops, training_flops
 
@@ -41,7 +42,8 @@ class TrainLog(Callback):
         self._sentences, self._true, self._padded, self._rows, self._batches = 0, 0, 0, 0, 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        blocks = cast("Method", pl_module).encoder.towers[0].backbone.blocks
+        backbone = cast("Method", pl_module).encoder.towers[0].backbone
+        blocks = backbone.blocks if has_blocks(backbone.info.model_type) else [backbone.model]
         self._parameters = matmul_parameters(blocks)
         self._peak = peak_tflops(pl_module.device)
         self._ended = self._began = time.perf_counter()

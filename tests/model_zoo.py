@@ -99,6 +99,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "glm5_next_text": {"num_key_value_heads": HEADS, "qk_rope_head_dim": 0},
     "zamba": {"layers_block_type": ["mamba", "hybrid"]},
     "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
+    "dory": {"num_hidden_layers": 8, "n_input_layers": 1, "n_output_layers": 1},
     "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4},
     "mistral4": {"head_dim": 16, "num_key_value_heads": HEADS},

@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 Head = Literal["masked_lm", "causal_lm"]
 _UNLIMITED = 1_000_000
+_NO_LIMIT = int(1e30)
+"""What transformers says where a tokenizer knows of none."""
 
 
 def load_backbone(
@@ -133,9 +135,8 @@ def finish_tokenizer(tokenizer: Any, info: BackboneInfo) -> None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
     tokenizer.padding_side = "right"
     tokenizer.truncation_side = "right"
-    limits = [n for n in (tokenizer.model_max_length, info.max_positions) if n and n < _UNLIMITED]
-    if limits:
-        tokenizer.model_max_length = min(limits)
+    limits = [n for n in (tokenizer.model_max_length, info.max_positions) if n and 0 < n < _UNLIMITED]
+    tokenizer.model_max_length = min(limits, default=_NO_LIMIT)
 
 
 def check_ids(tokenizer: Any, found: PretrainedConfig) -> None:

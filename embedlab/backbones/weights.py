@@ -62,7 +62,8 @@ def check_report(whole: Any, report: dict[str, Any]) -> list[str]:
             fix="the config.json that belongs to the weights",
         )
     prefix = "" if body is whole else whole.base_model_prefix + "."
-    unread = [n for n in report["unexpected_keys"] if _in_a_block(n.removeprefix(prefix), body)]
+    stored = whole.base_model_prefix + "."  # before a body's names where the file has a head
+    unread = [n for n in report["unexpected_keys"] if _in_a_block(n.removeprefix(stored), body)]
     if unread:
         raise UserError(
             f"the checkpoint has {len(unread)} weights in its blocks that this configuration does not use, the "

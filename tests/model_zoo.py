@@ -35,11 +35,13 @@ SIZES: dict[str, int] = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
     "max_position_embeddings": POSITIONS, "n_positions": POSITIONS, "max_seq_len": POSITIONS,
     "n_ctx": POSITIONS,
+    "mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_num_heads": 8, "mamba_d_head": 8, "mamba_head_dim": 8,
+    "mamba_d_state": 8, "ssm_state_size": 8, "state_size": 8, "mamba_chunk_size": 16, "chunk_size": 16,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
 }  # fmt: skip
 _TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
 
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8},
     "canine": {"num_hash_buckets": 128},
     "cpmant": {"dim_ff": 64},
     "ctrl": {"dff": 64},
@@ -52,7 +54,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "esmc": {"num_key_value_heads": HEADS},
     "fsmt": {"src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
-    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8},
     "led": {
         "max_encoder_position_embeddings": POSITIONS,
         "max_decoder_position_embeddings": POSITIONS,

@@ -25,8 +25,8 @@ from embedlab.backbones.backbone import Backbone
 from embedlab.backbones.resolve import (
     Source,
     donor_config,
-    hub_options,
     naming,
+    pretrained_options,
     quiet,
     read_config,
     read_tokenizer,
@@ -101,6 +101,7 @@ def load_backbone(
     model = whole.base_model if head is not None else whole
     kept = language_model_head(whole) if head is not None else None
     backbone = Backbone(model, info, kept, attention or model.config._attn_implementation)
+    backbone.commit = source.commit if source is not None else None
     backbone.eval()
     return backbone, tokenizer
 
@@ -127,14 +128,13 @@ def _take_over(whole: Any, tokenizer: Any, name: str, head: Head | None) -> None
 
 
 def finish_tokenizer(tokenizer: Any, info: BackboneInfo) -> None:
-    """Give a tokenizer what batches need: a padding token, padding and cuts on the right, the model's limit.
+    """Give a tokenizer what batches need: a padding token, padding on the right, the model's limit.
 
     Padding is never looked at, so where there is no token for it another special one serves.
     """
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
     tokenizer.padding_side = "right"
-    tokenizer.truncation_side = "right"
     limits = [n for n in (tokenizer.model_max_length, info.max_positions) if n and 0 < n < _UNLIMITED]
     tokenizer.model_max_length = min(limits, default=_NO_LIMIT)
 
@@ -237,7 +237,7 @@ def _pretrained(
 ) -> tuple[Any, list[str]]:
     """The model, and the names of weights outside its body that the checkpoint did not have."""
     cls = model_class(found, head)
-    if source.is_local and not _is_foreign(found):
+    if not _is_foreign(found):
         check_size(cls, found, source)
     whole, report = cls.from_pretrained(
         source.location,
@@ -247,7 +247,7 @@ def _pretrained(
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # else the loader stops with a list that is not shown
         **_no_pooler(cls, head),
-        **hub_options(config, source),
+        **pretrained_options(config, source),
     )
     missing = check_report(without_decoder(whole), report)
     if source.gguf is not None:
@@ -362,7 +362,7 @@ def load_pooler(config: BackboneConfig) -> nn.Sequential | None:
             config=found,
             dtype=getattr(torch, config.dtype),
             output_loading_info=True,
-            **hub_options(config, source),
+            **pretrained_options(config, source),
         )
     dense = getattr(getattr(model, "pooler", None), "dense", None)
     if dense is None or any(k.startswith("pooler.") for k in report["missing_keys"]):

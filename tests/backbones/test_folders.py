@@ -88,7 +88,9 @@ def test_the_same_states_from_every_form(tmp_path: Path, model_type: str, form: 
         model.to(torch.bfloat16 if form == "bf16" else torch.float32)
         model.save_pretrained(folder, max_shard_size="20KB" if form == "sharded" else "5GB")
         tiny_words().save_pretrained(folder)
-    assert len(list(folder.glob("*.safetensors"))) == {"sharded": 4, "bf16": 1}.get(form, 0) or form == "sharded"
+    assert (
+        len(list(folder.glob("*.safetensors"))) == {"sharded": 4, "bf16": 1}.get(form, 0) or form == "sharded"
+    )
     torch.testing.assert_close(states(folder), states(whole), rtol=0, atol=1e-6)
 
 
@@ -123,7 +125,9 @@ def test_another_shape_names_the_tensor_and_both_shapes(bert: Path, key: str, va
 def test_layers_that_the_configuration_leaves_out_are_refused(tmp_path: Path, model_type: str) -> None:
     tiny_model(model_type).save_pretrained(tmp_path)
     tiny_words().save_pretrained(tmp_path)
-    name = {"gpt2": "n_layer", "t5": "num_layers", "bart": "encoder_layers"}.get(model_type, "num_hidden_layers")
+    name = {"gpt2": "n_layer", "t5": "num_layers", "bart": "encoder_layers"}.get(
+        model_type, "num_hidden_layers"
+    )
     edit(tmp_path, **{name: 1, "architectures": None})
     text = one_line(tmp_path)
     assert "does not use, the first" in text
@@ -140,7 +144,10 @@ def test_layers_that_are_left_out_are_seen_beside_a_head(bert: Path) -> None:
 def test_heads_and_poolers_may_be_there_or_not(bert: Path) -> None:
     expected = states(bert)
     tensors = weights(bert)
-    more = tensors | {"bert.pooler.dense.weight": torch.randn(32, 32), "classifier.weight": torch.randn(2, 32)}
+    more = tensors | {
+        "bert.pooler.dense.weight": torch.randn(32, 32),
+        "classifier.weight": torch.randn(2, 32),
+    }
     store(bert, more)
     torch.testing.assert_close(states(bert), expected)
     store(bert, {k: v for k, v in tensors.items() if not k.startswith("cls.")})
@@ -176,7 +183,9 @@ def test_a_missing_weight_of_the_body_is_named(tiny: Tiny, tmp_path: Path, data:
         ("hidden_size", 1.5), ("model_type", "no-such-type"), ("hidden_act", "no-such-function"),
     ],
 )  # fmt: skip
-def test_sizes_that_cannot_be_are_one_line_before_anything_is_allocated(bert: Path, key: str, value: Any) -> None:
+def test_sizes_that_cannot_be_are_one_line_before_anything_is_allocated(
+    bert: Path, key: str, value: Any
+) -> None:
     import resource
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -149,7 +149,9 @@ def test_ids_past_the_table_are_one_line_at_load(
         assert part in text
 
 
-def test_a_padding_token_past_the_table_is_never_looked_up(bodies: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_padding_token_past_the_table_is_never_looked_up(
+    bodies: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Llama's users add one without resizing."""
     folder = shutil.copytree(bodies("llama"), tmp_path / "m")
     write(Kind("both", None, None, None, None), folder)
@@ -161,7 +163,9 @@ def test_a_padding_token_past_the_table_is_never_looked_up(bodies: Callable[[str
     torch.testing.assert_close(encoder(folder).encode(list(TEXTS), output="tensor"), expected)
 
 
-def test_the_frame_of_a_vocabulary_without_a_latin_letter(bodies: Callable[[str], Path], tmp_path: Path) -> None:
+def test_the_frame_of_a_vocabulary_without_a_latin_letter(
+    bodies: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Where "a" has no tokens, the special tokens after it cannot be told from those before."""
     folder = shutil.copytree(bodies("bert"), tmp_path / "m")
     words = {w: i for i, w in enumerate(["<s>", "</s>", "が", "の", "は"])}

@@ -2,8 +2,8 @@
 
     python -m tools.architectures
 
-The claims are those of `embedlab.backbones.architecture`; `make test-all ARGS=tests/backbones/test_model_types.py` holds
-each of them against a tiny random model of the type.
+The claims are those of `embedlab.backbones.architecture`; `make test-all ARGS=tests/backbones/test_model_types.py`
+holds each of them against a tiny random model of the type.
 """
 
 from __future__ import annotations

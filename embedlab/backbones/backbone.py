@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones import last_block
-from embedlab.backbones.architecture import check_layer_states, mixes_padding
+from embedlab.backbones.architecture import check_layer_states, counts_places, mixes_padding
 from embedlab.backbones.body import Body
 from embedlab.backbones.padding import by_length, filled_on_the_right, special_types
 from embedlab.errors import UserError
@@ -65,6 +65,7 @@ class Backbone(Body):
         self._takes_positions = "position_ids" in accepted
         self._takes_mask = "attention_mask" in accepted
         self._mixes_padding = mixes_padding(info.model_type)
+        self._told_places = self._takes_positions and not counts_places(info.model_type)
         self._takes_token_types = "token_type_ids" in accepted
         self._extra: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
 
@@ -165,7 +166,7 @@ class Backbone(Body):
                 return self._states(input_ids, attention_mask, position_ids, all_layers)
             if self._mixes_padding:
                 return by_length(self._states, input_ids, attention_mask, all_layers)
-            if self._takes_positions:
+            if self._told_places:
                 return self._states(input_ids, attention_mask, self._positions(attention_mask), all_layers)
             return filled_on_the_right(self._states, input_ids, attention_mask, all_layers)
 

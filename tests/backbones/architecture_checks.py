@@ -70,6 +70,7 @@ def check_states(folder: Path, backbone: Backbone) -> None:
     with torch.no_grad():
         expected = by_hugging_face(folder, backbone, ids)
         assert not every or len(expected[0]) == backbone.info.layers + 1
+        assert not every or expected[0][0].shape[-1] == backbone.info.inner_width
         for row, theirs in zip(ids, expected, strict=True):
             for mask in (None, torch.ones_like(row)):
                 same(backbone(row, mask, all_layers=every), theirs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,7 @@ SIZES: dict[str, int] = {
     "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
     "max_position_embeddings": POSITIONS, "n_positions": POSITIONS, "max_seq_len": POSITIONS,
     "n_ctx": POSITIONS,
+    "linear_head_dim": 8, "linear_num_heads": 4,
     "mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_num_heads": 8, "mamba_d_head": 8, "mamba_head_dim": 8,
     "mamba_d_state": 8, "ssm_state_size": 8, "state_size": 8, "mamba_chunk_size": 16, "chunk_size": 16,
     "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
@@ -103,8 +105,18 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "laurel_rank": 8,
     },
     "glm5_next_text": {"num_key_value_heads": HEADS, "qk_rope_head_dim": 0},
-    "zamba": {"layers_block_type": ["mamba", "hybrid"]},
-    "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
+    "zamba": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "hybrid"] * 2,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
+    "zamba2": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "hybrid"] * 2,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
     "dory": {"num_hidden_layers": 8, "n_input_layers": 1, "n_output_layers": 1},
     "codegen": {"rotary_dim": 4},
     "gptj": {"rotary_dim": 4},
@@ -124,17 +136,19 @@ for _name in ("gemma4_text", "gemma4_unified_text", "embedding_gemma2_text"):
         "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8,
     }  # fmt: skip
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-for _name in ("qwen2_5_vl_text", "qwen2_vl_text", "cosmos3_edge_text", "hy_v4_vl_text", "hunyuan_vl_text"):
+for _name in (
+    "cosmos3_edge_text", "glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text", "hunyuan_vl_text",
+    "hy_v4_vl_text", "qwen2_5_vl_text", "qwen2_vl_text",
+):  # fmt: skip
     OVERRIDES[_name] = {"rope_parameters": _SECTIONS}
-for _name in ("glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text"):  # rotate half of a head
-    OVERRIDES[_name] = {"rope_parameters": _SECTIONS, "head_dim": 16}
+OVERRIDES["glm4v_moe_text"] = {"rope_parameters": _SECTIONS, "head_dim": 16}  # of which half is rotated
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
     """The configuration of an architecture with every size that it has made small."""
     cls = CONFIG_MAPPING[model_type]
     default = cls()
-    return cls(**_small(default) | OVERRIDES.get(model_type, {}))
+    return cls(**_small(default) | copy.deepcopy(OVERRIDES.get(model_type, {})))
 
 
 def _small(default: PreTrainedConfig) -> dict[str, Any]:

@@ -23,9 +23,9 @@ from embedlab.backbones.adapters import (
 from embedlab.backbones.backbone import Backbone
 from embedlab.backbones.load import load_backbone
 from embedlab.config.adapter import AdapterConfig
-from embedlab.config.backbone import BackboneConfig
+from embedlab.config.backbone import Attention, BackboneConfig
 from embedlab.errors import UserError
-from embedlab.files import corruption, ordinary_mode
+from embedlab.files import corruption
 
 
 def write_adapter(backbone: Backbone, folder: Path) -> None:
@@ -40,11 +40,10 @@ def write_adapter(backbone: Backbone, folder: Path) -> None:
     peft.save_pretrained(folder)
     state = adapter_state(backbone.model)
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
-    ordinary_mode(folder / WEIGHTS)
     check_saved(state, load_file(folder / WEIGHTS), str(folder / WEIGHTS))
 
 
-def read_adapter(card: Mapping[str, Any], folder: Path, attention: str | None) -> tuple[Backbone, Any]:
+def read_adapter(card: Mapping[str, Any], folder: Path, attention: Attention | None) -> tuple[Backbone, Any]:
     """The backbone of ``write_adapter`` (base, quantisation and adapter), and its tokenizer.
 
     Args:

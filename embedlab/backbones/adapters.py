@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from embedlab.backbones.architecture import check_adapter, without_decoder
 from embedlab.config.adapter import Adapter, AdapterConfig
-from embedlab.distributed.ranks import local_rank
+from embedlab.distributed.devices import local_rank
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:

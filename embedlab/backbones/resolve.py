@@ -18,8 +18,7 @@ from embedlab.backbones.architecture import (
     set_dropout,
 )
 from embedlab.backbones.hub import snapshot
-from embedlab.config.backbone import BackboneConfig, BackboneInfo
-from embedlab.config.published import known
+from embedlab.config.backbone import BackboneConfig, BackboneInfo, known
 from embedlab.errors import UserError, one_line
 from embedlab.files import assets_dir, corruption
 

@@ -10,6 +10,7 @@ from embedlab.errors import UserError
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
+    from embedlab.encoders.usage import Usage
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -22,7 +23,6 @@ def load_encoder(
     import embedlab
     from embedlab.encoders.tokenization import Tokenization
 
-    _check_count("max_length", max_length, "max_length=128")
     encoder = embedlab.load(str(ckpt))
     if max_length is not None:
         settings = encoder.tokenization.to_dict() | {"max_length": max_length}
@@ -67,18 +67,20 @@ class Configured:
         """From a command's keys: batch_size, device (the encoder is moved there), dtype, normalize (if it has
         one).
 
-        UserError for a device that is not there, an unknown dtype, or a batch size that is no positive whole number.
+        UserError for a device that is not there, or an unknown dtype.
         """
         device, dtype = check_device(config["device"]), config["dtype"]
         if dtype is not None and dtype not in DTYPES:
             raise UserError("no such dtype", key="dtype", value=dtype, fix=f"one of {', '.join(DTYPES)}")
-        _check_count("batch_size", config["batch_size"], "batch_size=64")
         arguments = {
             "batch_size": config["batch_size"],
             "dtype": dtype,
             "normalize": bool(config.get("normalize", False)),
             "show_progress_bar": progress,
+            "prompt": config.get("prompt"),
+            "prompt_name": config.get("prompt_name"),
         }
+        encoder.usage.text(arguments["prompt"], arguments["prompt_name"])  # refused before any text is read
         return cls(encoder.to(device), arguments)
 
     @property
@@ -86,19 +88,20 @@ class Configured:
         """Width of the vectors."""
         return self.encoder.dim
 
-    def encode(self, sentences: Sequence[str]) -> Any:
-        """Vectors [n, D], a numpy array."""
-        return self.encoder.encode(list(sentences), **self.arguments)
+    @property
+    def usage(self) -> Usage:
+        """The encoder's own prompts."""
+        return self.encoder.usage
+
+    def encode(self, sentences: Sequence[str], prompt: str | None = None) -> Any:
+        """Vectors [n, D], a numpy array; a `prompt` goes before the settings'."""
+        told = {} if prompt is None else {"prompt": prompt, "prompt_name": None}
+        return self.encoder.encode(list(sentences), **{**self.arguments, **told})
 
     def provenance(self, sentences: Sequence[str] | None = None) -> dict[str, Any]:
         """The encoder's part of a protocol block, with the dtype that is really used."""
         stated, dtype = self.encoder.provenance(sentences), self.arguments["dtype"]
         return stated if dtype is None else stated | {"dtype": dtype}
-
-
-def _check_count(key: str, value: Any, fix: str) -> None:
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise UserError("must be a positive whole number", key=key, value=value, fix=fix)
 
 
 def check_device(device: str | None) -> str:

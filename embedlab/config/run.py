@@ -1,19 +1,28 @@
-"""A run's configuration as plain data: what every method's record shares, and the whole."""
+"""A run's configuration as plain data: what every method's record shares, the whole, and how two recipes differ."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig, BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.data import DataConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
+from embedlab.errors import UserError
 
 Step = Literal["auto", "eager", "compile", "graph"]
+
+SAME_RECIPE = frozenset(
+    ("ckpt_path", "logger", "callbacks", "stages_dir", "evaluation.before", "evaluation.final", "evaluation.last",
+     "evaluation.sts_dir", "data.report", "data.processes", "data.cache_dir")
+)  # fmt: skip
+"""Sections and keys that make no other recipe: how a run is watched, and where its files are."""
 
 
 @dataclass(frozen=True)
@@ -22,27 +31,24 @@ class MethodConfig:
 
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia", "nli", "parallel")
     """Kinds of data that the method takes."""
+    backbone_kind: ClassVar[Literal["encoder", "decoder"] | None] = None
+    """The kind of backbone that it takes; None: both."""
     can_unpad: ClassVar[bool] = False
     """Whether the method hands on the token budget of its views, so that a step can leave out padding."""
+    towers: ClassVar[int] = 1
+    """Encoders that the result is made of."""
+    eval_text = "raw"
+    """Text normalization when a sentence is encoded after training (`embedlab.encoders.tokenization`); a field of those
+    methods that leave the choice."""
     shardable: ClassVar[bool] = True
     """Whether it calls the backbone as a whole, and not its blocks or its tied head by themselves."""
 
     name: str
 
     @property
-    def preparation(self) -> str:
-        """Text normalization when a sentence is encoded after training (`embedlab.encoders.tokenization`)."""
-        return "raw"
-
-    @property
     def idle(self) -> bool:
         """Whether there is nothing to train: the encoder is exported and scored as it is."""
         return False
-
-    @property
-    def towers(self) -> int:
-        """Encoders that the result is made of."""
-        return 1
 
     @property
     def needs_others(self) -> bool:
@@ -62,10 +68,18 @@ class MethodConfig:
         Raises:
             UserError: naming the key, the value and the fix.
         """
+        if self.backbone_kind not in (None, info.kind):
+            usual = {"encoder": "mini", "decoder": "smollm2"}[str(self.backbone_kind)]
+            raise UserError(
+                f"method={self.name} trains {self.backbone_kind}s",
+                key="backbone",
+                value=info.model_type,
+                fix=f"backbone={usual} or another {self.backbone_kind}, or another method",
+            )
         return []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Backbone x method x pooling on data, and how (`embedlab.run.parse` reads it, `embedlab.run.check` checks it).
 
@@ -87,8 +101,17 @@ class RunConfig:
     logger: LoggerConfig
     callbacks: CallbacksConfig
     evaluation: ScoringConfig
-    seed: int
+    seed: int = within(42, least=0, below=2**32)
     step: Step
     unpad: bool | Literal["auto"]
     ckpt_path: str | None
     plain: dict[str, Any]
+
+
+def differences(a: Any, b: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted keys at which two nested dictionaries differ, with both values."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in sorted({*a, *b}):
+            yield from differences(a.get(name), b.get(name), f"{key}.{name}" if key else name)
+    elif a != b:
+        yield key, a, b

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -23,8 +21,8 @@ from numpy.typing import NDArray
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
-from embedlab.evaluation.core.vectors import Encoder, embed
-from embedlab.files import ordinary_mode
+from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
+from embedlab.files import check_replaceable, whole_folder
 
 _FORMAT = 1
 _CHUNK = 8192  # texts encoded and written at once
@@ -71,14 +69,15 @@ def build_index(
     `overwrite`), or when there is no text.
     """
     target = Path(folder)
-    _check_target(target, overwrite)
-    with _new_folder(target) as work:
+    check_replaceable(target, ("index.json",), "a search index", overwrite)
+    answering = Prompted(encoder, "document")
+    with whole_folder(target) as work:
         remaining = iter(texts)
         offsets = [0]
         dim = 0
         with (work / "texts.txt").open("wb") as text_file, (work / "vectors.raw").open("wb") as vector_file:
             while chunk := list(islice(remaining, _CHUNK)):
-                vectors = unit(embed(encoder, chunk)).numpy()
+                vectors = unit(embed(answering, chunk)).numpy()
                 dim = vectors.shape[1]
                 vector_file.write(np.ascontiguousarray(vectors, dtype="<f4").tobytes())
                 for text in chunk:
@@ -132,7 +131,7 @@ class Index:
 
     def search(self, encoder: Encoder, queries: Sequence[str], k: int = 10) -> list[list[Hit]]:
         """The `k` nearest texts of each query by cosine, exact, best first."""
-        vectors = unit(embed(encoder, queries))
+        vectors = unit(embed(Prompted(encoder, "query"), queries))
         if vectors.shape[1] != self.info.dim:
             raise UserError(
                 f"holds vectors of width {self.info.dim}, the encoder gives {vectors.shape[1]}",
@@ -166,45 +165,6 @@ def _read_info(folder: Path) -> IndexInfo:
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"is damaged ({error})", file=path, fix="build the index again") from error
-
-
-def _check_target(target: Path, overwrite: bool) -> None:
-    if not target.exists():
-        return
-    if target.is_dir() and not any(target.iterdir()):
-        return
-    if not (target / "index.json").is_file():
-        raise UserError("exists and is no search index", file=target, fix="name another folder")
-    if not overwrite:
-        raise UserError(
-            "exists", file=target, key="overwrite", value=False, fix="overwrite=true, or another folder"
-        )
-
-
-@contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its place when the block ends well, and is removed when it does
-    not.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    old: Path | None = None
-    try:
-        yield work
-        ordinary_mode(work)
-        if target.exists():
-            # Two renames: for an instant there is no index, never half of one.
-            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-            target.rename(old / target.name)
-        work.rename(target)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        if old is not None and not target.exists() and (old / target.name).exists():
-            (old / target.name).rename(target)
-        raise
-    finally:
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def _with_npy_header(raw: Path, path: Path, shape: tuple[int, int]) -> None:

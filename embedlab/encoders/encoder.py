@@ -20,7 +20,7 @@ from torch import Tensor
 from embedlab.backbones.adapter_files import read_adapter, write_adapter
 from embedlab.backbones.adapters import WEIGHTS, merged, plain_weights
 from embedlab.backbones.load import load_backbone, write_model
-from embedlab.config.backbone import BackboneConfig
+from embedlab.config.backbone import Attention, BackboneConfig, Dtype
 from embedlab.encoders.base import DTYPES, Encoder
 from embedlab.encoders.folder import CARD, POOLING_WEIGHTS, EncoderFile, whole_folder
 from embedlab.encoders.grad_cache import cached
@@ -28,7 +28,7 @@ from embedlab.encoders.sentence_transformers import write_modules
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
-from embedlab.files import corruption, ordinary_mode
+from embedlab.files import corruption
 from embedlab.pooling import build_pooling
 
 if TYPE_CHECKING:
@@ -128,7 +128,6 @@ class SentenceEncoder(Encoder):
         state = {k: v.detach().cpu().contiguous() for k, v in self.pooling.state_dict().items()}
         if state:
             save_file(state, folder / POOLING_WEIGHTS)
-            ordinary_mode(folder / POOLING_WEIGHTS)
         (folder / CARD).write_text(self._description(merge).text(), encoding="utf-8")
 
     def _description(self, merge: bool) -> EncoderFile:
@@ -157,7 +156,7 @@ class SentenceEncoder(Encoder):
 
     @classmethod
     def load(
-        cls, folder: str | os.PathLike[str], attention: str | None = None, dtype: str = "float32"
+        cls, folder: str | os.PathLike[str], attention: Attention | None = None, dtype: Dtype = "float32"
     ) -> SentenceEncoder:
         """Read what `save` wrote, in evaluation mode.
 
@@ -194,7 +193,7 @@ class SentenceEncoder(Encoder):
         return cls(backbone, pooling, tokenization, saved.card, usage).eval()
 
 
-def _available(attention: str) -> str:
+def _available(attention: Attention) -> Attention:
     if attention == "flash_attention_2":
         from transformers.utils.import_utils import is_flash_attn_2_available
 

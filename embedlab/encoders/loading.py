@@ -190,4 +190,8 @@ def load_checkpoint(path: Path) -> Encoder:
             start = f"encoder.{prefix}"
             tensors = {k.removeprefix(start): v.clone() for k, v in state.items() if k.startswith(start)}
             save_file(tensors, folder / file, metadata={"format": "pt"})
-        return _encoder(folder)
+        try:
+            return _encoder(folder)
+        except UserError as error:  # the temporary folder means nothing to anybody
+            told = error.message.replace(f"{folder}/", "").replace(str(folder), "it")
+            raise UserError(told, file=path, key=error.key, value=error.value, fix=error.fix) from error

@@ -4,88 +4,41 @@ from __future__ import annotations
 
 import csv
 import difflib
-import html
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.ratings import read
+from embedlab.evaluation.core.table import HEADLINES, LABELS, Table, mean_and_sd
 from embedlab.files import whole_file
 from embedlab.report.paired import Difference, paired_difference, relation_to_sts
 from embedlab.report.runs import Group, Unfinished
 
-HEADLINES = ("sts7/spearman", "dev/spearman", "lee/spearman")
-_STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr", "sts7")
-TITLES = {f"{t}/spearman": name for t, name in zip(
-    _STS, ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R", "Avg. 7"), strict=True)}  # fmt: skip
-TITLES |= {
+TITLES = {f"{task}/spearman": label for task, label in LABELS.items()} | {
+    "sts7/spearman": "Avg. 7",
     "dev/spearman": "STS-B dev",
-    "lee/spearman": "Lee",
     "dev/alignment": "align.",
     "dev/uniformity": "unif.",
+    "lee/spearman": "Lee",
 }
-
-
-@dataclass(frozen=True)
-class Report:
-    """Rows of strings under their headings, and remarks below."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    remarks: tuple[str, ...]
-
-    def markdown(self) -> str:
-        lines = [f"**{self.title}**", "", "| " + " | ".join(self.columns) + " |"]
-        lines.append("| :-- |" + " --: |" * (len(self.columns) - 1))
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
-        return "\n".join([*lines, "", *(f"{r}\n" for r in self.remarks)])
-
-    def html(self, figures: Mapping[str, str] | None = None) -> str:
-        """A page of its own; ``figures``: pictures below it, each with what it shows."""
-
-        def row(cells: Sequence[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        body = "\n".join(row(r, "td") for r in self.rows)
-        notes = "".join(f"<p>{html.escape(r)}</p>" for r in self.remarks)
-        head = f"<!doctype html><meta charset=utf-8><title>{html.escape(self.title)}</title>"
-        caption = f"<caption>{html.escape(self.title)}</caption>"
-        pictures = "".join(
-            f"<img src={html.escape(name)} alt='{html.escape(shows)}'>\n"
-            for name, shows in (figures or {}).items()
-        )
-        table = f"<table border=1>{caption}\n{row(self.columns, 'th')}\n{body}\n</table>"
-        return f"{head}\n{table}\n{notes}\n{pictures}"
-
-    def latex(self) -> str:
-        def line(cells: Sequence[str]) -> str:
-            return " & ".join(_tex(c) for c in cells) + r" \\"
-
-        head = [rf"% {self.title}", rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\hline"]
-        notes = [f"% {r}" for r in self.remarks]
-        rows = [line(self.columns), r"\hline", *map(line, self.rows), r"\hline", r"\end{tabular}"]
-        return "\n".join([*head, *rows, *notes, ""])
-
-
-_TEX = str.maketrans({
-    **{c: f"\\{c}" for c in "_%&#${}"},
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "±": r"$\pm$", "Δ": r"$\Delta$", "–": "--", "…": r"\dots{}",
-})  # fmt: skip
-
-
-def _tex(text: str) -> str:
-    return text.translate(_TEX)
+"""Headings of the usual columns, in their order."""
 
 
 def headline(groups: Sequence[Group]) -> str:
-    """The metric that recipes are compared by: the mean of the seven STS tasks where all runs have it."""
+    """The score that recipes are compared by: the first of `HEADLINES` that all of them have.
+
+    Args:
+        groups: of the table.
+
+    Returns: its name, such as ``sts7/spearman``.
+
+    Raises:
+        UserError: the recipes have no score in common.
+    """
     for metric in HEADLINES:
         if all(g.values(metric) for g in groups):
             return metric
@@ -98,22 +51,27 @@ def headline(groups: Sequence[Group]) -> str:
 
 
 def shown_metrics(groups: Sequence[Group]) -> list[str]:
-    """The usual columns, as far as any run has them."""
-    order = [
-        *(f"{t}/spearman" for t in _STS),
-        "dev/spearman",
-        "dev/alignment",
-        "dev/uniformity",
-        "lee/spearman",
-    ]
-    return [m for m in order if any(g.values(m) for g in groups)]
+    """The usual columns, as far as any run has them.
+
+    Args:
+        groups: of the table.
+
+    Returns: names of scores, in the order of `TITLES`.
+    """
+    return [m for m in TITLES if any(g.values(m) for g in groups)]
 
 
 def find_baseline(groups: Sequence[Group], name: str | None) -> Group | None:
     """The group that is called ``name``, or whose label has all settings of it, or contains it.
 
+    Args:
+        groups: to choose from.
+        name: a label, settings ``key=value`` in any order, or a part of a label; None: no baseline.
+
+    Returns: the group; None without a name.
+
     Raises:
-        UserError: none or several.
+        UserError: no group, or several, by this name.
     """
     if name is None:
         return None
@@ -145,7 +103,7 @@ def make_report(
     metric: str | None = None,
     metrics: Sequence[str] | None = None,
     title: str = "Runs",
-) -> Report:
+) -> Table:
     """The table of the groups, best first.
 
     Args:
@@ -156,7 +114,7 @@ def make_report(
         metrics: scores to show; None: `shown_metrics`.
         title: of the table.
 
-    Returns: rows, headings and remarks.
+    Returns: a row a recipe, best first; the caption says what has to be said of them.
 
     Raises:
         UserError: no groups, or none of them has the metric.
@@ -193,7 +151,7 @@ def make_report(
             row += _difference_cells(group, baseline, by)
         rows.append(tuple(row))
     remarks = _remarks(groups, unfinished, baseline)
-    return Report(title, tuple(columns), tuple(rows), tuple(remarks))
+    return Table(title, tuple(columns), tuple(rows), "\n\n".join(remarks))
 
 
 def _remarks(groups: Sequence[Group], unfinished: Sequence[Unfinished], baseline: Group | None) -> list[str]:
@@ -229,9 +187,7 @@ def _cell(group: Group, metric: str) -> str:
         return "–"
     if len(values) < len(group.runs):
         return f"{statistics.fmean(values):.2f} (n={len(values)})"
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
-    return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+    return mean_and_sd(values, 2)
 
 
 def _difference_cells(group: Group, baseline: Group, metric: str) -> list[str]:
@@ -269,7 +225,13 @@ def write_csv(groups: Sequence[Group], path: Path) -> None:
 
 
 def swept_numbers(groups: Sequence[Group]) -> list[str]:
-    """Keys that a sweep varied over numbers, such as ``pooling.n``: what a box plot has on its axis."""
+    """Keys that a sweep varied over numbers: what a box plot has on its axis.
+
+    Args:
+        groups: of the sweep.
+
+    Returns: dotted keys, such as ``pooling.n``, for which every group has a number and not all the same.
+    """
     keys = sorted({k for g in groups for k in g.varied})
     return [
         k
@@ -282,8 +244,14 @@ def swept_numbers(groups: Sequence[Group]) -> list[str]:
 
 
 def density_plot(groups: Sequence[Group], path: Path) -> bool:
-    """STS-B test's cosines by rating (S2Sent, figure 8), a panel a recipe (its first seed). False: none was scored by
-    ``suite=geometry``."""
+    """Density of STS-B test's cosines by rating (S2Sent, figure 8), a panel a recipe (its first seed).
+
+    Args:
+        groups: of the table.
+        path: of the picture, in the format of its suffix.
+
+    Returns: whether it was drawn; False: no recipe was scored by ``suite=geometry``.
+    """
     found = []
     for group in groups:
         lines = group.runs[0].protocol.get("geometry", {}).get("cosines_by_rating")
@@ -291,40 +259,34 @@ def density_plot(groups: Sequence[Group], path: Path) -> bool:
             found.append((group.label, read(lines)))
     if not found:
         return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     from embedlab.evaluation.core import figures
 
-    across = min(3, len(found))
-    down = -(-len(found) // across)
-    figure, axes = plt.subplots(down, across, figsize=(4.4 * across, 3.2 * down), squeeze=False, sharex=True)
-    for panel, (label, cosines) in zip(axes.flat, found, strict=False):
+    figure, panels = figures.grid(len(found), 3, 4.4, sharex=True)
+    for panel, (label, cosines) in zip(panels, found, strict=True):
         figures.cosine_density(cosines, f"{label}\n", panel)
         panel.title.set_fontsize("small")
-    for panel in axes.flat[len(found) :]:
-        panel.set_visible(False)
     figure.tight_layout()
     figures.save_figure(figure, path)
     return True
 
 
 def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
-    """A panel for each swept number: the scores of all runs with each of its values. False: nothing was swept."""
+    """A panel for each swept number: the scores of all runs with each of its values.
+
+    Args:
+        groups: of a sweep.
+        metric: the score to draw (x 100 for correlations).
+        path: of the picture, in the format of its suffix.
+
+    Returns: whether it was drawn; False: nothing was swept over numbers.
+    """
     keys = swept_numbers(groups)
     if not keys:
         return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     from embedlab.evaluation.core import figures
 
-    figure, axes = plt.subplots(1, len(keys), figsize=(4 * len(keys), 3.2), squeeze=False, sharey=True)
-    for axis, key in zip(axes[0], keys, strict=True):
+    figure, panels = figures.grid(len(keys), len(keys), 4, sharey=True)
+    for axis, key in zip(panels, keys, strict=True):
         levels = sorted({g.varied[key] for g in groups})
         data = [
             [v for g in groups if g.varied[key] == level for v in g.values(metric).values()]
@@ -335,7 +297,7 @@ def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
         for at, values in enumerate(data, 1):
             axis.plot([at] * len(values), values, "o", color="0.4", markersize=3, markerfacecolor="none")
         axis.set_xlabel(key)
-    axes[0][0].set_ylabel(TITLES.get(metric, metric) + (" x 100" if metric.endswith("spearman") else ""))
+    panels[0].set_ylabel(TITLES.get(metric, metric) + (" x 100" if metric.endswith("spearman") else ""))
     runs = sum(len(g.values(metric)) for g in groups)
     figure.suptitle(f"{len(groups)} recipes, {runs} runs; a point is a run", fontsize="small")
     figure.tight_layout()

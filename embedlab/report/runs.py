@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from embedlab.config.recipe import SAME_RECIPE
+from embedlab.config.run import SAME_RECIPE
 from embedlab.errors import UserError
 from embedlab.evaluation import suite_names
 from embedlab.evaluation.core.protocol import read_scores
@@ -55,13 +55,27 @@ class Group:
     runs: tuple[Run, ...]
 
     def values(self, metric: str) -> dict[int, float]:
-        """The metric by seed; NaN is left out."""
+        """A score of every run that has it.
+
+        Args:
+            metric: such as ``sts7/spearman``.
+
+        Returns: seed to value; NaN is left out.
+        """
         found = {r.seed: r.scores[metric] for r in self.runs if metric in r.scores}
         return {seed: value for seed, value in found.items() if not math.isnan(value)}
 
 
 @dataclass(frozen=True)
 class Unfinished:
+    """A trial of a sweep.
+
+    Args:
+        folder: of the trial.
+        status: as the sweep wrote it, such as ``failed``.
+        overrides: of the sweep's command line for this trial.
+    """
+
     folder: Path
     status: str
     overrides: Sequence[str] = ()
@@ -71,6 +85,11 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
     """Every run at or below the folders that wrote its scores, and the trials of sweeps that did not.
 
     The stages of a run (sub-folders of its own) are part of it, not runs of the report.
+
+    Args:
+        folders: of runs or sweeps.
+
+    Returns: the runs, and the trials without scores.
 
     Raises:
         UserError: a folder that is not there, or holds no run; a scores file that cannot be read.
@@ -90,7 +109,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
                 runs.append(run)
         for path in sorted(folder.rglob("trial.yaml")):
             if path.parent not in known:
-                unfinished.append(_unfinished(path.parent))
+                unfinished.append(_trial(path.parent))
         if len(runs) == before and not unfinished:
             raise UserError(
                 "there is no finished run in this folder", file=folder, fix="a folder with scores.json"
@@ -99,7 +118,16 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
 
 
 def read_run(path: Path) -> Run | None:
-    """The run that wrote this ``scores.json``; None: it is of an evaluation, not of a run."""
+    """The run that wrote a ``scores.json``, with what `embedlab evaluate` put into its ``scores/`` later.
+
+    Args:
+        path: of the file.
+
+    Returns: the run; None: the file is of an evaluation, not of a run.
+
+    Raises:
+        UserError: it cannot be read, or holds no scores.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -156,18 +184,24 @@ def _of_this_run(
     return (read, block["suite"]) == ((config.get("pooling") or {}).get("name"), stem)
 
 
-def _unfinished(folder: Path) -> Unfinished:
+def _trial(folder: Path) -> Unfinished:
+    """What the sweep wrote of the trial in this folder, finished or not."""
     try:
         record = json.loads((folder / "trial.json").read_text())
     except (OSError, ValueError):
-        return Unfinished(folder, "not finished")
+        record = {}
     return Unfinished(folder, record.get("status", "not finished"), record.get("overrides", ()))
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs of equal configuration, seed apart, together; labelled by the keys in which the groups differ.
+    """Runs of equal configuration, seed apart, together.
 
     Two runs of one recipe and one seed are one result: the later folder counts.
+
+    Args:
+        runs: in any order.
+
+    Returns: a group a recipe, labelled by the keys in which the recipes differ.
     """
     flat = [_recipe(run) for run in runs]
     keys = sorted({key for config in flat for key in config if key not in _SAME_RECIPE})
@@ -230,11 +264,7 @@ def _label(settings: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> s
 
 def _overrides(folder: Path) -> list[str]:
     """What a sweep's command changed for this trial, the seed apart."""
-    try:
-        overrides = json.loads((folder / "trial.json").read_text())["overrides"]
-    except (OSError, ValueError, KeyError):
-        return []
-    return [o for o in overrides if not o.lstrip("+").startswith("seed=")]
+    return [o for o in _trial(folder).overrides if not o.lstrip("+").startswith("seed=")]
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from embedlab.files import whole_file
 
 
 class MetricsFile(Logger):
@@ -69,9 +70,7 @@ class MetricsFile(Logger):
         return rows
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        new = self.path.with_suffix(".new")
-        with new.open("w", newline="") as file:
+        with whole_file(self.path) as new, new.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(new, self.path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embedlab.config.published import known
+from embedlab.config.backbone import known
 from embedlab.errors import UserError
 from embedlab.evaluation.core.suite import suite, suite_names
 from embedlab.evaluation.probes.cls_energy import looks_into
@@ -70,7 +70,7 @@ def test_a_file_of_a_header_alone_is_said(name: str, tmp_path: Path) -> None:
         raw = path.read_bytes()
         header = (gzip.decompress(raw) if path.suffix == ".gz" else raw).split(b"\n")[0].decode()
         write_tsv(path, [header], [])
-    with pytest.raises(UserError, match="has no rows"):
+    with pytest.raises(UserError, match="has a header and no rows"):
         suite(name).local({"data_dir": suite(name).folder(data)})
 
 

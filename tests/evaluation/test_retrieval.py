@@ -14,11 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+import embedlab
+from embedlab.cli.encoders import Configured
+from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 from embedlab.evaluation.core import nearest
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.protocol import check
 from embedlab.evaluation.core.suite import suite
+from embedlab.evaluation.core.vectors import Prompted
 from embedlab.evaluation.retrieval.beir import load_collection
 from embedlab.evaluation.retrieval.retrieval import Retrieval, measure, search
 from tests.evaluation.helpers import HashedWords
@@ -195,9 +199,9 @@ def corrupt(path: Path, content: str | bytes) -> None:
         (
             "corpus.jsonl",
             '{"_id": "d1", "text": "a"}\n{"_id": "d2"}\n',
-            r"corpus\.jsonl:2: is not a JSON object",
+            r"corpus\.jsonl:2: _id, title and text must be strings",
         ),
-        ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n\nnope\n', r"corpus\.jsonl:3: is not a JSON object"),
+        ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n\nnope\n', r"corpus\.jsonl:3: not JSON"),
         (
             "corpus.jsonl",
             '{"_id": 3, "text": "a"}\n',
@@ -205,7 +209,7 @@ def corrupt(path: Path, content: str | bytes) -> None:
         ),
         ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n' * 2, r"corpus\.jsonl:2: this _id came before"),
         ("corpus.jsonl", "\n", r"corpus\.jsonl: has no rows"),
-        ("corpus.jsonl", b'{"_id": "d1", "text": "\xe9"}\n', r"corpus\.jsonl:1: is not UTF-8"),
+        ("corpus.jsonl", b'{"_id": "d1", "text": "\xe9"}\n', r"corpus\.jsonl:1: not UTF-8"),
         (
             "qrels_test.tsv",
             "query-id\tcorpus-id\tscore\nq1\td1\tyes\n",
@@ -230,7 +234,7 @@ def test_broken_gzip(tmp_path: Path) -> None:
     folder = write_collection(tmp_path / "c", zipped=True)
     whole = (folder / "corpus.jsonl.gz").read_bytes()
     (folder / "corpus.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"corpus\.jsonl\.gz: is not a whole gzip file"):
+    with pytest.raises(UserError, match=r"corpus\.jsonl\.gz: the \.gz file is truncated or damaged"):
         load_collection(folder)
 
 
@@ -292,3 +296,22 @@ def test_tf_idf_reaches_the_figure_of_the_data_readme(name: str, ndcg: float) ->
     encoder = TfIdf(list(load_collection(folder).documents.values()))
     scores, _ = run(encoder, {"data_dir": folder, "depth": 100})
     assert scores[f"{name}/ndcg@10"] == pytest.approx(ndcg, abs=0.05)
+
+
+def test_an_encoders_own_prompts(tmp_path: Path, tiny: Callable[..., Path]) -> None:
+    """The roles' prompts by default, others where the settings give them, never two."""
+    encoder = embedlab.load(tiny("bert"))
+    plain = {role: Prompted(encoder, role) for role in ("query", "document")}
+    encoder.usage = Usage({"query": "ask: ", "passage": "text: ", "other": "no: "}, "other")
+    for role, own in (("query", "ask: "), ("document", "text: ")):
+        for given, text in ((None, own), ("", ""), ("new: ", "new: ")):
+            prompted = Prompted(encoder, role, given)
+            assert prompted.text == text
+            expected = encoder.encode([text + "a cat"], prompt="")
+            np.testing.assert_array_equal(prompted.encode(["a cat"]), expected)
+            seen = Prompted(
+                Configured.of(encoder, {"device": "cpu", "dtype": None, "batch_size": None}), role, given
+            )
+            np.testing.assert_array_equal(seen.encode(["a cat"]), expected)
+    assert plain["query"].text == ""
+    assert Prompted(HashedWords(), "query", "ask: ").text == "ask: "

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from embedlab.config.recipe import SAME_RECIPE
-from embedlab.run.record import Record
+from embedlab.config.run import SAME_RECIPE
+from embedlab.run.run_folder import Record
 
 
 @pytest.mark.parametrize(

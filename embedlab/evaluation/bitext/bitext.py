@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.evaluation.bitext.parallel_texts import NTREX, XTREME, Bitext, parallel_table, tatoeba
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import flat, group_means
 from embedlab.evaluation.core.files import is_there
 from embedlab.evaluation.core.nearest import unit
@@ -82,7 +81,7 @@ class BitextRetrieval(Suite):
         folder, limit = folder_of(settings, "parallel"), row_limit(settings)
         languages = names(settings, "languages")
         tasks = chosen(names(settings, "tasks"), TASKS, "tasks")
-        if settings.get("tasks") is None and not _has_ntrex(folder):
+        if settings.get("tasks") is None and not (folder and is_there(folder, NTREX)):
             tasks = ["tatoeba"]
         pairs: dict[str, list[Bitext]] = {}
         for task in tasks:
@@ -109,16 +108,15 @@ class BitextRetrieval(Suite):
                 groups["tatoeba36"] = [language for language in found if language in XTREME]
             scores |= group_means(found, groups, DIRECTIONS)
             scores |= flat(found, f"{task}-")
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="bitext_accuracy_at_1",
             aggregation="cosine, nearest of the other language's sentences; mean over languages",
-            text="raw",
             sentences=vectors.sentences,
             data={
                 task: {
-                    "source": several[0].source if len(several) == 1 else _common_source(several),
+                    "source": _common_source(several),
                     "languages": len(several),
                     "pairs": {p.language: len(p) for p in several},
                 }
@@ -131,11 +129,6 @@ class BitextRetrieval(Suite):
             if "tatoeba" in data
             else [],
         )
-        return scores, block
-
-
-def _has_ntrex(folder: Path | None) -> bool:
-    return folder is not None and is_there(folder, NTREX)
 
 
 def _common_source(several: list[Bitext]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.errors import UserError
+from embedlab.evaluation.core.correlation import pair_cosine
 
 LONG = 2000
 """Sentences from which on their encoding is worth a progress bar."""
@@ -24,6 +25,28 @@ class Encoder(Protocol):
     def encode(self, sentences: list[str], /) -> Any:
         """`n` sentences -> [n, D], a numpy array or a tensor."""
         ...
+
+
+class Prompted:
+    """An encoder with a text before each sentence, in place of its own default prompt.
+
+    Args:
+        encoder: any; one without `Encoder.usage` has no prompts of its own.
+        role: what the sentences are.
+        text: the prompt; None: the encoder's own for this role.
+    """
+
+    def __init__(self, encoder: Encoder, role: Literal["query", "document"], text: str | None = None) -> None:
+        self.encoder = encoder
+        self._usage = getattr(encoder, "usage", None)
+        own = self._usage.role(role) if self._usage is not None else ""
+        self.text: str = own if text is None else text
+
+    def encode(self, sentences: list[str], **options: Any) -> Any:
+        """`encoder.encode` with the prompt."""
+        if self._usage is None:
+            return self.encoder.encode([self.text + sentence for sentence in sentences])
+        return self.encoder.encode(sentences, prompt=self.text, **options)  # type: ignore[call-arg]
 
 
 def unique(texts: Iterable[str]) -> tuple[list[str], dict[str, int]]:
@@ -93,6 +116,10 @@ class Vectors:
     def take(self, texts: Sequence[str]) -> Tensor:
         """Rows of `texts`, [n, D]."""
         return self.matrix[torch.from_numpy(self.rows(texts))]
+
+    def cosine(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
+        """`pair_cosine` of each text of `first` and the same of `second`, [n] in float64."""
+        return pair_cosine(self.take(first), self.take(second))
 
 
 def embed(encoder: Encoder, texts: Sequence[str]) -> Tensor:

@@ -5,36 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import f1
-from embedlab.evaluation.core.files import find_file, hub_rows, numbered, read_tsv
+from embedlab.evaluation.core.correlation import accuracy, f1
+from embedlab.evaluation.core.files import Hub, Labelled, find_file, read_labelled
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings
-from embedlab.evaluation.finetune.classify import Labelled, classify
+from embedlab.evaluation.finetune.classify import classify
 from embedlab.evaluation.finetune.config import FineTuneConfig, FineTunedSuite
 
 DEFAULTS = FineTuneConfig(epochs=3, lr=2e-5, batch_size=16, max_length=128)
-_HUB = "nyu-mll/glue"
-_PAIR = ("premise", "hypothesis")
+_PAIR, _HUB_PAIR = ("premise", "hypothesis"), ("sentence1", "sentence2")
 _ENTAILED = ("entailment", "not_entailment")
 
 
 @dataclass(frozen=True)
 class Task:
-    """texts: columns of the local files; hub_texts: of the hub; classes: labels in the order of the hub's
-    numbers; metrics: the first one is the task's score in GLUE's average; folder, test: where the local files
-    are and what the scored one is called."""
+    """texts: columns of the local files; hub_texts: of the hub, () for the same; classes: labels in the order of
+    the hub's numbers; metrics: the first one is the task's score in GLUE's average; folder, test: where the local
+    files are and what the scored one is called."""
 
-    texts: tuple[str, ...]
-    hub_texts: tuple[str, ...]
-    classes: tuple[str, ...]
+    texts: tuple[str, ...] = ("sentence",)
+    hub_texts: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ("0", "1")
     metrics: tuple[str, ...] = ("accuracy",)
     folder: str = "glue"
     test: str = "dev"
@@ -42,23 +39,16 @@ class Task:
 
 
 TASKS: dict[str, Task] = {
-    "cola": Task(("sentence",), ("sentence",), ("0", "1"), ("mcc", "accuracy")),
+    "cola": Task(metrics=("mcc", "accuracy")),
     # SentEval's copy: the same phrases and the same dev set as GLUE's, tokenised and lower-cased.
-    "sst2": Task(("sentence",), ("sentence",), ("0", "1"), folder="transfer"),
+    "sst2": Task(folder="transfer"),
     # SentEval's: train is GLUE's train and dev, so the test set is scored.
-    "mrpc": Task(
-        ("sentence1", "sentence2"),
-        ("sentence1", "sentence2"),
-        ("0", "1"),
-        ("accuracy", "f1"),
-        "transfer",
-        "test",
-    ),
-    "rte": Task(_PAIR, ("sentence1", "sentence2"), _ENTAILED),
-    "wnli": Task(_PAIR, ("sentence1", "sentence2"), _ENTAILED[::-1]),
+    "mrpc": Task(_HUB_PAIR, metrics=("accuracy", "f1"), folder="transfer", test="test"),
+    "rte": Task(_PAIR, _HUB_PAIR, _ENTAILED),
+    "wnli": Task(_PAIR, _HUB_PAIR, _ENTAILED[::-1]),
     "qnli": Task(_PAIR, ("question", "sentence"), _ENTAILED),
-    "qqp": Task(("question1", "question2"), ("question1", "question2"), ("0", "1"), ("accuracy", "f1")),
-    "mnli": Task(_PAIR, _PAIR, ("entailment", "neutral", "contradiction"), hub_test="validation_matched"),
+    "qqp": Task(("question1", "question2"), metrics=("accuracy", "f1")),
+    "mnli": Task(_PAIR, classes=("entailment", "neutral", "contradiction"), hub_test="validation_matched"),
 }
 SMALL = ("cola", "sst2", "mrpc", "rte")
 
@@ -91,19 +81,19 @@ class GLUE(FineTunedSuite):
         fits = {}
         for name, (training, test) in data.items():
             task = TASKS[name]
-            result = classify(encoder, training, {name: test}, len(task.classes), config, settings, name)
-            fits[name] = result.plain()
+            found, fits[name] = classify(
+                encoder, training, {name: test}, len(task.classes), config, settings, name
+            )
             for metric in task.metrics:
-                scores[f"{name}/{metric}"] = METRICS[metric](result.predictions[name], test.labels)
+                scores[f"{name}/{metric}"] = METRICS[metric](found[name], test.labels)
         if len(data) > 1:
             scores["glue/mean"] = fmean(scores[f"{name}/{TASKS[name].metrics[0]}"] for name in data)
         local_mrpc = "mrpc" in data and not data["mrpc"][0].source.startswith("hub:")
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="glue_dev",
             aggregation="first metric of each task, mean over tasks",
-            text="raw",
             data={
                 name: {"train": training.source, "test": test.source, "rows": [len(training), len(test)]}
                 for name, (training, test) in data.items()
@@ -118,7 +108,6 @@ class GLUE(FineTunedSuite):
             seed=config.seed,
             finetune=config.plain() | {"tasks": fits},
         )
-        return scores, block
 
 
 def load(name: str, settings: Mapping[str, Any]) -> tuple[Labelled, Labelled]:
@@ -128,33 +117,14 @@ def load(name: str, settings: Mapping[str, Any]) -> tuple[Labelled, Labelled]:
     """
     task = TASKS[name]
     folder = folder_of(settings, task.folder)
-    if folder is None:
-        return _hub(name, task, "train"), _hub(name, task, task.hub_test)
-    return _file(folder, name, task, "train"), _file(folder, name, task, task.test)
+    files = f"{name}_train.tsv.gz and {name}_{task.test}.tsv.gz"
 
+    def read(split: str, hub_split: str) -> Labelled:
+        path = folder and find_file(folder, f"{name}_{split}")
+        hub = Hub("nyu-mll/glue", name, hub_split, files, ("label", *(task.hub_texts or task.texts)))
+        return read_labelled(path, task.texts, task.classes, hub)
 
-def _file(folder: Path, name: str, task: Task, split: str) -> Labelled:
-    path = find_file(folder, f"{name}_{split}")
-    table = read_tsv(path, ["label", *task.texts])
-    labels = numbered(table["label"], task.classes, str(path))
-    return _labelled([table[column] for column in task.texts], labels, str(path))
-
-
-def _hub(name: str, task: Task, split: str) -> Labelled:
-    rows = hub_rows(
-        _HUB, name, split, ["label", *task.hub_texts], f"{name}_train.tsv.gz and {name}_{task.test}.tsv.gz"
-    )
-    texts = [rows[column] for column in task.hub_texts]
-    return _labelled(texts, np.asarray(rows["label"], dtype=np.int64), f"hub:{_HUB}")
-
-
-def _labelled(texts: list[list[str]], labels: NDArray[np.int64], source: str) -> Labelled:
-    return Labelled(texts[0], texts[1] if len(texts) > 1 else None, labels, source)
-
-
-def accuracy(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:
-    """Percent of labels that are right."""
-    return 100 * float((predicted == gold).mean())
+    return read("train", "train"), read(task.test, task.hub_test)
 
 
 def mcc(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.files import find_file, hub_rows, is_there, numbered, read_tsv
+from embedlab.evaluation.core.correlation import accuracy
+from embedlab.evaluation.core.files import Hub, Labelled, find_file, is_there, names_in, read_labelled
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings
-from embedlab.evaluation.finetune.classify import Labelled, classify
+from embedlab.evaluation.finetune.classify import classify
 from embedlab.evaluation.finetune.config import FineTuneConfig, FineTunedSuite
 
 CLASSES = ("entailment", "neutral", "contradiction")
@@ -27,35 +27,18 @@ TRAINING = (
     "mnli_dev_matched_mismatched",
 )  # fmt: skip
 DEFAULTS = FineTuneConfig(epochs=3, lr=2e-5, batch_size=32, max_length=128)
-_HUB = "facebook/xnli"
 
 
-def load(folder: Path | None, language: str, split: str) -> Labelled:
-    """XNLI's `split` (dev, test) in one language: file xnli_{split}_{language}; None: the hub."""
-    if folder is None:
-        return _hub(language, {"dev": "validation"}.get(split, split))
-    path = find_file(folder, f"xnli_{split}_{language}")
-    table = read_tsv(path, ["label", "premise", "hypothesis"])
-    labels = numbered(table["label"], CLASSES, str(path))
-    return Labelled(table["premise"], table["hypothesis"], labels, str(path))
-
-
-def _hub(language: str, split: str) -> Labelled:
-    rows = hub_rows(_HUB, language, split, ["premise", "hypothesis", "label"], "xnli_test_*.tsv.gz")
-    labels = np.asarray(rows["label"], dtype=np.int64)
-    return Labelled(rows["premise"], rows["hypothesis"], labels, f"hub:{_HUB}")
+def load(folder: Path | None, language: str, split: str, stem: str | None = None) -> Labelled:
+    """XNLI's `split` (dev, test) in one language: file xnli_{split}_{language}, or `stem`; None: the hub."""
+    path = folder and find_file(folder, stem or f"xnli_{split}_{language}")
+    hub = Hub("facebook/xnli", language, {"dev": "validation"}.get(split, split), "xnli_test_*.tsv.gz")
+    return read_labelled(path, ("premise", "hypothesis"), CLASSES, hub)
 
 
 def languages(folder: Path | None) -> list[str]:
     """Languages that `folder` has a test file of; the hub's 15."""
-    if folder is None:
-        return list(LANGUAGES)
-    stems = {path.name.split(".")[0] for path in folder.glob("xnli_test_*.tsv*")}
-    if not stems:
-        raise UserError(
-            "has no xnli_test_*.tsv.gz", file=folder, key="data_dir", fix="give the folder of nli/"
-        )
-    return sorted(stem.removeprefix("xnli_test_") for stem in stems)
+    return list(LANGUAGES) if folder is None else names_in(folder, "xnli_test_*")
 
 
 def load_training(
@@ -67,7 +50,7 @@ def load_training(
     limit: rows of each file. Rows without one of the three labels are refused.
     """
     if folder is None:
-        return _hub("en", "train").head(limit)
+        return load(None, "en", "train").head(limit)
     wanted = list(files) if files is not None else [f for f in TRAINING if is_there(folder, f)]
     if not wanted:
         raise UserError(
@@ -80,19 +63,16 @@ def load_training(
     pairs: list[tuple[str, str]] = []
     labels: list[int] = []
     for stem in wanted:
-        path = find_file(folder, stem)
-        table = read_tsv(path, ["label", "premise", "hypothesis"])
-        numbers = numbered(table["label"], CLASSES, str(path))
-        rows = zip(table["premise"], table["hypothesis"], numbers.tolist(), strict=True)
-        for premise, hypothesis, label in list(rows)[:limit]:
-            if (premise, hypothesis) not in seen:
-                seen.add((premise, hypothesis))
-                pairs.append((premise, hypothesis))
+        data = load(folder, "en", "train", stem).head(limit)
+        for first, second, label in zip(data.first, data.second or (), data.labels.tolist(), strict=True):
+            if (first, second) not in seen:
+                seen.add((first, second))
                 labels.append(label)
+                pairs.append((first, second))
     if not pairs:
         raise UserError("all training pairs are held out", file=folder, key="train", value=",".join(wanted))
-    first, second = (list(side) for side in zip(*pairs, strict=True))
-    return Labelled(first, second, np.array(labels, dtype=np.int64), ", ".join(wanted))
+    sides = [list(side) for side in zip(*pairs, strict=True)]
+    return Labelled(sides[0], sides[1], np.array(labels, dtype=np.int64), ", ".join(wanted))
 
 
 @dataclass(frozen=True)
@@ -134,23 +114,19 @@ class XNLI(FineTunedSuite):
     def score(self, encoder: Any, data: XNLIData, settings: Settings) -> Scored:
         """Train on English, and name the labels of each language."""
         config = self.config(settings)
-        result = classify(
+        labels, fitted = classify(
             encoder, data.training, data.tests, len(CLASSES), config, settings, "xnli", data.dev
         )
-        found = {
-            language: 100 * float((result.predictions[language] == test.labels).mean())
-            for language, test in data.tests.items()
-        }
+        found = {language: accuracy(labels[language], test.labels) for language, test in data.tests.items()}
         scores = {"xnli/accuracy": fmean(found.values())}
         if others := [score for language, score in found.items() if language != "en"]:
             scores["xnli-zeroshot/accuracy"] = fmean(others)
         scores |= {f"xnli-{language}/accuracy": score for language, score in found.items()}
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="xnli_zero_shot",
             aggregation="accuracy; mean over languages",
-            text="raw",
             data={
                 "train": {"source": data.training.source, "rows": len(data.training)},
                 "dev": {"source": data.dev.source, "rows": len(data.dev)} if data.dev is not None else None,
@@ -164,6 +140,5 @@ class XNLI(FineTunedSuite):
                 "encoder template and pooling play no part: the head reads the backbone's last layer",
             ],
             seed=config.seed,
-            finetune=config.plain() | result.plain(),
+            finetune=config.plain() | fitted,
         )
-        return scores, block

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol
-from embedlab.evaluation.core.correlation import pair_cosine, spearman
-from embedlab.evaluation.core.settings import task_names, whole
+from embedlab.evaluation.core.correlation import spearman
+from embedlab.evaluation.core.settings import whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 from embedlab.evaluation.probes.noise import NOISES, perturb
-from embedlab.evaluation.sts.sts import SEVEN, STSPairs, Text, all_sentences, load_sts, score_tasks
+from embedlab.evaluation.sts.sts import STSPairs, all_sentences, load_tasks, score_tasks
 
 DEFAULT_RATE = 0.2
 LENGTHS = ((1, 10), (11, 20), (21, 32), (33, None))
@@ -47,11 +46,9 @@ class Robustness(Suite):
 
     def load(self, settings: Settings) -> list[STSPairs]:
         """The tasks without noise."""
-        tasks = task_names(settings, SEVEN, "STS")
         _rates(settings.get("noises"), settings.get("noise_rate"))
         whole(settings, "noise_seed", 0, least=0)
-        text: Text = settings.get("sts_text") or "raw"
-        return [load_sts(task, settings.get("data_dir"), text) for task in tasks]
+        return load_tasks(settings)
 
     def score(self, encoder: Encoder, data: list[STSPairs], settings: Settings) -> Scored:
         """Spearman with and without noise, and by length."""
@@ -79,9 +76,9 @@ class Robustness(Suite):
             for bucket, n in counts.items()
             if n < _FEW
         ]
-        block = protocol.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="sts_robustness",
             aggregation="all",
             text=data[0].text,
@@ -94,7 +91,6 @@ class Robustness(Suite):
             sentences_changed=changed,
             length_pairs=counts,
         )
-        return scores, block
 
 
 def noisy_pairs(pairs: STSPairs, noise: str, rate: float, seed: int) -> STSPairs:
@@ -119,7 +115,7 @@ def score_lengths(vectors: Vectors, tasks: Sequence[STSPairs]) -> tuple[dict[str
     counts: dict[str, int] = {}
     if not pairs:
         return scores, counts
-    cosine = pair_cosine(vectors.take([a for a, _ in pairs]), vectors.take([b for _, b in pairs]))
+    cosine = vectors.cosine([a for a, _ in pairs], [b for _, b in pairs])
     gold = torch.tensor(list(pairs.values()), dtype=torch.float64)
     for low, high in LENGTHS:
         name = f"{low}+" if high is None else f"{low}-{high}"

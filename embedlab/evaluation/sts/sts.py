@@ -10,6 +10,7 @@ scored by cosine as in SimCSE, not by a trained regressor as in upstream SentEva
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,26 +20,15 @@ import torch
 from numpy.typing import NDArray
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import pair_cosine, pearson, spearman
-from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
+from embedlab.evaluation.core.correlation import pearson, spearman
+from embedlab.evaluation.core.files import Hub, find_file, read_tsv
 from embedlab.evaluation.core.settings import task_names
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
-from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, score_table
+from embedlab.evaluation.core.table import LABELS, Metric, Scores, Table, protocol_line, score_table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 
 Text = Literal["raw", "tok"]
 SEVEN: tuple[str, ...] = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
-LABELS: dict[str, str] = {
-    "sts12": "STS12",
-    "sts13": "STS13",
-    "sts14": "STS14",
-    "sts15": "STS15",
-    "sts16": "STS16",
-    "stsb": "STS-B",
-    "sickr": "SICK-R",
-    "sts7": "Avg",
-}
 
 
 @dataclass(frozen=True)
@@ -110,115 +100,122 @@ def load_sts(
     """
     source = _SOURCES.get((task, split))
     if source is None:
-        known = ", ".join(
-            sorted({name if where == "test" else f"{name} ({where})" for name, where in _SOURCES})
-        )
-        raise UserError(
-            "no such STS task", key="task", value=f"{task} ({split})", fix=f"choose one of {known}"
-        )
+        known = sorted(name if where == "test" else f"{name} ({where})" for name, where in _SOURCES)
+        fix = f"choose one of {', '.join(known)}"
+        raise UserError("no such STS task", key="task", value=f"{task} ({split})", fix=fix)
     if text not in ("raw", "tok"):
         raise UserError("no such text variant", key="sts_text", value=text, fix="choose raw or tok")
-    if data_dir is None:
-        return _from_hub(task, split, text, source)
-    return _from_file(task, split, text, source, find_file(data_dir, source.file, "sts"))
-
-
-def _from_file(task: str, split: str, text: Text, source: _Source, path: Path) -> STSPairs:
-    tokenised = ("sentence1_tok", "sentence2_tok")
-    optional = [source.subset] if source.subset else []
-    table = read_tsv(path, [source.gold, "sentence1", "sentence2"], optional=[*optional, *tokenised])
-    notes: tuple[str, ...] = ()
-    first, second = table["sentence1"], table["sentence2"]
-    if text == "tok":
-        if all(column in table for column in tokenised):
-            first, second = table["sentence1_tok"], table["sentence2_tok"]
-        elif task == "sickr":
-            first, second = [s.lower() for s in first], [s.lower() for s in second]
-            notes = ("sickr: no tok columns, raw text lower-cased and split at spaces",)
-        else:
-            raise UserError(
-                "has no columns sentence1_tok and sentence2_tok",
-                file=path,
-                key="sts_text",
-                value=text,
-                fix="use sts_text=raw, or add SentEval's tokens as these columns",
-            )
-        first, second = [" ".join(s.split()) for s in first], [" ".join(s.split()) for s in second]
-    kept = [i for i, rating in enumerate(table[source.gold]) if rating.strip()]
-    gold = np.empty(len(kept), dtype=np.float64)
-    for position, i in enumerate(kept):
-        try:
-            gold[position] = float(table[source.gold][i])
-        except ValueError:
-            gold[position] = np.nan
-        if not np.isfinite(gold[position]):
-            raise UserError(
-                "rating is not a number",
-                file=path,
-                row=i + 2,
-                key=source.gold,
-                value=table[source.gold][i],
-                fix="write a number, or leave the cell empty to drop the pair",
-            )
-    _check_ratings(gold, path)
-    subsets = table.get(source.subset) if source.subset else None
-    return STSPairs(
-        task=task,
-        split=split,
-        text=text,
-        first=[first[i] for i in kept],
-        second=[second[i] for i in kept],
-        gold=gold,
-        subsets=[subsets[i] for i in kept] if subsets is not None else None,
-        source=str(path),
-        expected=source.pairs,
-        notes=notes,
-    )
-
-
-def _check_ratings(gold: NDArray[np.float64], source: str | Path) -> None:
-    """UserError where no correlation with `gold` exists."""
-    if len(gold) == 0:
-        raise UserError("has no rated pair", file=source, fix="fetch the file again")
-    if len(gold) == 1 or (gold == gold[0]).all():
-        what = "has one rated pair" if len(gold) == 1 else f"rates all {len(gold)} pairs the same"
-        raise UserError(f"{what}: there is no correlation with it", file=source, fix="give the whole file")
-
-
-def _from_hub(task: str, split: str, text: Text, source: _Source) -> STSPairs:
-    if text == "tok":
+    if data_dir is None and text == "tok":
         raise UserError(
             f"{source.hub} has raw text only",
             key="sts_text",
             value=text,
             fix="give data_dir=FOLDER with SentEval's tokens, or use sts_text=raw",
         )
-    columns = ["score", "sentence1", "sentence2"]
-    files = "the STS files (sts12_test.tsv.gz ... sick_test.tsv.gz)"
-    rows = hub_rows(source.hub, None, source.hub_split, columns, files)
-    gold = np.asarray(rows["score"], dtype=np.float64)
-    _check_ratings(gold, f"hub:{source.hub}")
+    columns = [source.gold, "sentence1", "sentence2"]
+    if data_dir is None:
+        where = f"hub:{source.hub}"
+        hub = Hub(
+            source.hub, None, source.hub_split, "the STS files (sts12_test.tsv.gz ... sick_test.tsv.gz)"
+        )
+        table = dict(zip(columns, hub.rows(("score", "sentence1", "sentence2")).values(), strict=True))
+    else:
+        where = str(path := find_file(data_dir, source.file, "sts"))
+        table = read_tsv(path, columns, [*_TOKENS, *filter(None, [source.subset])])
+    first, second, notes = _sentences(task, text, table, where)
+    kept, gold = rated(table[source.gold], where, source.gold)
+    subsets = table.get(source.subset or "")
     return STSPairs(
-        task=task,
-        split=split,
-        text=text,
-        first=[str(s) for s in rows["sentence1"]],
-        second=[str(s) for s in rows["sentence2"]],
-        gold=gold,
-        subsets=None,
-        source=f"hub:{source.hub}",
-        expected=source.pairs,
+        task,
+        split,
+        text,
+        [first[i] for i in kept],
+        [second[i] for i in kept],
+        gold,
+        subsets and [subsets[i] for i in kept],
+        where,
+        source.pairs,
+        notes,
     )
 
 
-def row_count_warning(pairs: STSPairs) -> str | None:
-    """A sentence for the protocol when the number of pairs is not the published one, else None."""
-    if pairs.expected is None or len(pairs) == pairs.expected:
-        return None
-    return (
+_TOKENS = ("sentence1_tok", "sentence2_tok")
+
+
+def _sentences(
+    task: str, text: Text, table: Mapping[str, list[str]], where: str
+) -> tuple[list[str], list[str], tuple[str, ...]]:
+    """Both sides in a text variant, and a note."""
+    if text == "raw":
+        return table["sentence1"], table["sentence2"], ()
+    notes: tuple[str, ...] = ()
+    if all(column in table for column in _TOKENS):
+        first, second = (table[column] for column in _TOKENS)
+    elif task == "sickr":
+        first, second = ([s.lower() for s in table[side]] for side in ("sentence1", "sentence2"))
+        notes = ("sickr: no tok columns, raw text lower-cased and split at spaces",)
+    else:
+        raise UserError(
+            "has no columns sentence1_tok and sentence2_tok",
+            file=where,
+            key="sts_text",
+            value=text,
+            fix="use sts_text=raw, or add SentEval's tokens as these columns",
+        )
+    return [" ".join(s.split()) for s in first], [" ".join(s.split()) for s in second], notes
+
+
+def rated(ratings: Sequence[Any], source: str, column: str) -> tuple[list[int], NDArray[np.float64]]:
+    """Which pairs have a rating, and their ratings.
+
+    Args:
+        ratings: numbers or their texts, one a pair; an empty text for none.
+        source: of the pairs, a file with one header line or the hub.
+        column: of the ratings, for messages.
+
+    Raises:
+        UserError: a rating that is no number, or ratings with which there is no correlation.
+    """
+    kept = [i for i, rating in enumerate(ratings) if str(rating).strip()]
+    gold = np.empty(len(kept))
+    for place, i in enumerate(kept):
+        with suppress(ValueError):
+            gold[place] = np.nan
+            gold[place] = float(ratings[i])
+        if not np.isfinite(gold[place]):
+            raise UserError(
+                "rating is not a number",
+                file=source,
+                row=i + 2,
+                key=column,
+                value=ratings[i],
+                fix="write a number, or leave the cell empty to drop the pair",
+            )
+    if len(gold) < 2 or (gold == gold[0]).all():
+        what = f"rates all {len(gold)} pairs the same" if len(gold) > 1 else "has one rated pair"
+        what = f"{what}: there is no correlation with it" if len(gold) else "has no rated pair"
+        raise UserError(what, file=source, fix="give the whole file")
+    return kept, gold
+
+
+def row_count_warnings(tasks: Sequence[STSPairs]) -> list[str]:
+    """A sentence for the protocol for each task whose number of pairs is not the published one."""
+    return [
         f"{pairs.task} ({pairs.split}, {pairs.source}) has {len(pairs)} pairs where SentEval has "
         f"{pairs.expected}: not comparable with published scores"
-    )
+        for pairs in tasks
+        if pairs.expected not in (None, len(pairs))
+    ]
+
+
+def load_tasks(settings: Settings, text: Text | None = None) -> list[STSPairs]:
+    """The tasks that the key ``tasks`` names, all seven by default; `text` None: that of ``sts_text``, raw by default.
+
+    Raises:
+        UserError: a wrong setting, a missing or broken file.
+    """
+    text = text or settings.get("sts_text") or "raw"
+    return [load_sts(task, settings.get("data_dir"), text) for task in task_names(settings, SEVEN, "STS")]
 
 
 def score_pairs(vectors: Vectors, pairs: STSPairs) -> dict[str, float]:
@@ -228,7 +225,7 @@ def score_pairs(vectors: Vectors, pairs: STSPairs) -> dict[str, float]:
 
     The two subset aggregations are left out where the source does not name the subsets.
     """
-    cosine = pair_cosine(vectors.take(pairs.first), vectors.take(pairs.second))
+    cosine = vectors.cosine(pairs.first, pairs.second)
     gold = torch.from_numpy(pairs.gold)
     whole = 100 * float(spearman(cosine, gold))
     scores = {"spearman": whole, "pearson": 100 * float(pearson(cosine, gold))}
@@ -252,12 +249,10 @@ def score_tasks(vectors: Vectors, tasks: Sequence[STSPairs]) -> dict[str, float]
     scores: dict[str, float] = {}
     for pairs in tasks:
         scores |= {f"{pairs.task}/{metric}": value for metric, value in score_pairs(vectors, pairs).items()}
-    if set(SEVEN) <= {pairs.task for pairs in tasks}:
-        for metric in ("spearman", "spearman_mean", "spearman_wmean", "pearson"):
-            values = [scores.get(f"{task}/{metric}") for task in SEVEN]
-            present = [value for value in values if value is not None]
-            if len(present) == len(SEVEN):
-                scores[f"sts7/{metric}"] = float(np.mean(present))
+    for metric in ("spearman", "spearman_mean", "spearman_wmean", "pearson"):
+        seven = [scores[key] for task in SEVEN if (key := f"{task}/{metric}") in scores]
+        if len(seven) == len(SEVEN):
+            scores[f"sts7/{metric}"] = float(np.mean(seven))
     return scores
 
 
@@ -292,14 +287,12 @@ class STS(Suite):
 
     def load(self, settings: Settings) -> Variants:
         """The tasks as the headline has them, and in the other text variant."""
-        headline: Text = settings.get("sts_text") or "raw"
-        tasks = task_names(settings, SEVEN, "STS")
-        main = [load_sts(task, settings.get("data_dir"), headline) for task in tasks]
-        second: Text = "tok" if headline == "raw" else "raw"
+        main = load_tasks(settings)
+        second: Text = "tok" if main[0].text == "raw" else "raw"
         notes = [note for pairs in main for note in pairs.notes]
         other: list[STSPairs] = []
         try:
-            other = [load_sts(task, settings.get("data_dir"), second) for task in tasks]
+            other = load_tasks(settings, second)
             notes += [note for pairs in other for note in pairs.notes]
         except UserError:
             notes.append(f"text variant {second} is not in this source, so it was not scored")
@@ -313,16 +306,15 @@ class STS(Suite):
         for key, value in score_tasks(vectors, data.other).items():
             task, metric = key.split("/")
             scores[f"{task}_{data.other[0].text}/{metric}"] = value
-        warnings = [warning for pairs in data.main if (warning := row_count_warning(pairs))]
-        warnings += vectors.non_finite_note()
+        warnings = row_count_warnings(data.main) + vectors.non_finite_note()
         if len(vectors.matrix) > 1 and bool((vectors.matrix == vectors.matrix[0]).all()):
             warnings.append(
                 "all sentence vectors are equal (a collapsed encoder): no correlation, counted as 0"
             )
         published = not warnings and {pairs.task for pairs in data.main} == set(SEVEN)
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="sts7_senteval" if published else "sts_cosine_spearman",
             aggregation="all",
             text=headline,
@@ -331,7 +323,6 @@ class STS(Suite):
             warnings=warnings,
             notes=data.notes,
         )
-        return scores, block
 
     def tables(self, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
         """One row a text variant."""

@@ -17,8 +17,8 @@ from torch.nn import Parameter
 from embedlab.backbones.adapters import check_saved
 from embedlab.errors import UserError
 from embedlab.files import corruption, full
-from embedlab.run.folder import LAST as LAST
-from embedlab.run.folder import PREVIOUS as PREVIOUS
+from embedlab.run.run_folder import LAST as LAST
+from embedlab.run.run_folder import PREVIOUS as PREVIOUS
 
 if TYPE_CHECKING:
     from embedlab.engine.module import Method

@@ -135,6 +135,11 @@ for _name in ("gemma4_text", "gemma4_unified_text", "embedding_gemma2_text"):
         "head_dim": 8, "global_head_dim": 8, "num_key_value_heads": 2, "num_kv_shared_layers": 0,
         "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8,
     }  # fmt: skip
+_GEMMA = {
+    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": POSITIONS,
+}  # fmt: skip
+OVERRIDES["t5gemma"] = {"encoder": _GEMMA, "decoder": _GEMMA, "vocab_size": VOCABULARY}
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 for _name in (
     "cosmos3_edge_text", "glm4v_moe_text", "glm4v_text", "glm_image_text", "glm_ocr_text", "hunyuan_vl_text",

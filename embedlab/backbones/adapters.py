@@ -113,9 +113,9 @@ def weights_digest(model: nn.Module) -> str:
 def _is_linear(module: nn.Module) -> bool:
     from transformers.pytorch_utils import Conv1D
 
-    # Routers of experts are linear layers whose forward pass gives more than one tensor.
-    plain = type(module).forward in (nn.Linear.forward, Conv1D.forward)
-    return isinstance(module, nn.Linear | Conv1D) and plain
+    # Routers of experts, and a grouped layer, are linear ones whose forward pass is not y = xW + b.
+    other = type(module).__name__.endswith(("Router", "GroupedLinear"))
+    return isinstance(module, nn.Linear | Conv1D) and not other
 
 
 def _linears(model: nn.Module, blocks: list[nn.Module]) -> list[str]:

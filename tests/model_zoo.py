@@ -138,6 +138,7 @@ for _name in ("gemma4_text", "gemma4_unified_text", "embedding_gemma2_text"):
 _GEMMA = {
     "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": POSITIONS,
+    **_TOKENS,
 }  # fmt: skip
 OVERRIDES["t5gemma"] = {"encoder": _GEMMA, "decoder": _GEMMA, "vocab_size": VOCABULARY}
 _SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}

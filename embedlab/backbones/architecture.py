@@ -40,10 +40,20 @@ _NO_BLOCKS = frozenset(("albert", "canine", "flaubert", "hrm_text", "longcat_fla
 """No list with a module for each layer: shared ones (ALBERT), two in one (LongCat), or a list for each part (XLM)."""
 
 _NO_ADAPTERS = frozenset(
-    ("falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "nemotron_h", "reformer", "squeezebert")
+    (
+        "falcon_h1",
+        "falcon_mamba",
+        "ibert",
+        "jamba",
+        "mamba",
+        "mamba2",
+        "nemotron_h",
+        "reformer",
+        "squeezebert",
+    )
 )
 """Mamba's kernels read weights of projections without calling them, Reformer's reversible layers need an input with
-gradients, and SqueezeBERT's projections are convolutions."""
+gradients, and the projections of SqueezeBERT (convolutions) and I-BERT (quantised) are no linear layers."""
 
 _EAGER = frozenset((
      "big_bird", "bigbird_pegasus", "bloom", "canine", "convbert", "cpmant", "deberta",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto as auto
 
@@ -50,6 +52,12 @@ def some(types: list[str]) -> list[object]:
 @pytest.fixture(scope="session")
 def folders() -> dict[str, Path]:
     return {}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

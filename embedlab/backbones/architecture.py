@@ -71,7 +71,9 @@ _EAGER = frozenset((
 _OLD_SDPA = frozenset(("falcon",))
 """Those with an sdpa of their own, outside of transformers' interface."""
 
-_NO_LAYER_STATES = frozenset(("canine", "dory", "gemma3n_text", "hrm_text", "longcat_flash", "pegasus_x"))
+_NO_LAYER_STATES = frozenset(
+    ("canine", "dory", "gemma3n_text", "hrm_text", "longcat_flash", "pegasus_x", "qwen4_exp_text")
+)
 """Their hidden states are not one after each layer."""
 
 
@@ -294,6 +296,12 @@ UNREADABLE = {
     "imagegpt": "reads colours, not text",
     "lxmert": "needs pictures beside text",
     "mra": "needs a CUDA kernel that is fetched from the hub",
+    "neomme": "reads pictures beside text",
+    "perceiver": "reads what a preprocessor of its own makes of a text",
+    "seamless_m4t": "reads speech beside text",
+    "seamless_m4t_v2": "reads speech beside text",
+    "t5gemma2": "reads pictures beside text",
+    "whisper": "reads speech",
     "sam3_lite_text_text_model": "does not give its hidden states",
 }
 """Types whose model takes token ids and is of no use here, and why."""

@@ -144,9 +144,9 @@ def check_ids(tokenizer: Any, found: PretrainedConfig) -> None:
     Raises:
         UserError: it has not, as after tokens were added without ``resize_token_embeddings``.
     """
-    if found.model_type == "canine":  # hashes the code of each character
+    rows = getattr(found, "src_vocab_size", None) or getattr(found, "vocab_size", None)
+    if rows is None:  # CANINE hashes the code of each character
         return
-    rows = getattr(found, "src_vocab_size", None) or found.vocab_size
     beyond = {i: token for token, i in tokenizer.get_vocab().items() if i >= rows}
     if set(beyond.values()) == {tokenizer.pad_token}:  # padding is never looked at
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token

@@ -226,7 +226,7 @@ def _inject(model: PreTrainedModel, targets: list[str], config: AdapterConfig) -
         holder: Any = nn.ModuleDict({"model": model})
         holder.is_loaded_in_4bit = getattr(model, "is_loaded_in_4bit", False)
         inject_adapter_in_model(lora, holder)
-    model.peft_config = {"default": lora}  # type: ignore[assignment]  # where PEFT's own classes have it
+    model.peft_config = {"default": lora}  # type: ignore[dict-item]  # where PEFT's own classes have it
     for name, p in model.named_parameters():
         adapter = ".lora_" in name
         p.requires_grad_(adapter)

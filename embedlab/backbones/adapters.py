@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from embedlab.backbones.architecture import check_adapter, without_decoder
 from embedlab.config.adapter import Adapter, AdapterConfig
 from embedlab.distributed.devices import local_rank
 from embedlab.errors import UserError
@@ -62,6 +63,7 @@ def adapt(
     """
     model = backbone.model
     if config.r is not None:
+        check_adapter(model.config.model_type, config.name)
         digest = weights_digest(model)
         targets = _targets(model, list(backbone.blocks), config.targets)
         if config.quantization is not None:
@@ -78,9 +80,21 @@ def adapt(
 
 
 def checkpoint_blocks(model: PreTrainedModel) -> None:
-    """Recompute activations block by block; the non-reentrant form, which frozen embeddings do not stop."""
+    """Recompute activations block by block; the non-reentrant form, which frozen embeddings do not stop.
+
+    Raises:
+        UserError: the architecture cannot.
+    """
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    try:
+        enable({"use_reentrant": False})
+    except ValueError as error:  # transformers' word for an architecture that cannot
+        raise UserError(
+            f"{model.config.model_type} cannot recompute its activations",
+            key="adapter.gradient_checkpointing",
+            value="true",
+            fix="adapter.gradient_checkpointing=false",
+        ) from error
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -99,7 +113,9 @@ def weights_digest(model: nn.Module) -> str:
 def _is_linear(module: nn.Module) -> bool:
     from transformers.pytorch_utils import Conv1D
 
-    return isinstance(module, nn.Linear | Conv1D)
+    # Routers of experts, and a grouped layer, are linear ones whose forward pass is not y = xW + b.
+    other = type(module).__name__.endswith(("Router", "GroupedLinear"))
+    return isinstance(module, nn.Linear | Conv1D) and not other
 
 
 def _linears(model: nn.Module, blocks: list[nn.Module]) -> list[str]:
@@ -110,6 +126,10 @@ def _linears(model: nn.Module, blocks: list[nn.Module]) -> list[str]:
 
 def _targets(model: nn.Module, blocks: list[nn.Module], wanted: tuple[str, ...]) -> list[str]:
     names = _linears(model, blocks)
+    if not names:
+        raise UserError(
+            "no linear layer in this backbone's blocks", key="adapter", value="lora", fix="adapter=none"
+        )
     if not wanted:
         return names
     known = sorted({n.rsplit(".", 1)[-1] for n in names})
@@ -201,7 +221,12 @@ def _inject(model: PreTrainedModel, targets: list[str], config: AdapterConfig) -
     model.requires_grad_(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*fan_in_fan_out.*")
-        inject_adapter_in_model(lora, model)
+        # Within a module that has no configuration: for one that says it is a mixture of experts, PEFT would take
+        # `down_proj` for the stacked experts', whose adapters cannot be merged.
+        holder: Any = nn.ModuleDict({"model": model})
+        holder.is_loaded_in_4bit = getattr(model, "is_loaded_in_4bit", False)
+        inject_adapter_in_model(lora, holder)
+    model.peft_config = {"default": lora}  # type: ignore[dict-item]  # where PEFT's own classes have it
     for name, p in model.named_parameters():
         adapter = ".lora_" in name
         p.requires_grad_(adapter)
@@ -285,7 +310,7 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     layers = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A")}
     # The constants of 4-bit weights stand under their names (`weight.absmax`).
     keys = [k for k in model.state_dict() if ".lora_" not in k and ".weight." not in k]
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     for plain, key in sorted((k.replace(".base_layer.", "."), k) for k in keys):
         owner, _, kind = key.rpartition(".")
         value = tensors[key].detach()
@@ -331,7 +356,7 @@ def merged(backbone: Backbone) -> Backbone:
     # BERT and its like are loaded without their pooler.
     bare = {"add_pooling_layer": False} if getattr(model, "pooler", model) is None else {}
     with torch.device("meta"):
-        plain = type(model)(config, **bare)
+        plain = without_decoder(type(model)(config, **bare))
     plain.load_state_dict(dict(merged_weights(backbone.model)), assign=True)
     for (
         name,

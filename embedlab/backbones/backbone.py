@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones import last_block
+from embedlab.backbones.architecture import check_layer_states, counts_places, mixes_padding
 from embedlab.backbones.body import Body, token_positions
+from embedlab.backbones.padding import by_length, filled_on_the_right, special_types
+from embedlab.errors import UserError
 from embedlab.kernels import fused_block
 from embedlab.kernels.available import SHORT, kernel_options, short_kernel
 from embedlab.kernels.packing import MODEL_TYPES, Slots, row_capacity
@@ -57,16 +60,20 @@ class Backbone(Body):
         self.head = head
         self.one_token = last_block.one_token_attending_all
         self.adapter: Adapter | None = None
-        accepted = inspect.signature(model.forward).parameters
+        accepted = inspect.signature(self.reader.forward).parameters
         self._takes_positions = "position_ids" in accepted
+        self._takes_mask = "attention_mask" in accepted
+        self._mixes_padding = mixes_padding(info.model_type)
+        self._told_places = self._takes_positions and not counts_places(info.model_type)
         self._takes_token_types = "token_type_ids" in accepted
         self._extra: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
 
     def prepare_all_layers(self) -> None:
         """Install the hooks that collect all layers now: a compiler cannot trace how transformers does it later."""
+        check_layer_states(self.info.model_type)
         from transformers.utils import output_capturing
 
-        output_capturing.maybe_install_capturing_hooks(self.model)
+        output_capturing.maybe_install_capturing_hooks(self.reader)
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile each transformer block in place: names of weights stay as they are.
@@ -143,25 +150,42 @@ class Backbone(Body):
         """
         if capacity is not None and attention_mask is not None:
             return self._unpadded(input_ids, attention_mask, position_ids, all_layers, capacity, position)
+        if position_ids is not None and not self._takes_positions:
+            raise UserError(
+                f"{self.info.model_type} takes no position ids", key="backbone", fix="a BERT or RoBERTa"
+            )
         if attention_mask is None and self.info.kind == "decoder":
             # Without a mask transformers looks whether the positions are those of packed sequences, on the
             # host.
             attention_mask = torch.ones_like(input_ids)
-        arguments = dict(self._extra)
-        if self._takes_positions:
-            if position_ids is None and attention_mask is not None:
-                position_ids = token_positions(attention_mask, self.position_offset)
-            arguments["position_ids"] = position_ids
         with self.autocast_context(input_ids.device):
             if position is not None and attention_mask is not None:
                 return (last_block.padded(self, input_ids, attention_mask, position),)
-            out = self.model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                output_hidden_states=all_layers,
-                **arguments,
-            )
-        return tuple(out.hidden_states) if all_layers else (out.last_hidden_state,)
+            if attention_mask is None or position_ids is not None:
+                return self._states(input_ids, attention_mask, position_ids, all_layers)
+            if self._mixes_padding:
+                return by_length(self._states, input_ids, attention_mask, all_layers)
+            if self._told_places:
+                return self._states(input_ids, attention_mask, token_positions(attention_mask, self.position_offset), all_layers)
+            return filled_on_the_right(self._states, input_ids, attention_mask, all_layers)
+
+    def _states(
+        self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, all_layers: bool
+    ) -> tuple[Tensor, ...]:
+        """What the model makes of a batch."""
+        arguments = dict(self._extra)
+        if self._takes_positions:
+            arguments["position_ids"] = position_ids
+        if self._takes_mask:
+            arguments["attention_mask"] = attention_mask
+        kinds = special_types(self.info.model_type, input_ids, attention_mask)
+        if kinds is not None:
+            arguments["token_type_ids"] = kinds
+        out = self.reader(input_ids=input_ids, output_hidden_states=all_layers, **arguments)
+        if not all_layers:
+            return (out.last_hidden_state,)
+        # Some give the last state before the final norm.
+        return (*out.hidden_states[: self.info.layers], out.last_hidden_state)
 
     def _unpadded(
         self,

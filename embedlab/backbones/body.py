@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones.architecture import find_blocks, position_offset
+from embedlab.backbones.architecture import find_blocks, position_offset, reads_with
 
 if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
@@ -41,6 +41,11 @@ class Body(nn.Module):
     def blocks(self) -> nn.ModuleList:
         """The transformer blocks, first to last."""
         return find_blocks(self.model, self.info.layers)
+
+    @property
+    def reader(self) -> Any:
+        """The module whose forward pass gives the hidden states: the model, or its encoder."""
+        return reads_with(self.model)
 
     def autocast_context(self, device: torch.device) -> AbstractContextManager[Any]:
         """For code that runs blocks by itself: low-precision weights are computed with as they are."""

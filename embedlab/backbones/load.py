@@ -6,6 +6,7 @@ import copy
 import inspect
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,11 +14,18 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.adapters import merged
-from embedlab.backbones.architecture import describe, kind_of, set_dropout
+from embedlab.backbones.architecture import (
+    describe,
+    is_encoder_decoder,
+    kind_of,
+    set_dropout,
+    without_decoder,
+)
 from embedlab.backbones.backbone import Backbone
 from embedlab.backbones.resolve import (
     Source,
     donor_config,
+    naming,
     pretrained_options,
     quiet,
     read_config,
@@ -26,6 +34,7 @@ from embedlab.backbones.resolve import (
     resolve,
 )
 from embedlab.backbones.scratch import FreshConfig, fresh_config
+from embedlab.backbones.weights import check_report, check_size
 from embedlab.config.backbone import BackboneConfig, BackboneInfo
 from embedlab.errors import UserError
 from embedlab.kernels.attention import register
@@ -37,6 +46,8 @@ log = logging.getLogger(__name__)
 
 Head = Literal["masked_lm", "causal_lm"]
 _UNLIMITED = 1_000_000
+_NO_LIMIT = int(1e30)
+"""What transformers says where a tokenizer knows of none."""
 
 
 def load_backbone(
@@ -73,22 +84,22 @@ def load_backbone(
             fix="method=causal_lm" if info.kind == "decoder" else "method=masked_lm",
         )
     finish_tokenizer(tokenizer, info)
-    with reading(config):
-        attention = register() if config.attention == "sdpa" and _takes_interface(found) else config.attention
+    with reading(config), naming(config):
+        check_ids(tokenizer, found)
+        cls = model_class(found, head)
+        attention, kernel = _kernel(config, found, cls)
         dtype = getattr(torch, config.dtype)
         if source is None:
-            whole = _auto_class(head).from_config(
-                found, attn_implementation=attention, dtype=dtype, **_no_pooler(found, head)
-            )
+            whole = cls._from_config(found, attn_implementation=kernel, dtype=dtype, **_no_pooler(cls, head))
             missing: list[str] = []
             if (name := FreshConfig.from_dict(config.fresh or {}).init_from) is not None:
                 _take_over(whole, tokenizer, name, head)
         else:
-            whole, missing = _pretrained(config, source, found, head, attention, dtype)
-    _check_missing(config, whole, missing)
+            whole, missing = _pretrained(config, source, found, head, kernel, dtype)
+    _check_head(config, missing)
     model = whole.base_model if head is not None else whole
     kept = language_model_head(whole) if head is not None else None
-    backbone = Backbone(model, info, kept, config.attention)
+    backbone = Backbone(model, info, kept, attention or model.config._attn_implementation)
     backbone.commit = source.commit if source is not None else None
     backbone.eval()
     return backbone, tokenizer
@@ -103,9 +114,9 @@ def _take_over(whole: Any, tokenizer: Any, name: str, head: Head | None) -> None
     found = read_config(donor, source)
     theirs = read_tokenizer(donor, source)
     check_donor(whole.config, found, name)
-    with reading(donor):  # what is wrong with its files is not the fresh backbone's fault
+    with reading(donor), naming(donor):  # what is wrong with its files is not the fresh backbone's fault
         other, missing = _pretrained(donor, source, found, head, "eager", torch.float32)
-    _check_missing(donor, other, missing)
+    _check_head(donor, missing)
     took = warm_start(whole, tokenizer, other, theirs, name)
     log.warning(
         "the body is that of %s; %d of %d token embeddings are its own, the others are drawn like them",
@@ -123,9 +134,29 @@ def finish_tokenizer(tokenizer: Any, info: BackboneInfo) -> None:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
     tokenizer.padding_side = "right"
-    limits = [n for n in (tokenizer.model_max_length, info.max_positions) if n and n < _UNLIMITED]
-    if limits:
-        tokenizer.model_max_length = min(limits)
+    limits = [n for n in (tokenizer.model_max_length, info.max_positions) if n and 0 < n < _UNLIMITED]
+    tokenizer.model_max_length = min(limits, default=_NO_LIMIT)
+
+
+def check_ids(tokenizer: Any, found: PretrainedConfig) -> None:
+    """Whether the table of embeddings has a row for each id of the tokenizer.
+
+    Raises:
+        UserError: it has not, as after tokens were added without ``resize_token_embeddings``.
+    """
+    rows = getattr(found, "src_vocab_size", None) or getattr(found, "vocab_size", None)
+    if rows is None:  # CANINE hashes the code of each character
+        return
+    beyond = {i: token for token, i in tokenizer.get_vocab().items() if i >= rows}
+    if set(beyond.values()) == {tokenizer.pad_token}:  # padding is never looked at
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
+    elif beyond:
+        first, last = min(beyond), max(beyond)
+        raise UserError(
+            f"its tokenizer has ids up to {last} ({beyond[first]!r} is {first}), and its table of embeddings has "
+            f"{rows} rows",
+            fix="the tokenizer that belongs to the weights, or model.resize_token_embeddings(len(tokenizer))",
+        )
 
 
 def _auto_class(head: Head | None) -> Any:
@@ -134,22 +165,68 @@ def _auto_class(head: Head | None) -> Any:
     return {None: AutoModel, "masked_lm": AutoModelForMaskedLM, "causal_lm": AutoModelForCausalLM}[head]
 
 
-def _takes_interface(found: PretrainedConfig) -> bool:
-    """Whether the architecture is transformers' own; a checkpoint's code may know kernels by name only."""
-    return not getattr(found, "auto_map", None)
+def model_class(found: PretrainedConfig, head: Head | None = None) -> Any:
+    """The class that reads a checkpoint: of an encoder-decoder its encoder alone, where transformers has that.
 
+    A checkpoint that brings its own code has the auto class, which knows how to find it.
+    """
+    from transformers.models.auto.auto_factory import _get_model_class as get_class
 
-def _no_pooler(found: PretrainedConfig, head: Head | None) -> dict[str, Any]:
-    """Leave BERT's pooler out: it is not used, and DDP stops at parameters without gradients."""
-    from transformers import AutoModel
-
-    if head is not None:
-        return {}
+    auto = _auto_class(head)
+    if _is_foreign(found):
+        return auto
+    found.architectures = found.architectures or []  # None stops the choice between several classes
     try:
-        cls: Any = AutoModel._model_mapping[type(found)]
+        cls = get_class(found, auto._model_mapping)
     except KeyError:
-        return {}
-    takes = "add_pooling_layer" in inspect.signature(cls).parameters
+        fix = "method=simcse, or another architecture" if head else "another architecture"
+        raise UserError(
+            f"transformers has no {head or 'plain'} model for {found.model_type}", fix=fix
+        ) from None
+    if not is_encoder_decoder(found):
+        return cls
+    if head is not None:
+        raise UserError(
+            f"{found.model_type} has no {head} head of its encoder", fix="an encoder or a decoder"
+        )
+    if (
+        found.model_type == "t5gemma" and found.is_encoder_decoder
+    ):  # its encoder's class refuses the whole's files
+        return cls
+    name = cls.__name__.removesuffix("Model") + "EncoderModel"
+    return getattr(sys.modules[cls.__module__], name, cls)
+
+
+def _is_foreign(found: PretrainedConfig) -> bool:
+    """Whether the model's code comes with the checkpoint."""
+    return bool(getattr(found, "auto_map", None))
+
+
+def _kernel(config: BackboneConfig, found: PretrainedConfig, cls: Any) -> tuple[str | None, str | None]:
+    """The attention of a backbone, and the name that transformers is given for it; None: as it chooses."""
+    wanted = config.attention
+    if _is_foreign(found):
+        return (None, None) if wanted == "sdpa" else (wanted, wanted)
+    if wanted == "flash_attention_2" and not getattr(cls, "_supports_flash_attn", False):
+        raise UserError(
+            f"{found.model_type} has no flash attention",
+            key="backbone.attention",
+            value=wanted,
+            fix="backbone.attention=sdpa",
+        )
+    if wanted != "sdpa":
+        return wanted, wanted
+    if not cls._supports_sdpa:
+        log.warning("%s: %s has no sdpa attention, so it runs eager.", config.label, found.model_type)
+        return "eager", "eager"
+    # A class of before transformers' interface knows kernels by name only.
+    new = hasattr(sys.modules[cls.__module__], "ALL_ATTENTION_FUNCTIONS")
+    return "sdpa", register() if new else "sdpa"
+
+
+def _no_pooler(cls: Any, head: Head | None) -> dict[str, Any]:
+    """Leave BERT's pooler out: it is not used, and DDP stops at parameters without gradients."""
+    takes = head is None and "add_pooling_layer" in inspect.signature(cls).parameters
     return {"add_pooling_layer": False} if takes else {}
 
 
@@ -158,23 +235,27 @@ def _pretrained(
     source: Source,
     found: PretrainedConfig,
     head: Head | None,
-    attention: str,
+    attention: str | None,
     dtype: torch.dtype,
 ) -> tuple[Any, list[str]]:
-    """The model, and the names of weights that the checkpoint did not have."""
-    whole, report = _auto_class(head).from_pretrained(
+    """The model, and the names of weights outside its body that the checkpoint did not have."""
+    cls = model_class(found, head)
+    if not _is_foreign(found):
+        check_size(cls, found, source)
+    whole, report = cls.from_pretrained(
         source.location,
         config=found,
         dtype=dtype,
         attn_implementation=attention,
         output_loading_info=True,
-        **_no_pooler(found, head),
+        ignore_mismatched_sizes=True,  # else the loader stops with a list that is not shown
+        **_no_pooler(cls, head),
         **pretrained_options(config, source),
     )
+    missing = check_report(without_decoder(whole), report)
     if source.gguf is not None:
         whole = _plain_copy(whole)
-    missing = {k for k in report["missing_keys"] if not k.endswith("position_ids")}
-    return whole, sorted(missing)
+    return whole, missing
 
 
 def _plain_copy(whole: Any) -> Any:
@@ -188,25 +269,9 @@ def _plain_copy(whole: Any) -> Any:
     return fresh
 
 
-def _check_missing(config: BackboneConfig, whole: Any, missing: list[str]) -> None:
+def _check_head(config: BackboneConfig, missing: list[str]) -> None:
     if not missing:
         return
-    inside = {n for n, _ in whole.base_model.named_parameters()} | {
-        n for n, _ in whole.base_model.named_buffers()
-    }
-    prefix = whole.base_model_prefix + "."
-    body = [
-        n
-        for n in missing
-        if n.removeprefix(prefix) in inside and (whole.base_model is whole or n.startswith(prefix))
-    ]
-    if body:
-        raise UserError(
-            f"the checkpoint lacks {len(body)} of the model's weights, the first {body[0]}",
-            key=config.key,
-            value=config.label,
-            fix="a complete checkpoint of this architecture",
-        )
     if not config.new_head:
         raise UserError(
             f"the checkpoint has no language-modelling head ({missing[0]} is missing)",
@@ -292,7 +357,7 @@ def load_pooler(config: BackboneConfig) -> nn.Sequential | None:
 
     source = resolve(config)
     found = read_config(config, source)
-    if not _no_pooler(found, None):
+    if _is_foreign(found) or not _no_pooler(model_class(found), None):
         return None
     with reading(config):
         model, report = AutoModel.from_pretrained(

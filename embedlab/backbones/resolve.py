@@ -9,7 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from embedlab.backbones.architecture import describe, effective_dropout, kind_of, set_dropout
+from embedlab.backbones.architecture import (
+    check_config,
+    check_sizes,
+    describe,
+    effective_dropout,
+    kind_of,
+    set_dropout,
+)
 from embedlab.backbones.hub import snapshot
 from embedlab.config.backbone import BackboneConfig, BackboneInfo, known
 from embedlab.errors import UserError, one_line
@@ -132,6 +139,18 @@ def reading(config: BackboneConfig) -> Iterator[None]:
         _explain(config, error)
 
 
+@contextmanager
+def naming(config: BackboneConfig) -> Iterator[None]:
+    """Puts the file and the key into an error about a backbone that names neither."""
+    try:
+        yield
+    except UserError as error:
+        if error.key is not None:
+            raise
+        file = None if config.source == "hub" else config.path or config.name
+        raise UserError(error.message, file=file, key=config.key, value=config.label, fix=error.fix) from None
+
+
 def _explain(config: BackboneConfig, error: Exception) -> NoReturn:
     text = one_line(str(error))
     where: dict[str, Any] = {"key": config.key, "value": config.label}
@@ -161,15 +180,12 @@ def read_config(config: BackboneConfig, source: Source) -> PretrainedConfig:
     """
     from transformers import AutoConfig
 
-    with reading(config):
+    with reading(config), naming(config):
+        if source.gguf is None:
+            file = Path(source.location, "config.json")
+            check_sizes(json.loads(file.read_text(encoding="utf-8")))
         found = AutoConfig.from_pretrained(source.location, **pretrained_options(config, source))
-    if getattr(found, "is_encoder_decoder", False):
-        raise UserError(
-            f"{found.model_type} is an encoder-decoder",
-            key=config.key,
-            value=config.label,
-            fix="an encoder (bert, roberta, ...) or a decoder (llama, opt, ...)",
-        )
+        check_config(found)
     return set_dropout(found, config.dropout)
 
 

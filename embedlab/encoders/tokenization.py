@@ -22,6 +22,7 @@ from embedlab.errors import UserError
 _RULES = 1  # raised when a change here alters ids, so that token caches of older code are not taken
 _UNLIMITED = 1_000_000  # `model_max_length` of a tokenizer that knows no limit is 1e30
 _AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
+_LETTERS = 1000  # tokens that are tried as texts, where "a" has none
 
 
 def close_sentence(text: str) -> str:
@@ -132,14 +133,15 @@ class Tokenization:
 
     @property
     def pad_id(self) -> int:
-        """The id that fills rows up."""
-        return int(self.tokenizer.pad_token_id)
+        """The id that fills rows up. No model looks at it; a tokenizer without special tokens has none, so it is 0."""
+        found = self.tokenizer.pad_token_id
+        return 0 if found is None else int(found)
 
     @property
     def model_limit(self) -> int | None:
         """Tokens that the model takes at most."""
         limit = self.tokenizer.model_max_length
-        return int(limit) if limit is not None and limit < _UNLIMITED else None
+        return int(limit) if limit is not None and 0 < limit < _UNLIMITED else None
 
     @property
     def row_limit(self) -> int | None:
@@ -169,8 +171,10 @@ class Tokenization:
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """Special tokens that the tokenizer puts before and after a text."""
-        plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
-        framed = self.tokenizer("a")["input_ids"]
+        plain, framed = next(
+            ((ids, self.tokenizer(text)["input_ids"]) for text in self._texts() if (ids := self._ids_of(text))),
+            ([], self.tokenizer("")["input_ids"]),
+        )
         for at in range(len(framed) - len(plain) + 1):
             if framed[at : at + len(plain)] == plain:
                 return framed[:at], framed[at + len(plain) :]
@@ -179,6 +183,16 @@ class Tokenization:
             key="backbone",
             fix="another tokenizer",
         )
+
+    def _texts(self) -> Iterator[str]:
+        """Texts that may have tokens: a letter, else (a vocabulary of one script, without [UNK]) its tokens."""
+        yield "a"
+        yield from (str(self.tokenizer.decode([i])) for i in range(min(len(self.tokenizer), _LETTERS)))
+
+    def _ids_of(self, text: str) -> list[int]:
+        special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
+        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return [] if special & set(ids) else ids
 
     def _compile(self, template: Template) -> None:
         if "mask" in template.marks and self.tokenizer.mask_token is None:
@@ -369,9 +383,14 @@ class Tokenization:
         if row:
             return row
         t = self.tokenizer
-        return [
-            next(i for i in (t.bos_token_id, t.eos_token_id, t.unk_token_id, t.pad_token_id) if i is not None)
-        ]
+        for i in (t.bos_token_id, t.eos_token_id, t.unk_token_id, t.pad_token_id):
+            if i is not None:
+                return [i]
+        raise UserError(
+            "a text has no tokens, and the tokenizer has no special token to stand for it",
+            key="backbone",
+            fix="leave empty texts out, or a tokenizer with an end-of-text token",
+        )
 
     def plain_ids(self, texts: list[str]) -> list[list[int]]:
         """Ids of each text as it is: without special tokens, not cut, not padded."""

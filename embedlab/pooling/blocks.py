@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embedlab.backbones.architecture import check_layer_states
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
@@ -42,6 +43,7 @@ class BlocksConfig(PoolingConfig):
         return self.pool == "mean"
 
     def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
+        check_layer_states(info.model_type)
         if self.n > info.layers:
             raise UserError(
                 f"this backbone has {info.layers} blocks",

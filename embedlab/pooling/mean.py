@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from embedlab.backbones.architecture import check_layer_states
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
@@ -44,6 +45,7 @@ class FirstLastConfig(MeanConfig):
     """Layers 0 and L instead of 1 and L."""
 
     def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
+        check_layer_states(info.model_type)
         self.check_widths(info)
         return []
 

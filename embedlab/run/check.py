@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from embedlab.backbones import probe
+from embedlab.backbones.architecture import can_be_captured, check_adapter, check_blocks, has_blocks
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.run import RunConfig
 from embedlab.data.kinds import data_kind
@@ -31,6 +32,10 @@ def check_run(run: RunConfig) -> list[str]:
     _check_sharded(run)
     _check_backbone(run)
     info = backbone_info(run)
+    if run.adapter.r is not None:
+        check_adapter(info.model_type, run.adapter.name)
+    if run.trainer.strategy.startswith("fsdp"):
+        check_blocks(info.model_type, "trainer.strategy", run.trainer.strategy)
     warnings = run.pooling.check(info, run.template, run.method.name)
     if run.data.name not in run.method.kinds:
         raise UserError(
@@ -77,15 +82,24 @@ def resolved_step(run: RunConfig) -> str:
     one = device_count(run.trainer) == 1 and run.trainer.num_nodes == 1
     capturable = cuda and one and precision_of(run.trainer) in ("bf16-mixed", "32-true")
     recomputes = run.optimizer.chunk is not None or run.adapter.gradient_checkpointing
+    model_type = backbone_info(run).model_type if cuda or run.step not in ("auto", "eager") else ""
     if run.step == "auto":
+        if not has_blocks(model_type):
+            return "eager"
+        if not can_be_captured(model_type):
+            return "compile"
         if capturable and run.data.drop_last and not recomputes:
             return "graph"
         return "compile" if cuda else "eager"
+    if run.step in ("compile", "graph"):
+        check_blocks(model_type, "step", run.step)
     if run.step != "graph":
         return run.step
     fix = "step=compile, or step=auto"
     why = None
-    if recomputes:
+    if not can_be_captured(model_type):
+        why = f"needs shapes and masks that depend on no token, and {model_type}'s do"
+    elif recomputes:
         # A graph has one course: activations cannot be computed again with the random state of before.
         why = "computes no activation twice, as optimizer.chunk and adapter.gradient_checkpointing do"
     elif not capturable:

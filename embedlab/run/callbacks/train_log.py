@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 
+from embedlab.backbones.architecture import has_blocks
 from embedlab.distributed.gather import world_size
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class TrainLog(Callback):
         self._sentences, self._true, self._padded, self._rows, self._batches = 0, 0, 0, 0, 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        blocks = cast("Method", pl_module).encoder.towers[0].backbone.blocks
+        backbone = cast("Method", pl_module).encoder.towers[0].backbone
+        blocks = backbone.blocks if has_blocks(backbone.info.model_type) else [backbone.model]
         self._parameters = matmul_parameters(blocks)
         self._peak = peak_tflops(pl_module.device)
         self._ended = self._began = time.perf_counter()

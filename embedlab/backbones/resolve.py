@@ -203,6 +203,8 @@ def read_config(config: BackboneConfig, source: Source) -> PretrainedConfig:
             value=config.label,
             fix="an encoder (bert, roberta, ...) or a decoder (llama, opt, ...)",
         )
+    if not config.trust_remote_code:  # it would be saved with the weights, for others to run
+        vars(found).pop("auto_map", None)
     return set_dropout(found, config.dropout)
 
 
@@ -268,4 +270,6 @@ def read_tokenizer(config: BackboneConfig, source: Source) -> Any:
             value=config.label,
             fix="add its files (tokenizer.json, tokenizer_config.json) to the folder",
         )
+    if not config.trust_remote_code:
+        tokenizer.init_kwargs.pop("auto_map", None)
     return tokenizer

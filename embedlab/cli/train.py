@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from embedlab.cli.hydra_main import in_sweep, run, run_dir
+from embedlab.cli.hydra_main import arguments, in_sweep, run, run_dir
+from embedlab.cli.permission import check_permission
 from embedlab.cli.processes import start_ranks, wants_processes
 from embedlab.console import say_once
 from embedlab.data.sources import check_source
@@ -36,6 +37,7 @@ def main(argv: Sequence[str]) -> int:
     status: list[int] = []
 
     def task(values: dict[str, Any]) -> None:
+        check_permission(values, arguments())
         if in_sweep():  # a single run's folder is `FreeFolder`'s to look at, before Hydra writes there
             check_free(run_dir(), values.get("ckpt_path"), "hydra.sweep.dir")
         status.append(train_one(values, run_dir()))

@@ -63,28 +63,29 @@ def section(values: Any, group: str) -> Mapping[str, Any]:
 def _check(cls: Any, values: Mapping[str, Any], group: str) -> None:
     hints = get_type_hints(cls)
     for field in fields(cls):
-        if field.name in values and not _fits(values[field.name], hints[field.name]):
-            raise _refused(f"{group}.{field.name}", values[field.name], hints[field.name])
+        if field.name in values and not fits(values[field.name], hints[field.name]):
+            raise refused(f"{group}.{field.name}", values[field.name], hints[field.name])
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value is of the type that an annotation says; a number of floating point is finite."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(_fits(value, choice) for choice in arguments)
+        return any(fits(value, choice) for choice in arguments)
     if origin is Literal:
         return any(value == choice and type(value) is type(choice) for choice in arguments)
     if origin in (tuple, list):
         if not isinstance(value, tuple | list):
             return False
         if origin is tuple and arguments[1:] != (...,):
-            return len(value) == len(arguments) and all(map(_fits, value, arguments))
-        return all(_fits(v, arguments[0]) for v in value)
+            return len(value) == len(arguments) and all(map(fits, value, arguments))
+        return all(fits(v, arguments[0]) for v in value)
     if origin is dict:
-        return isinstance(value, Mapping) and all(_fits(v, arguments[1]) for v in value.values())
+        return isinstance(value, Mapping) and all(fits(v, arguments[1]) for v in value.values())
     if hint is type(None):
         return value is None
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint in (bool, str):
@@ -94,7 +95,15 @@ def _fits(value: Any, hint: Any) -> bool:
     return True
 
 
-def _refused(key: str, value: Any, hint: Any) -> UserError:
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return False
+
+
+def refused(key: str, value: Any, hint: Any) -> UserError:
+    """The line for a value that does not fit its annotation, with the fix as a command would spell it."""
     union = get_origin(hint) in (Union, types.UnionType)
     choices = [h for h in (get_args(hint) if union else (hint,)) if h is not type(None)]
     nullable = union and len(choices) < len(get_args(hint))

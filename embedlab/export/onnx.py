@@ -87,7 +87,9 @@ def load_onnx(folder: Path, batch_size: int = 32) -> Callable[[Sequence[str]], n
     from embedlab.encoders.tokenization import Tokenization
 
     settings = json.loads((folder / "embedlab.json").read_text(encoding="utf-8"))
-    tokenization = Tokenization.from_dict(AutoTokenizer.from_pretrained(folder), settings)
+    tokenization = Tokenization.from_dict(
+        AutoTokenizer.from_pretrained(folder, trust_remote_code=False), settings
+    )
     session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
 
     def encode(texts: Sequence[str]) -> np.ndarray[Any, Any]:

@@ -321,7 +321,7 @@ def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
         if not (kept / "tokenizer.json").is_file():
             with whole_folder(kept) as new:
                 train_tokenizer(config.backbone.fresh, texts()).save_pretrained(new)
-    return AutoTokenizer.from_pretrained(kept)
+    return AutoTokenizer.from_pretrained(kept, trust_remote_code=False)
 
 
 def _loggers(config: RunConfig, folder: Path, checkpoint: Path | None) -> list[Logger]:

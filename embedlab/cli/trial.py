@@ -6,16 +6,15 @@ import logging
 import sys
 from pathlib import Path
 
-import yaml
-
 from embedlab.cli.exits import guarded
 from embedlab.cli.train import train_one
+from embedlab.config.read import read_values
 
 
 def main(argv: list[str]) -> int:
     path, folder = argv
     logging.basicConfig(level=logging.INFO, format="[%(asctime)s][%(name)s][%(levelname)s] - %(message)s")
-    return train_one(yaml.safe_load(Path(path).read_text(encoding="utf-8")), Path(folder))
+    return train_one(read_values(Path(path)), Path(folder))
 
 
 if __name__ == "__main__":

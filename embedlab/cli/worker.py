@@ -11,10 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-import yaml
-
 from embedlab.cli.exits import guarded
 from embedlab.cli.train import fit
+from embedlab.config.read import read_values
 
 
 def main(argv: list[str]) -> int:
@@ -23,7 +22,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=level, format="[%(asctime)s][%(name)s][%(levelname)s] - %(message)s")
     from embedlab.run.parse import parse_run
 
-    values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    values = read_values(Path(path))
     return fit(parse_run(values), Path(folder), Path(whole))
 
 

@@ -130,6 +130,8 @@ def _check_plain(values: Any, path: Path, fix: str) -> None:
         elif isinstance(value, str):
             if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
                 raise UserError("has half a surrogate pair in a text", file=path, value=value, fix=fix)
+        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+            raise UserError("has a number of more than 64 bits", file=path, fix=fix)
         elif not isinstance(value, bool | int | float | None):
             raise UserError("has a value that is neither text nor number", file=path, value=value, fix=fix)
 

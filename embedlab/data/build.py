@@ -68,8 +68,9 @@ def build_token_table(
     key = _key(config, fields, source)
     try:
         return TokenTable.open(root / key)
-    except DamagedTable:
-        pass
+    except DamagedTable as bad:
+        if (root / key).exists():
+            log.warning("The token cache is built anew: %s", bad)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root / f"{key}.lock"):

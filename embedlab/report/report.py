@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import html
+import logging
 import math
 import re
 import statistics
@@ -19,6 +20,7 @@ from embedlab.files import whole_file
 from embedlab.report.paired import Difference, paired_difference, relation_to_sts
 from embedlab.report.runs import Group, Unfinished
 
+log = logging.getLogger(__name__)
 HEADLINES = ("sts7/spearman", "dev/spearman", "lee/spearman")
 _STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr", "sts7")
 TITLES = {f"{t}/spearman": name for t, name in zip(
@@ -288,7 +290,10 @@ def density_plot(groups: Sequence[Group], path: Path) -> bool:
     for group in groups:
         lines = group.runs[0].protocol.get("geometry", {}).get("cosines_by_rating")
         if lines:
-            found.append((group.label, read(lines)))
+            try:
+                found.append((group.label, read(lines)))
+            except ValueError as error:
+                log.warning("No density of %s: %s", group.label, error)
     if not found:
         return False
     import matplotlib

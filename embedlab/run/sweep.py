@@ -16,14 +16,17 @@ from typing import Any
 
 import yaml
 
+from embedlab.config.read import read_record, read_values
+from embedlab.config.run_files import TRIAL, TrialEnd
 from embedlab.errors import UserError
+from embedlab.files import whole_file
 from embedlab.run.folder import LAST, PREVIOUS, check_free
 
 log = logging.getLogger(__name__)
 
 CONFIG = "trial.yaml"
 OUTPUT = "output.log"
-STATUS = "trial.json"
+STATUS = TRIAL
 RUNNER = "embedlab.cli.trial"
 FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
 # By its own handler, and by the signal before it had one.
@@ -124,8 +127,8 @@ def summarise(sweep: Path) -> None:
 def status_of(folder: Path) -> str | None:
     """How the trial in a folder ended, or None where it has not (or its process was killed)."""
     try:
-        return str(json.loads((folder / STATUS).read_text())["status"])
-    except (OSError, ValueError, KeyError):
+        return read_record(folder / STATUS, TrialEnd).status
+    except UserError:
         return None
 
 
@@ -137,14 +140,15 @@ def claim(trials: Sequence[Trial]) -> None:
     """
     for trial in [t for t in trials if not _is_claimed(t)]:
         trial.folder.mkdir(parents=True, exist_ok=True)
-        (trial.folder / CONFIG).write_text(yaml.safe_dump(trial.config, sort_keys=False), encoding="utf-8")
+        with whole_file(trial.folder / CONFIG) as new:
+            new.write_text(yaml.safe_dump(trial.config, sort_keys=False), encoding="utf-8")
 
 
 def _is_claimed(trial: Trial) -> bool:
     """Whether the trial's configuration is in its folder; a folder of another trial or run is not taken over."""
     path = trial.folder / CONFIG
-    if path.exists():
-        there = yaml.safe_load(path.read_text(encoding="utf-8"))
+    there = _recorded(path)
+    if there is not None:
         if _identity(there) != _identity(trial.config):
             changed = next(
                 (
@@ -163,6 +167,18 @@ def _is_claimed(trial: Trial) -> bool:
         return True
     check_free(trial.folder, trial.config.get("ckpt_path"), "hydra.sweep.dir")
     return False
+
+
+def _recorded(path: Path) -> dict[str, Any] | None:
+    """The configuration of the trial in a folder; None where there is none, or one that cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        there = read_values(path, fix="")
+    except UserError as error:
+        log.warning("%s: written anew", error)
+        return None
+    return there if isinstance(there, dict) else None
 
 
 def _identity(config: dict[str, Any]) -> dict[str, Any]:

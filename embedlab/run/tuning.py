@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from embedlab.config.run_files import SCORES, read_numbers
 from embedlab.errors import UserError
 from embedlab.run import sweep as launcher
 from embedlab.run.sweep import Trial
@@ -247,10 +249,10 @@ def final(folder: Path, config: TuneConfig, values: list[tuple[int, float]]) -> 
     if found:
         return best(found)
     try:
-        score = json.loads((folder / "scores.json").read_text())["scores"].get(config.metric)
-    except (OSError, ValueError, KeyError):
+        score = read_numbers(folder / SCORES).get(config.metric, math.nan)
+    except UserError:
         return None
-    return None if score is None else float(score)
+    return None if math.isnan(score) else score
 
 
 def _no_metric(folder: Path, metric: str) -> UserError:
@@ -259,8 +261,8 @@ def _no_metric(folder: Path, metric: str) -> UserError:
             known = [name for name in csv.DictReader(file).fieldnames or () if name != "step"]
     except OSError:
         known = []
-    with suppress(OSError, ValueError, KeyError):
-        known += json.loads((folder / "scores.json").read_text())["scores"]
+    with suppress(UserError):
+        known += read_numbers(folder / SCORES)
     near = get_close_matches(metric, known, n=1) or sorted({*known})
     return UserError(
         "a finished trial has no such score", file=folder, key="tune.metric", value=metric,

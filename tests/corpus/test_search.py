@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,7 +117,49 @@ def test_damage_is_noticed(tmp_path: Path, name: str) -> None:
     build(tmp_path / "index")
     path = tmp_path / "index" / name
     path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match="build the index again"):
+        Index(tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        lambda x: -x,
+        lambda x: x[:, None],
+        lambda x: x.astype(np.float64),
+        lambda x: np.concatenate([x[:1], x[1:-1][::-1], x[-1:]]),
+        lambda x: np.where(np.arange(len(x)) == 1, x[2], x),
+        lambda x: x.astype(object),
+    ],
+)
+def test_offsets_that_say_nothing(offsets: Callable[[Any], Any], tmp_path: Path) -> None:
+    build(tmp_path / "index")
+    path = tmp_path / "index" / "offsets.npy"
+    np.save(path, offsets(np.load(path)))
     with pytest.raises(UserError, match="is damaged"):
+        Index(tmp_path / "index")
+
+
+def test_texts_that_are_no_utf8_and_vectors_that_are_no_numbers(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["cat naïve"] * 3)
+    path = tmp_path / "index" / "texts.txt"
+    path.write_bytes(path.read_bytes().replace("ï".encode(), b"\xff\xff"))
+    with pytest.raises(UserError, match=r"texts\.txt:\d: is not UTF-8"):
+        index.search(HashedWords(), ["cat"])
+    vectors = np.load(tmp_path / "index" / "vectors.npy")
+    vectors[1] = np.nan
+    np.save(tmp_path / "index" / "vectors.npy", vectors)
+    with pytest.raises(UserError, match="not finite"):
+        Index(tmp_path / "index").search(HashedWords(), ["cat"])
+
+
+@pytest.mark.parametrize("name", search.FILES)
+def test_no_file_of_an_index_is_a_link(name: str, tmp_path: Path) -> None:
+    build(tmp_path / "index")
+    path = tmp_path / "index" / name
+    path.rename(tmp_path / "secret")
+    path.symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=f"{name}: is a link"):
         Index(tmp_path / "index")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -109,15 +110,22 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
 def _has_ended(config: Any, folder: Path) -> bool:
     """Whether there is nothing to start processes for; `UserError` where less is asked for than is done."""
     from embedlab.run.callbacks.checkpoints import find_checkpoint
+    from embedlab.run.record import check_recipe
     from embedlab.run.resume import finished
 
     checkpoint = find_checkpoint(config.ckpt_path, folder)
-    return checkpoint is not None and finished(config, folder, checkpoint) is not None
+    if checkpoint is None:
+        return False
+    check_recipe(checkpoint, config.plain)
+    return finished(config, folder, checkpoint) is not None
 
 
 def _spawn(values: dict[str, Any], folder: Path, processes: int, whole: Path) -> int:
     """Hand the resolved run to fresh processes: every rank reads the same file and the same folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "config.yaml"
-    path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-    return start_ranks("embedlab.cli.worker", [str(p.resolve()) for p in (path, folder, whole)], processes)
+    # Not in the run's folder: a start that is refused leaves nothing there.
+    with tempfile.TemporaryDirectory(prefix="embedlab-") as kept:
+        path = Path(kept) / "config.yaml"
+        path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        return start_ranks(
+            "embedlab.cli.worker", [str(p.resolve()) for p in (path, folder, whole)], processes
+        )

@@ -10,6 +10,8 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from embedlab.errors import UserError
+
 
 class MetricsFile(Logger):
     """Lightning's own CSV logger deletes the file of the run that it resumes; this one goes on.
@@ -57,15 +59,20 @@ class MetricsFile(Logger):
     def _open(self) -> None:
         self._opened = True
         rows = self._read() if self._after is not None and self.path.exists() else []
-        kept = [r for r in rows if r["step"] and int(r["step"]) <= (self._after or 0)]
+        kept = [r for r in rows if (r.get("step") or "").isdecimal() and int(r["step"]) <= (self._after or 0)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._rewrite(kept)
 
     def _read(self) -> list[dict[str, str]]:
-        with self.path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-            self._columns = list(reader.fieldnames or ["step"])
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                # Cells beyond the columns, of a line that a kill has cut, have no name.
+                rows = [{k: v for k, v in row.items() if k is not None} for row in reader]
+                self._columns = list(reader.fieldnames or ["step"])
+        except (csv.Error, ValueError) as error:
+            fix = "move it away: the run goes on without its earlier rows"
+            raise UserError(f"is no table ({error})", file=self.path, fix=fix) from error
         return rows
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:

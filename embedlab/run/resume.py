@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
-from typing import Any
 
-import torch
-
+from embedlab.config.read import record
 from embedlab.config.run import RunConfig
+from embedlab.config.run_files import Training, read_scores_of_run
 from embedlab.errors import UserError
+from embedlab.run.callbacks.checkpoints import read_checkpoint
 from embedlab.run.folder import AFTER
 
 log = logging.getLogger(__name__)
@@ -22,9 +21,8 @@ def finished(config: RunConfig, folder: Path, checkpoint: Path) -> dict[str, flo
     Raises:
         UserError: the checkpoint has more updates, or more passes over the data, behind it than are asked for.
     """
-    content = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True)
-    step = int(content["global_step"])
-    passes = int(content["loops"]["fit_loop"]["epoch_progress"]["current"]["completed"])
+    content = read_checkpoint(checkpoint)
+    step, passes = content.global_step, content.passes
     asked = (("max_steps", config.trainer.max_steps, step), ("max_epochs", config.trainer.max_epochs, passes))
     for name, most, done in asked:
         if 0 <= most < done:
@@ -38,23 +36,22 @@ def finished(config: RunConfig, folder: Path, checkpoint: Path) -> dict[str, flo
     reached = [f"trainer.{name}={most}" for name, most, done in asked if most == done]
     path = folder / AFTER
     # No file, or one of an earlier step: stopped between its last step and its scores.
-    scores = _read(path) if reached else None
-    if scores is None or scores["training"]["steps"] != step:
+    scores = _scores(path, step) if reached else None
+    if scores is None:
         return None
     log.info(
         "Finished: %s is at step %d, the end by %s; %s stays as it is. To train on, raise %s; to score again, "
         "embedlab evaluate ckpt=%s.",
         checkpoint, step, " and ".join(reached), path, " and ".join(r.split("=")[0] for r in reached), folder,
     )  # fmt: skip
-    found: dict[str, float] = scores["scores"]
-    return found
+    return scores
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """The scores of a run; None: no such file, or another's, which the run may replace."""
+def _scores(path: Path, step: int) -> dict[str, float] | None:
+    """The scores of a run at its end; None: no such file, or another's, which the run may replace."""
     try:
-        scores = json.loads(path.read_text(encoding="utf-8"))
-        whole = isinstance(scores["scores"], dict) and isinstance(scores["training"]["steps"], int)
-    except (OSError, ValueError, LookupError, TypeError):
+        found = read_scores_of_run(path)
+        training = record(Training, found.training, path, "training") if found is not None else None
+    except UserError:
         return None
-    return scores if whole else None
+    return found.numbers if found is not None and training is not None and training.steps == step else None

@@ -48,6 +48,9 @@ class Backbone(Body):
         attention: the kernel in use.
     """
 
+    commit: str | None = None
+    """Of a model from a hub."""
+
     def __init__(
         self, model: Any, info: BackboneInfo, head: nn.Module | None = None, attention: str = "sdpa"
     ) -> None:

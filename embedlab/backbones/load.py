@@ -18,7 +18,7 @@ from embedlab.backbones.backbone import Backbone
 from embedlab.backbones.resolve import (
     Source,
     donor_config,
-    hub_options,
+    pretrained_options,
     quiet,
     read_config,
     read_tokenizer,
@@ -90,6 +90,7 @@ def load_backbone(
     model = whole.base_model if head is not None else whole
     kept = language_model_head(whole) if head is not None else None
     backbone = Backbone(model, info, kept, config.attention)
+    backbone.commit = source.commit if source is not None else None
     backbone.eval()
     return backbone, tokenizer
 
@@ -116,14 +117,13 @@ def _take_over(whole: Any, tokenizer: Any, name: str, head: Head | None) -> None
 
 
 def finish_tokenizer(tokenizer: Any, info: BackboneInfo) -> None:
-    """Give a tokenizer what batches need: a padding token, padding and cuts on the right, the model's limit.
+    """Give a tokenizer what batches need: a padding token, padding on the right, the model's limit.
 
     Padding is never looked at, so where there is no token for it another special one serves.
     """
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token or tokenizer.bos_token
     tokenizer.padding_side = "right"
-    tokenizer.truncation_side = "right"
     limits = [n for n in (tokenizer.model_max_length, info.max_positions) if n and n < _UNLIMITED]
     if limits:
         tokenizer.model_max_length = min(limits)
@@ -170,7 +170,7 @@ def _pretrained(
         attn_implementation=attention,
         output_loading_info=True,
         **_no_pooler(found, head),
-        **hub_options(config, source),
+        **pretrained_options(config, source),
     )
     if source.gguf is not None:
         whole = _plain_copy(whole)
@@ -301,7 +301,7 @@ def load_pooler(config: BackboneConfig) -> nn.Sequential | None:
             config=found,
             dtype=getattr(torch, config.dtype),
             output_loading_info=True,
-            **hub_options(config, source),
+            **pretrained_options(config, source),
         )
     dense = getattr(getattr(model, "pooler", None), "dense", None)
     if dense is None or any(k.startswith("pooler.") for k in report["missing_keys"]):

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from embedlab.backbones.architecture import describe, effective_dropout, kind_of, set_dropout
+from embedlab.backbones.hub import snapshot
 from embedlab.config.backbone import BackboneConfig, BackboneInfo
 from embedlab.config.published import known
 from embedlab.errors import UserError, one_line
@@ -25,21 +21,18 @@ if TYPE_CHECKING:
 
 
 class Source(NamedTuple):
-    """A folder or hub name, and the GGUF file in the folder."""
+    """A folder, the GGUF file in it, and the commit that it is on a hub."""
 
     location: str
     gguf: str | None = None
-
-    @property
-    def is_local(self) -> bool:
-        return os.path.isdir(self.location)
+    commit: str | None = None
 
 
-def resolve(config: BackboneConfig) -> Source:
-    """Find a backbone that is not ``fresh``.
+def resolve(config: BackboneConfig, weights: bool = True) -> Source:
+    """Find a backbone that is not ``fresh``; one on the hub is downloaded, without its weights if they are not needed.
 
     Raises:
-        UserError: a shipped or local one that is not there.
+        UserError: it is not there.
     """
     if config.source == "shipped":
         folder = assets_dir() / config.name
@@ -53,7 +46,9 @@ def resolve(config: BackboneConfig) -> Source:
             )
         return Source(str(folder))
     if config.source == "hub":
-        return Source(config.name)
+        code = config.trust_remote_code
+        folder = snapshot(config.name, config.revision, key=config.key, weights=weights, code=code)
+        return Source(str(folder), commit=folder.name)
     path = Path(str(config.path)).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return Source(str(path.parent), path.name)
@@ -102,33 +97,12 @@ def donor_config(name: str) -> BackboneConfig:
     )
 
 
-def hub_options(config: BackboneConfig, source: Source) -> dict[str, Any]:
+def pretrained_options(config: BackboneConfig, source: Source) -> dict[str, Any]:
     """Arguments that every `from_pretrained` of a backbone takes."""
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
-    if config.source == "hub":
-        options["local_files_only"] = not hub_reachable()
-        if config.revision is not None:
-            options["revision"] = config.revision
     if source.gguf is not None:
         options["gguf_file"] = source.gguf
     return options
-
-
-@cache
-def hub_reachable() -> bool:
-    """Whether the model hub answers: asked once, as its client would retry each file for half a minute."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    if getproxies():
-        return True
-    place = urlsplit(constants.ENDPOINT)
-    try:
-        socket.create_connection((place.hostname, place.port or 443), timeout=5).close()
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager
@@ -168,12 +142,6 @@ def _explain(config: BackboneConfig, error: Exception) -> NoReturn:
             **where,
             fix="backbone.trust_remote_code=true, if you trust it",
         ) from error
-    if config.source == "hub" and isinstance(error, OSError | ConnectionError):
-        raise UserError(
-            "the model is neither in the cache nor reachable on the hub",
-            **where,
-            fix="check the name and the network; or backbone=local backbone.path=DIR; or backbone=mini",
-        ) from error
     if isinstance(error, ImportError):
         fix = "pip install 'embedlab[gguf]'" if "gguf" in text.lower() else "install what it names"
         raise UserError(f"a package is missing: {text}", **where, fix=fix) from error
@@ -195,7 +163,7 @@ def read_config(config: BackboneConfig, source: Source) -> PretrainedConfig:
     from transformers import AutoConfig
 
     with reading(config):
-        found = AutoConfig.from_pretrained(source.location, **hub_options(config, source))
+        found = AutoConfig.from_pretrained(source.location, **pretrained_options(config, source))
     if getattr(found, "is_encoder_decoder", False):
         raise UserError(
             f"{found.model_type} is an encoder-decoder",
@@ -235,14 +203,14 @@ def probe(config: BackboneConfig) -> BackboneInfo:
             return facts
         found = set_dropout(AutoConfig.for_model(facts.model_type), config.dropout)
         return BackboneInfo(**{**vars(facts), "dropout": effective_dropout(found)})
-    source = resolve(config)
+    source = resolve(config, weights=False)
     found = read_config(config, source)
     return describe(found, has_mask_token(config, source))
 
 
 def has_mask_token(config: BackboneConfig, source: Source) -> bool:
     """Whether the tokenizer has a mask token; its small files are asked first."""
-    if source.is_local and source.gguf is None:
+    if source.gguf is None:
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             file = Path(source.location, name)
             if file.is_file():
@@ -261,7 +229,7 @@ def read_tokenizer(config: BackboneConfig, source: Source) -> Any:
     from transformers import AutoTokenizer
 
     with reading(config):
-        tokenizer = AutoTokenizer.from_pretrained(source.location, **hub_options(config, source))
+        tokenizer = AutoTokenizer.from_pretrained(source.location, **pretrained_options(config, source))
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # transformers makes up an empty vocabulary where the files are missing.
         raise UserError(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.encoders.folder import EncoderFile, whole_folder
+from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Encoder(nn.Module):
 
     Args:
         card: where the encoder comes from; plain values, saved with it.
+        usage: prompts, kept width and similarity.
     """
 
     towers: Sequence[Any]
@@ -37,9 +39,10 @@ class Encoder(nn.Module):
     chunk: int | None = None
     """Rows that a training pass encodes at once (`embedlab.encoders.grad_cache`); None: all."""
 
-    def __init__(self, card: dict[str, Any] | None = None) -> None:
+    def __init__(self, card: dict[str, Any] | None = None, usage: Usage | None = None) -> None:
         super().__init__()
         self.card: dict[str, Any] = card or {}
+        self.usage = usage or Usage()
 
     @property
     def tokenizer(self) -> Any:
@@ -48,8 +51,9 @@ class Encoder(nn.Module):
 
     @property
     def dim(self) -> int:
-        """Width of the vectors."""
-        return int(self.towers[0].pooling.dim)
+        """Width of the vectors that `encode` gives."""
+        width = int(self.towers[0].pooling.dim)
+        return min(width, self.usage.truncate_dim or width)
 
     @property
     def device(self) -> torch.device:
@@ -83,8 +87,11 @@ class Encoder(nn.Module):
         return EncoderFile(
             pooling=asdict(first.pooling.config),
             tokenization=self.tokenization.to_dict(),
-            backbone=asdict(first.backbone.info) | {"attention": first.backbone.attention},
+            backbone=asdict(first.backbone.info)
+            | {"attention": first.backbone.attention}
+            | ({"commit": first.backbone.commit} if first.backbone.commit else {}),
             card=self.card,
+            usage=self.usage.to_dict(),
             **more,
         )
 
@@ -104,6 +111,10 @@ class Encoder(nn.Module):
             "checkpoint": self.fingerprint(),
             "seed": training.get("seed"),
             "device": str(self.device),
+        } | {
+            key: value
+            for key, value in (("hub", self.card.get("hub")), ("usage", self.usage.to_dict()))
+            if value
         }
 
     # encoding
@@ -117,6 +128,8 @@ class Encoder(nn.Module):
         device: str | torch.device | None = None,
         dtype: str | None = None,
         output: str = "numpy",
+        prompt: str | None = None,
+        prompt_name: str | None = None,
     ) -> Any:
         """Vectors of sentences, in their order, whatever their lengths and the batches.
 
@@ -131,13 +144,16 @@ class Encoder(nn.Module):
             dtype: ``float32``, ``bfloat16`` or ``float16`` for the backbone (autocast); pooling is in fp32
                 always. None: as the surroundings say.
             output: ``numpy``, or ``tensor`` (on the device).
+            prompt: a text that goes before each sentence.
+            prompt_name: instead: the name of one of the encoder's own (``encoder.usage.prompts``). None of both:
+                its default one, if it has one.
 
         Returns:
             [n, D], float32.
 
         Raises:
             TypeError: a sentence that is no string.
-            UserError: an unknown dtype or output.
+            UserError: an unknown dtype, output or prompt.
         """
         if output not in ("numpy", "tensor"):
             raise UserError("unknown output", key="output", value=output, fix="numpy or tensor")
@@ -146,6 +162,8 @@ class Encoder(nn.Module):
         for i, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"sentence {i} is a {type(text).__name__}, not a string")
+        before = self.usage.text(prompt, prompt_name)
+        texts = [before + text for text in texts] if before else texts
         # Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
         rows = [tuple(row) for row in self.tokenization.ids(texts)]
         index = {row: i for i, row in enumerate(dict.fromkeys(rows))}
@@ -157,11 +175,20 @@ class Encoder(nn.Module):
             device=device,
             dtype=dtype,
             to_host=output == "numpy",
+            skip=0 if self.usage.include_prompt else self.tokenization.tokens_before(before),
         )
         if len(index) < len(rows):
             vectors = vectors[torch.tensor([index[row] for row in rows], device=vectors.device)]
         vectors = vectors[0] if single else vectors
         return vectors.numpy() if output == "numpy" else vectors
+
+    def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """`encode` with the prompt for queries: the one named ``query``, else the default one."""
+        return self.encode(sentences, prompt=self.usage.role("query"), **options)
+
+    def encode_document(self, sentences: str | Sequence[str], **options: Any) -> Any:
+        """`encode` with the prompt for documents: ``document``, ``passage`` or ``corpus``, else the default one."""
+        return self.encode(sentences, prompt=self.usage.role("document"), **options)
 
     def encode_ids(
         self,
@@ -174,6 +201,7 @@ class Encoder(nn.Module):
         device: str | torch.device | None = None,
         dtype: str | None = None,
         to_host: bool = False,
+        skip: int = 0,
     ) -> Tensor:
         """Vectors of tokenised rows, in their order: what `encode` calls.
 
@@ -182,6 +210,7 @@ class Encoder(nn.Module):
             batch_size: rows a forward.
             batch_tokens: instead: tokens a forward, padding included.
             to_host: move the vectors to the CPU as they come.
+            skip: tokens at the start of each row that the pooling leaves out.
             show_progress_bar, normalize, device, dtype: as in `encode`.
 
         Returns:
@@ -200,10 +229,8 @@ class Encoder(nn.Module):
             waiting: list[tuple[Tensor, Tensor]] = []
             for batch in self.batches([len(r) for r in rows], batch_size, batch_tokens):
                 tokens = self.tokenization.pad([rows[i] for i in batch], 8 if here.type == "cuda" else 1)
-                vectors = self(
-                    *(tokens[k].to(here, non_blocking=True) for k in ("input_ids", "attention_mask"))
-                )
-                vectors = vectors.float()
+                inputs = [tokens[k].to(here, non_blocking=True) for k in ("input_ids", "attention_mask")]
+                vectors = self(*inputs, **({"skip": skip} if skip else {})).float()[:, : self.dim]
                 if normalize:
                     vectors = nn.functional.normalize(vectors, dim=-1)
                 waiting.append((torch.tensor(batch, device=target), vectors))

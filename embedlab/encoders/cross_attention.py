@@ -164,7 +164,7 @@ class CrossedTwin(TwinEncoder):
     """
 
     def __init__(self, twin: TwinEncoder, n_ca: int, route: Route = "query_owner") -> None:
-        super().__init__(twin.towers, twin.weights, twin.card)
+        super().__init__(twin.towers, twin.weights, twin.card, twin.usage)
         if len(twin.towers) != 2:
             raise UserError("attention is exchanged between two towers", value=len(twin.towers))
         first, second = (tower.backbone for tower in twin.towers)

@@ -26,6 +26,7 @@ from embedlab.encoders.folder import CARD, POOLING_WEIGHTS, EncoderFile, whole_f
 from embedlab.encoders.grad_cache import cached
 from embedlab.encoders.sentence_transformers import write_modules
 from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 from embedlab.files import corruption, ordinary_mode
 from embedlab.pooling import build_pooling
@@ -45,6 +46,7 @@ class SentenceEncoder(Encoder):
         pooling: hidden states to a vector.
         tokenization: text to token ids, with template and length limit.
         card: where the encoder comes from; plain values, saved with it.
+        usage: prompts, kept width and similarity.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class SentenceEncoder(Encoder):
         pooling: Pooling,
         tokenization: Tokenization,
         card: dict[str, Any] | None = None,
+        usage: Usage | None = None,
     ) -> None:
-        super().__init__(card)
+        super().__init__(card, usage)
         self.backbone = backbone
         self.pooling = pooling
         self.tokenization = tokenization
@@ -66,19 +69,25 @@ class SentenceEncoder(Encoder):
         """Itself."""
         return (self,)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None) -> Tensor:
-        """Token ids and mask, [B, L], to vectors [B, `dim`] in fp32, not normalised.
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None, skip: int = 0
+    ) -> Tensor:
+        """Token ids and mask, [B, L], to vectors [B, width of the pooling] in fp32, not normalised.
 
-        With a `capacity` the backbone computes that many tokens instead of B x L (`Backbone.forward`).
+        With a `capacity` the backbone computes that many tokens instead of B x L (`Backbone.forward`). The pooling
+        leaves the first `skip` real tokens of each row out.
         """
-        if capacity is not None:
-            return self._vectors(input_ids, attention_mask, capacity)
+        if capacity is not None or skip:
+            return self._vectors(input_ids, attention_mask, capacity, skip)
         return cached(self._vectors, input_ids, attention_mask, chunk=self.chunk)
 
-    def _vectors(self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None) -> Tensor:
+    def _vectors(
+        self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None, skip: int = 0
+    ) -> Tensor:
         position = None
+        pooled = attention_mask * (attention_mask.cumsum(dim=1) > skip) if skip else attention_mask
         if self.backbone.reads_one(input_ids.device, capacity is not None):
-            position = self.pooling.position(attention_mask, self.tokenization.marks)
+            position = self.pooling.position(pooled, self.tokenization.marks)
         hidden = self.backbone(
             input_ids,
             attention_mask,
@@ -86,7 +95,7 @@ class SentenceEncoder(Encoder):
             capacity=capacity,
             position=position,
         )
-        vectors: Tensor = self.pooling(hidden, attention_mask, self.tokenization.marks)
+        vectors: Tensor = self.pooling(hidden, pooled, self.tokenization.marks)
         return vectors
 
     def fingerprint(self) -> str:
@@ -99,6 +108,8 @@ class SentenceEncoder(Encoder):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
         settings = {"pooling": asdict(self.pooling.config), "tokenization": self.tokenization.fingerprint}
+        if usage := self.usage.to_dict():
+            settings["usage"] = usage
         digest.update(json.dumps(settings, sort_keys=True).encode())
         return digest.hexdigest()[:16]
 
@@ -106,7 +117,7 @@ class SentenceEncoder(Encoder):
         if self.backbone.adapter is None:
             return self
         plain = merged(self.backbone).to(self.device)
-        return SentenceEncoder(plain, self.pooling, self.tokenization, self.card).eval()
+        return SentenceEncoder(plain, self.pooling, self.tokenization, self.card, self.usage).eval()
 
     def write(self, folder: Path, dtype: str | None = None, merge: bool = True) -> None:
         if merge or self.backbone.adapter is None:
@@ -142,7 +153,7 @@ class SentenceEncoder(Encoder):
     def to_sentence_transformers(self, folder: str | os.PathLike[str]) -> None:
         with whole_folder(folder) as fresh:
             self.write(fresh)
-            write_modules(fresh, self.pooling, self.tokenization, self.backbone.info.layers)
+            write_modules(fresh, self.pooling, self.tokenization, self.backbone.info.layers, self.usage)
 
     @classmethod
     def load(
@@ -191,7 +202,8 @@ class SentenceEncoder(Encoder):
                 fix="another copy of the encoder",
             ) from error
         tokenization = Tokenization.from_dict(tokenizer, saved.tokenization)
-        return cls(backbone, pooling, tokenization, saved.card).eval()
+        usage = Usage.from_dict(saved.usage)
+        return cls(backbone, pooling, tokenization, saved.card, usage).eval()
 
 
 def _available(attention: str) -> str:

@@ -8,7 +8,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from embedlab.version import __version__
 
 CARD = "embedlab.json"
 POOLING_WEIGHTS = "pooling.safetensors"
-FORMAT = 1
+FORMAT = 2
+"""Of a file with a usage; without one it is 1, which older versions read."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class EncoderFile:
         adapter: of weights that are stored without their base: where that is.
         towers: of an encoder of several, the folder of each.
         weights: of the towers' sum.
+        usage: `Usage.to_dict`.
     """
 
     pooling: dict[str, Any]
@@ -41,6 +43,7 @@ class EncoderFile:
     adapter: dict[str, Any] | None = None
     towers: list[str] | None = None
     weights: list[float] | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
         """The contents of the file."""
@@ -49,7 +52,9 @@ class EncoderFile:
         if self.towers is not None:
             del values["adapter"]  # each tower says its own
             values = sums | values
-        content = {"format": FORMAT, "embedlab": __version__} | values
+        if not self.usage:
+            del values["usage"]
+        content = {"format": FORMAT if self.usage else 1, "embedlab": __version__} | values
         return json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n"
 
     @classmethod
@@ -69,9 +74,11 @@ class EncoderFile:
                     fix="pip install -U embedlab",
                 )
             known = {
-                f.name: content[f.name] for f in fields(cls) if f.name in content or f.default is MISSING
+                f.name: content[f.name]
+                for f in fields(cls)
+                if f.name in content or (f.default is MISSING and f.default_factory is MISSING)
             }
-            for key in ("pooling", "tokenization", "backbone"):
+            for key in ("pooling", "tokenization", "backbone", *(["usage"] if "usage" in known else [])):
                 if not isinstance(known[key], dict):
                     raise TypeError(f"{key} is no mapping")
             return cls(**known)

@@ -11,12 +11,13 @@ import torch
 from safetensors.torch import save_file
 
 from embedlab.backbones import load_backbone
+from embedlab.backbones.hub import snapshot, split_revision
 from embedlab.config.backbone import BackboneConfig
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.folder import CARD, EncoderFile
-from embedlab.encoders.sentence_transformers import read_modules
-from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.modules_file import ModulesFile
+from embedlab.encoders.tokenization import Tokenization, lower_case
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.errors import UserError
 from embedlab.files import assets_dir, corruption
@@ -25,24 +26,35 @@ from embedlab.pooling import build_pooling
 log = logging.getLogger(__name__)
 
 
-def load(path: str | os.PathLike[str]) -> Encoder:
+def load(
+    path: str | os.PathLike[str], revision: str | None = None, trust_remote_code: bool = False
+) -> Encoder:
     """An encoder, in evaluation mode.
 
     Args:
         path: ``mini`` (shipped with the package); the folder of an encoder; that of a run (its ``export``,
             else its ``best``); a Lightning checkpoint; a folder of sentence-transformers, or a plain
-            Hugging Face one (mean pooling, with a warning); or the name of such a model on the hub.
+            Hugging Face one (mean pooling, with a warning); or the name of such a model on the hub,
+            ``ORG/NAME`` or ``ORG/NAME@REVISION``, which is read as its folder is.
+        revision: on the hub: a branch, tag or commit.
+        trust_remote_code: run Python code that comes with a model of an architecture that transformers lacks.
 
     Raises:
-        UserError: nothing of the kind is there.
+        UserError: nothing of the kind is there, or a setting of it is not known here.
     """
     name = os.fspath(path)
     given = Path(name).expanduser()
     if name == "mini" and not given.exists():
         given = _shipped(name)
+    if given.exists() and revision is not None:
+        raise UserError(
+            "a folder or file has no revisions", key="revision", value=revision, fix="leave it out"
+        )
     if given.is_file():
-        return _file(given)
-    return _folder(given, name) if given.is_dir() else _hub(name)
+        return _file(given, trust_remote_code)
+    if given.is_dir():
+        return _folder(given, name, trust_remote_code)
+    return _hub(name, revision, trust_remote_code)
 
 
 def _shipped(name: str) -> Path:
@@ -56,17 +68,32 @@ def _shipped(name: str) -> Path:
     return folder
 
 
-def _folder(path: Path, name: str) -> Encoder:
-    for folder in (path, path / "export", path / "best"):
-        if (folder / CARD).is_file():
-            return _encoder(folder)
+def _folder(path: Path, name: str, code: bool) -> Encoder:
+    """A folder: what it is itself goes before what a run left in it."""
+    if (path / CARD).is_file():
+        return _encoder(path)
     if (path / "modules.json").is_file():
-        inner, pooling, max_length = read_modules(path)
-        return _build("local", inner, pooling, max_length)
+        return _of_modules(path, name, code)
     if (path / "config.json").is_file():
-        return _plain("local", name)
+        return _plain(path, name, code)
+    if (path / "adapter_config.json").is_file():
+        problem = "holds an adapter without its base model"
+        raise UserError(
+            problem, file=path, key="ckpt", value=name, fix="merge it into its base, and give that folder"
+        )
+    for inner in (path / "export", path / "best"):
+        if (inner / CARD).is_file():
+            log.info("%s: taking %s/.", path, inner.name)
+            return _encoder(inner)
+        if inner.is_dir():
+            problem = (
+                f"its {inner.name}/ holds no {CARD}: half a copy, or a run that was killed while it saved"
+            )
+            fix = f"the whole folder; or ckpt={inner.parent / 'last.ckpt'}, which holds other weights"
+            raise UserError(problem, file=path, key="ckpt", value=name, fix=fix)
     if checkpoint := next(iter(sorted(path.glob("*.ckpt"))), None):
-        return _file(checkpoint)
+        log.warning("%s has neither export/ nor best/: taking %s.", path, checkpoint.name)
+        return _file(checkpoint, code)
     problem = "holds no encoder: no embedlab.json, export/, best/, modules.json, config.json or .ckpt"
     raise UserError(problem, file=path, key="ckpt", value=name, fix="the folder of a run or of a model")
 
@@ -76,43 +103,60 @@ def _encoder(folder: Path) -> Encoder:
     return (TwinEncoder if several else SentenceEncoder).load(folder)
 
 
-def _hub(name: str) -> Encoder:
+def _hub(name: str, revision: str | None, code: bool) -> Encoder:
     if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        fix = "mini, a run folder, or a model folder"
+        fix = "mini, a run folder, a model folder, or ORG/NAME of a hub"
         raise UserError("no such file or folder", key="ckpt", value=name, fix=fix)
-    try:
-        return _plain("hub", name)
-    except UserError as error:
-        if not isinstance(error.__cause__, OSError):
-            raise
-        problem = f"no such file or folder, and as a hub id: {error.message}"
-        fix = "mini, a run folder, or a model folder; for a hub id check its name and the network"
-        raise UserError(problem, key="ckpt", value=name, fix=fix) from error
+    repository, pinned = split_revision(name)
+    if pinned and revision:
+        raise UserError("is given twice", key="revision", value=revision, fix=f"ckpt={repository}@{revision}")
+    folder = snapshot(repository, revision or pinned, code=code)
+    encoder = _folder(folder, repository, code)
+    encoder.card = encoder.card | {"hub": f"{repository}@{folder.name}"}
+    return encoder
 
 
-def _file(file: Path) -> Encoder:
+def _file(file: Path, code: bool) -> Encoder:
     if file.suffix == ".gguf":
-        return _plain("local", str(file))
+        return _plain(file, str(file), code)
     if file.suffix != ".ckpt":
         fix = "a .ckpt, a .gguf, or a folder"
         raise UserError("is no checkpoint", file=file, key="ckpt", value=str(file), fix=fix)
     return load_checkpoint(file)
 
 
-def _plain(source: str, name: str) -> SentenceEncoder:
+def _plain(path: Path, name: str, code: bool) -> SentenceEncoder:
     """A Hugging Face model without a pooling of its own."""
-    encoder = _build(source, name, "mean", None)
+    backbone, tokenizer = load_backbone(BackboneConfig("local", name, str(path), trust_remote_code=code))
     log.warning("%s says nothing of its pooling: taking the mean over its tokens.", name)
-    return encoder
+    pooling = build_pooling("mean", backbone.info)
+    return SentenceEncoder(backbone, pooling, Tokenization(tokenizer), {"source": name}).eval()
 
 
-def _build(source: str, name: str, pooling: str, max_length: int | None) -> SentenceEncoder:
-    config = BackboneConfig(source=source, name=name, path=name if source == "local" else None)
-    backbone, tokenizer = load_backbone(config)
-    limit = tokenizer.model_max_length
-    tokenization = Tokenization(tokenizer, max_length=min(max_length, limit) if max_length else None)
-    pool = build_pooling(pooling, backbone.info)
-    return SentenceEncoder(backbone, pool, tokenization, {"source": name}).eval()
+def _of_modules(path: Path, name: str, code: bool) -> SentenceEncoder:
+    """A folder of sentence-transformers."""
+    saved = ModulesFile.read(path)
+    backbone, tokenizer = load_backbone(
+        BackboneConfig("local", name, str(saved.transformer), trust_remote_code=code)
+    )
+    pooling = build_pooling(saved.pooling, backbone.info)
+    try:
+        pooling.load_state_dict(saved.weights)
+    except RuntimeError as error:
+        text = " ".join(str(error).split())[:300]
+        fix = "another copy of the model"
+        raise UserError(f"its dense layers do not fit: {text}", file=path, fix=fix) from error
+    if saved.lower_case:
+        lower_case(tokenizer)
+    if saved.truncation_side is not None:
+        tokenizer.truncation_side = saved.truncation_side
+    limit = min(saved.max_length, tokenizer.model_max_length) if saved.max_length else None
+    tokenization = Tokenization(tokenizer, max_length=limit)
+    if saved.usage.similarity != "cosine":
+        log.warning(
+            "%s was trained for %s similarity; embedlab compares by the cosine.", name, saved.usage.similarity
+        )
+    return SentenceEncoder(backbone, pooling, tokenization, {"source": name}, saved.usage).eval()
 
 
 def load_checkpoint(path: Path) -> Encoder:

@@ -13,7 +13,7 @@ stock modules then have no token to read.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from embedlab.backbones.resolve import quiet
+from embedlab.encoders.modules_file import FLAGS
 from embedlab.encoders.tokenization import Tokenization
-from embedlab.errors import UserError
+from embedlab.encoders.usage import Usage
 from embedlab.files import ordinary_mode
 from embedlab.pooling import Pooling
+from embedlab.pooling.modules import Modules
 
 _MODES = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
 """Poolings of this package, by what sentence-transformers calls them."""
-_FLAGS = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken"}
-"""Those, as `pooling_mode_...` flags of versions before 6."""
-_OTHER_FLAGS = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
+_FLAGS = {mode: flag for flag, mode in FLAGS.items()}
+"""What versions before 6 call them."""
 CUSTOM = "embedlab.export.st_module.EmbedlabModule"
 _STOCK = "sentence_transformers.models."
 _Module = tuple[str, dict[str, Any], dict[str, Tensor]]
@@ -44,7 +45,9 @@ _PROBES = (
 """Texts on which a template has to give the ids of a plain prefix."""
 
 
-def write_modules(folder: Path, pooling: Pooling, tokenization: Tokenization, layers: int) -> None:
+def write_modules(
+    folder: Path, pooling: Pooling, tokenization: Tokenization, layers: int, usage: Usage
+) -> None:
     """The files by which sentence-transformers finds its way in an encoder's folder.
 
     Args:
@@ -52,15 +55,17 @@ def write_modules(folder: Path, pooling: Pooling, tokenization: Tokenization, la
         pooling: of the encoder.
         tokenization: of the encoder.
         layers: of the backbone.
+        usage: of the encoder.
     """
     prompt = _as_prompt(tokenization)
-    stock = _stock_pooling(pooling, layers) if prompt is not None else None
-    settings: dict[str, Any] = {"similarity_fn_name": "cosine"}
+    if prompt and not usage.include_prompt:
+        prompt = None  # it would be left out with the prompt
+    stock = _stock_pooling(pooling, layers, usage.include_prompt) if prompt is not None else None
     if stock is None:
         write_index(folder)
     else:
         transformer: dict[str, Any] = {"max_seq_length": tokenization.row_limit, "do_lower_case": False}
-        if pooling.needs_all_layers:
+        if pooling.needs_all_layers:  # WeightedLayerPooling reads them
             transformer["config_args"] = {"output_hidden_states": True}
         _write(folder / "sentence_bert_config.json", transformer)
         modules = [("", _STOCK + "Transformer")]
@@ -74,9 +79,25 @@ def write_modules(folder: Path, pooling: Pooling, tokenization: Tokenization, la
                 ordinary_mode(file)
             modules.append((inner.name, _STOCK + kind))
         write_index(folder, modules)
-        if prompt:
-            settings |= {"prompts": {"template": prompt}, "default_prompt_name": "template"}
-    _write(folder / "config_sentence_transformers.json", settings)
+    _write(
+        folder / "config_sentence_transformers.json", _settings(usage, prompt if stock is not None else None)
+    )
+
+
+def _settings(usage: Usage, template: str | None) -> dict[str, Any]:
+    """`config_sentence_transformers.json`: prompts, after the template where that is a prompt too."""
+    prompts = {name: (template or "") + text for name, text in usage.prompts.items()}
+    default = usage.default_prompt
+    if template:
+        # Every text has the template: also one without a prompt.
+        default = default or next(n for n in ("template", "template_") if n not in prompts)
+        prompts.setdefault(default, template)
+    settings: dict[str, Any] = {"similarity_fn_name": usage.similarity}
+    if prompts:
+        settings |= {"prompts": prompts, "default_prompt_name": default}
+    if usage.truncate_dim is not None:
+        settings["truncate_dim"] = usage.truncate_dim
+    return settings
 
 
 def write_index(folder: Path, modules: Sequence[tuple[str, str]] = (("", CUSTOM),)) -> None:
@@ -104,19 +125,24 @@ def _as_prompt(t: Tokenization) -> str | None:
     return prompt if theirs["input_ids"] == t.ids(_PROBES) else None
 
 
-def _stock_pooling(pooling: Pooling, layers: int) -> list[_Module] | None:
+def _stock_pooling(pooling: Pooling, layers: int, include_prompt: bool) -> list[_Module] | None:
     """The modules of sentence-transformers that compute this pooling, or None."""
     width = pooling.dim
 
-    def pool(flag: str) -> _Module:
-        return "Pooling", {"word_embedding_dimension": width, "pooling_mode_" + flag: True}, {}
+    def pool(*modes: str, width: int = width) -> _Module:
+        # A flag for the mean too: without any, old versions take it.
+        flags = {flag: mode in modes for mode, flag in _FLAGS.items() if mode in (*modes, "mean")}
+        if len(modes) > 1:
+            flags = {flag: mode in modes for mode, flag in _FLAGS.items()}
+        values = {"word_embedding_dimension": width, **flags}
+        return "Pooling", values | ({} if include_prompt else {"include_prompt": False}), {}
 
     if pooling.name in _MODES:
-        return [pool(_FLAGS[_MODES[pooling.name]])]
+        return [pool(_MODES[pooling.name])]
     if pooling.name == "cls_mlp":
-        tanh = "torch.nn.modules.activation.Tanh"
-        dense = {"in_features": width, "out_features": width, "bias": True, "activation_function": tanh}
-        return [pool("cls_token"), ("Dense", dense, pooling.state_dict())]
+        return [pool("cls"), _dense_module(width, width, "Tanh", pooling.state_dict())]
+    if isinstance(pooling, Modules):
+        return _stock_modules(pooling, pool)
     if pooling.name == "first_last":
         # Averaged token by token instead of after the mean, which comes to the same.
         start = 0 if pooling.config.embeddings else 1  # type: ignore[attr-defined]
@@ -124,8 +150,39 @@ def _stock_pooling(pooling: Pooling, layers: int) -> list[_Module] | None:
         weights[0] += 1
         weights[-1] += 1
         mix = {"word_embedding_dimension": width, "layer_start": start, "num_hidden_layers": layers}
-        return [("WeightedLayerPooling", mix, {"layer_weights": weights}), pool("mean_tokens")]
+        return [("WeightedLayerPooling", mix, {"layer_weights": weights}), pool("mean")]
     return None
+
+
+def _dense_module(
+    width: int, out: int, activation: str, state: dict[str, Tensor], bias: bool = True, residual: bool = False
+) -> _Module:
+    values = {
+        "in_features": width, "out_features": out, "bias": bias,
+        "activation_function": f"{getattr(nn, activation).__module__}.{activation}",
+    }  # fmt: skip
+    return "Dense", values | ({"use_residual": True} if residual else {}), state
+
+
+def _stock_modules(pooling: Modules, pool: Callable[..., _Module]) -> list[_Module] | None:
+    """`Modules` as they were read; None for modes that the flags join in another order."""
+    config = pooling.settings
+    modes = list(config.modes)
+    if modes != [mode for mode in _FLAGS if mode in modes]:
+        return None
+    width = pooling.input_width
+    made = [pool(*modes, width=width // len(modes))]
+    for values, part in zip(config.head, pooling.head, strict=True):
+        state = part.state_dict()
+        if values["kind"] == "dense":
+            told = {key: values[key] for key in ("bias", "residual") if key in values}
+            made.append(_dense_module(width, values["out"], values.get("activation", "Tanh"), state, **told))
+            width = values["out"]
+        elif values["kind"] == "layer_norm":
+            made.append(("LayerNorm", {"dimension": width}, {f"norm.{k}": v for k, v in state.items()}))
+        else:
+            made.append(("Normalize", {}, {}))
+    return made
 
 
 def sums(pooling: str, tokenization: Tokenization) -> bool:
@@ -139,6 +196,7 @@ def write_sum(
     width: int,
     towers: Sequence[tuple[Path, Tokenization]],
     weights: Sequence[float],
+    usage: Usage,
 ) -> None:
     """Encoders and the weighted sum of their vectors, spelled in the modules that sentence-transformers has.
 
@@ -153,6 +211,7 @@ def write_sum(
         width: of the vectors.
         towers: folder and tokenization of each.
         weights: of the sum.
+        usage: of the encoder.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
@@ -175,7 +234,10 @@ def write_sum(
         both = torch.cat([sum_so_far * eye, weight * eye], 1)
         modules.append(_dense(both, "sentence_embedding", "sentence_embedding"))
         sum_so_far = 1.0
-    SentenceTransformer(modules=modules, device="cpu").save(str(folder), create_model_card=False)
+    SentenceTransformer(
+        modules=modules, device="cpu", prompts=usage.prompts or None, default_prompt_name=usage.default_prompt,
+        similarity_fn_name=usage.similarity, truncate_dim=usage.truncate_dim,
+    ).save(str(folder), create_model_card=False)  # fmt: skip
 
 
 def _transformer(folder: Path, tokenization: Tokenization) -> Any:
@@ -197,44 +259,3 @@ def _dense(weight: Tensor, source: str, target: str) -> Any:
         module_input_name=source,
         module_output_name=target,
     )
-
-
-def read_modules(folder: Path) -> tuple[str, str, int | None]:
-    """What a folder of sentence-transformers says, if its modules are those that this project has too.
-
-    A final Normalize is left out: `encode(normalize=True)` does it.
-
-    Returns:
-        The folder of the transformer, the pooling's name and the most tokens of a row.
-
-    Raises:
-        UserError: modules or a pooling that are not known here, or files that cannot be read.
-    """
-    modules = _read(folder / "modules.json")
-    kinds = [str(m["type"]).rpartition(".")[2] for m in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise UserError(
-            f"its modules {', '.join(kinds)} are not all known here",
-            file=folder,
-            fix="a model of Transformer, Pooling and Normalize; or sentence-transformers itself",
-        )
-    pooling = _read(folder / modules[1]["path"] / "config.json")
-    modes = [mode for mode, flag in _FLAGS.items() if pooling.get("pooling_mode_" + flag)]
-    modes += ["pooling_mode_" + flag for flag in _OTHER_FLAGS if pooling.get("pooling_mode_" + flag)]
-    mode = pooling.get("pooling_mode", modes[0] if len(modes) == 1 else modes)
-    ours = {theirs: name for name, theirs in _MODES.items()}
-    if not isinstance(mode, str) or mode not in ours:
-        raise UserError(
-            f"its pooling {mode} is not known here", file=folder, fix="one of cls, mean and lasttoken"
-        )
-    inner = folder / modules[0]["path"]
-    limits = inner / "sentence_bert_config.json"
-    max_length = _read(limits).get("max_seq_length") if limits.is_file() else None
-    return str(inner), ours[mode], max_length
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot be read: {error}", file=file, fix="another copy of the model") from error

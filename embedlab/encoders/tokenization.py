@@ -38,6 +38,21 @@ def add_period(text: str) -> str:
     return text if not text or text[-1] in ".?\"'" else text + "."
 
 
+def lower_case(tokenizer: Any) -> None:
+    """Let a Hugging Face tokenizer lower-case its texts, as ``do_lower_case`` of sentence-transformers asks for.
+
+    Raises:
+        UserError: a tokenizer that is not of the `tokenizers` library.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        fix = "sentence-transformers itself, or a model with a tokenizer.json"
+        raise UserError("cannot be had with this tokenizer", key="do_lower_case", value=True, fix=fix)
+    lower = tokenizers.normalizers.Lowercase()
+    parts = [lower] if backend.normalizer is None else [lower, backend.normalizer]
+    backend.normalizer = tokenizers.normalizers.Sequence(parts)
+
+
 TEXT_NORMALIZATIONS: dict[str, Callable[[str], str]] = {
     "raw": str,
     "closed": close_sentence,
@@ -86,7 +101,7 @@ class Tokenization:
         template: around each sentence.
         max_length: without a template, tokens of the whole row with its special tokens (SimCSE's 32); with
             one, tokens of the sentence only. None: as long as the model allows. The sentence is cut on the
-            right, the template never.
+            tokenizer's `truncation_side` (in a template that is joined as text: on the right), the template never.
         preparation: text normalization before all this, a key of `TEXT_NORMALIZATIONS`.
 
     Raises:
@@ -159,6 +174,10 @@ class Tokenization:
     def overhead(self) -> int:
         """Tokens of the row of an empty sentence."""
         return len(self.prefix_ids) + len(self.suffix_ids)
+
+    def tokens_before(self, prompt: str) -> int:
+        """Tokens of a row from its start to the end of a prompt, as sentence-transformers counts them."""
+        return len(self.prefix_ids) + len(self.plain_ids([prompt])[0]) if prompt else 0
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """Special tokens that the tokenizer puts before and after a text."""
@@ -279,8 +298,16 @@ class Tokenization:
         prefix, suffix = self.prefix_ids, self.suffix_ids
         # An empty sentence has no tokens; a lone space would be one.
         encoded = self.plain_ids([self._lead + t if t else "" for t in texts])
-        rows = [self._filled(prefix + ids[: self._limit] + suffix) for ids in encoded]
+        rows = [self._filled(prefix + self._cut(ids) + suffix) for ids in encoded]
         return rows, [self._limit is not None and len(ids) > self._limit for ids in encoded]
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """The sentence within its limit, cut on the tokenizer's `truncation_side`."""
+        if self._limit is None or len(ids) <= self._limit:
+            return ids
+        return (
+            ids[len(ids) - self._limit :] if self.tokenizer.truncation_side == "left" else ids[: self._limit]
+        )
 
     def _rows_of_text(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
         """The sentence cut as a string, put into the template and tokenised with it."""
@@ -377,6 +404,8 @@ class Tokenization:
             "special": [self.tokenizer.pad_token_id, self.tokenizer.mask_token_id],
             "preparation": self.preparation,
         }
+        if self.tokenizer.truncation_side != "right":
+            settings["cut"] = self.tokenizer.truncation_side
         digest = hashlib.sha256(vocabulary.encode())
         digest.update(json.dumps(settings, sort_keys=True).encode())
         return digest.hexdigest()[:32]

@@ -17,6 +17,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.folder import CARD, EncoderFile, whole_folder
 from embedlab.encoders.sentence_transformers import sums, write_index, write_sum
 from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 
 _PROBE = ("A first sentence, with (some) marks.", "Ein zweiter Satz: Übung 12!", "")
@@ -31,6 +32,7 @@ class TwinEncoder(Encoder):
         towers: two or more, with vectors of one width.
         weights: of the sum, one a tower; all 1 by default.
         card: where it comes from; plain values, saved with it.
+        usage: prompts, kept width and similarity.
 
     Raises:
         UserError: towers that read text differently, or whose vectors cannot be added.
@@ -43,8 +45,13 @@ class TwinEncoder(Encoder):
         towers: Sequence[SentenceEncoder],
         weights: Sequence[float] | None = None,
         card: dict[str, Any] | None = None,
+        usage: Usage | None = None,
     ) -> None:
-        super().__init__(card)
+        super().__init__(card, usage)
+        if not self.usage.include_prompt:
+            raise UserError(
+                "an encoder of several towers reads its prompts", key="include_prompt", value=False
+            )
         if len(towers) < 2 or len(weights or towers) != len(towers):
             raise ValueError("a twin has two towers or more, and a weight for each")
         self.towers = nn.ModuleList(towers)  # type: ignore[assignment]
@@ -75,7 +82,9 @@ class TwinEncoder(Encoder):
     def fingerprint(self) -> str:
         """Hex hash of the towers and their weights."""
         parts = [tower.fingerprint() for tower in self.towers]
-        return hashlib.sha256(json.dumps([parts, self.weights]).encode()).hexdigest()[:16]
+        usage = self.usage.to_dict()
+        content = [parts, self.weights, usage] if usage else [parts, self.weights]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def write(self, folder: Path, dtype: str | None = None, merge: bool = True) -> None:
         """Each tower as a whole encoder in a folder of its own (`tower1`, `tower2`), plain Hugging Face ones."""
@@ -104,7 +113,7 @@ class TwinEncoder(Encoder):
                 towers = [
                     (Path(parts, n), t.tokenization) for n, t in zip(self._names, self.towers, strict=True)
                 ]
-                write_sum(fresh, pooling, self.dim, towers, self.weights)
+                write_sum(fresh, pooling, self.towers[0].pooling.dim, towers, self.weights, self.usage)
 
     @property
     def _names(self) -> list[str]:
@@ -133,7 +142,7 @@ class TwinEncoder(Encoder):
             SentenceEncoder.load(Path(folder) / name, attention, dtype, trust_remote_code)
             for name in saved.towers
         ]
-        return cls(towers, saved.weights, saved.card).eval()
+        return cls(towers, saved.weights, saved.card, Usage.from_dict(saved.usage)).eval()
 
 
 def check_addable(first: Encoder, second: Encoder, name: str) -> None:
@@ -173,4 +182,6 @@ def ensemble(members: Sequence[Encoder], weights: Sequence[float]) -> TwinEncode
         shares = member.weights if isinstance(member, TwinEncoder) else (1.0,)
         towers += member.towers
         flat += [weight * share for share in shares]
-    return TwinEncoder(towers, flat)
+    if any(member.usage != members[0].usage for member in members):
+        raise UserError("the encoders' prompts or kept widths differ", fix="encoders of one usage")
+    return TwinEncoder(towers, flat, usage=members[0].usage)

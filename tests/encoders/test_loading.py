@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -61,41 +60,6 @@ def test_a_plain_folder_is_pooled_by_the_mean_and_says_so(
         encoder = embedlab.load(tiny("bert"))
     assert "taking the mean" in caplog.text
     np.testing.assert_array_equal(encoder.encode(TEXTS), build(tiny("bert")).encode(TEXTS))
-
-
-@pytest.mark.parametrize("legacy", [True, False])
-@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
-def test_a_sentence_transformers_folder_keeps_its_pooling_and_length(
-    tiny: Tiny, tmp_path: Path, pooling: str, legacy: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = shutil.copytree(tiny("bert"), tmp_path / "st")
-    types = ["Transformer", "Pooling", "Normalize"]
-    paths = ["", *(f"{i}_{t}" for i, t in enumerate(types) if i)]
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(zip(paths, types, strict=True))
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 7}))
-    (folder / "1_Pooling").mkdir()
-    old = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}
-    modes = {f"pooling_mode_{m}": name == pooling for name, m in old.items()} | {
-        "pooling_mode_max_tokens": False
-    }
-    new = {"pooling_mode": {"last": "lasttoken"}.get(pooling, pooling)}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes if legacy else new))
-    encoder = embedlab.load(folder)
-    assert caplog.text == ""
-    assert encoder.pooling.name == pooling
-    np.testing.assert_array_equal(
-        encoder.encode(TEXTS), build(tiny("bert"), pooling, max_length=7).encode(TEXTS)
-    )
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_max_tokens": True}))
-    with pytest.raises(UserError, match="pooling"):
-        embedlab.load(folder)
-    (folder / "modules.json").write_text(json.dumps(modules[:1]))
-    with pytest.raises(UserError, match="Transformer are not all known"):
-        embedlab.load(folder)
 
 
 def test_mini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: Path) -> None:

@@ -1,0 +1,82 @@
+"""How an encoder is meant to be used: its prompts, the width that is kept, and how its vectors are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from embedlab.config.build import from_dict
+from embedlab.errors import UserError
+
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+_DOCUMENT = ("document", "passage", "corpus")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Settings that `Encoder.encode` obeys, saved with the encoder; training ignores them.
+
+    Args:
+        prompts: texts that go before the sentence, by name.
+        default_prompt: name of the one that is used where none is named.
+        include_prompt: whether the pooling reads the prompt's tokens.
+        truncate_dim: the first features that are kept; None: all.
+        similarity: the measure that the encoder was trained for; a note for whoever compares its vectors.
+
+    Raises:
+        UserError: a default that is no prompt's name, or a width below 1.
+    """
+
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    include_prompt: bool = True
+    truncate_dim: int | None = None
+    similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"
+
+    def __post_init__(self) -> None:
+        if self.default_prompt is not None:
+            self.text(None, self.default_prompt)
+        if self.truncate_dim is not None and not self.truncate_dim >= 1:
+            raise UserError("must be at least 1", key="truncate_dim", value=self.truncate_dim)
+
+    def text(self, prompt: str | None = None, name: str | None = None) -> str:
+        """What goes before each sentence.
+
+        Args:
+            prompt: the text itself; "" for none.
+            name: of one of `prompts`; None: the default one, if there is one.
+
+        Raises:
+            UserError: an unknown name, or both.
+        """
+        if prompt is not None and name is not None:
+            raise UserError("give the prompt or its name, not both", key="prompt_name", value=name)
+        if prompt is not None:
+            return prompt
+        name = self.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(sorted(self.prompts)) or "this encoder has none; prompt='TEXT: ' gives one"
+            raise UserError("no such prompt", key="prompt_name", value=name, fix=known)
+        return self.prompts[name]
+
+    def role(self, role: Literal["query", "document"]) -> str:
+        """What goes before a query or before a document: the prompt of that name, else the default one."""
+        names = ("query",) if role == "query" else _DOCUMENT
+        return self.text(name=next((n for n in names if n in self.prompts), None))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What differs from the defaults, as plain values."""
+        plain = asdict(Usage())
+        return {key: value for key, value in asdict(self).items() if value != plain[key]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Usage:
+        """The counterpart of `to_dict`.
+
+        Raises:
+            UserError: an unknown key, or a value of another type.
+        """
+        return from_dict(cls, dict(values), "usage")

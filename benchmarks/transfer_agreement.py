@@ -39,6 +39,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
+from embedlab.evaluation.core.files import Labelled
 from embedlab.evaluation.core.vectors import embed
 from embedlab.evaluation.transfer.classifier import ClassifierConfig, Job, LabelledVectors, fit_linear
 from embedlab.evaluation.transfer.transfer import (
@@ -50,7 +51,7 @@ from embedlab.evaluation.transfer.transfer import (
     stratified_folds,
     task_outcome,
 )
-from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, Split, load_transfer
+from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, load_transfer
 
 Rows = NDArray[np.int64]
 
@@ -100,7 +101,7 @@ class Agreement:
         return self.senteval - self.sklearn
 
 
-def compare(task: str, splits: dict[str, Split], encoder: RandomProjection, passes: int = 3000) -> Agreement:
+def compare(task: str, splits: dict[str, Labelled], encoder: RandomProjection, passes: int = 3000) -> Agreement:
     """The accuracies of one task; `passes` of the arm without an early stop, 0 to leave it out."""
     texts = [text for split in splits.values() for side in (split.first, split.second or []) for text in side]
     vectors = embed(encoder, texts)

@@ -194,13 +194,13 @@ class JsonLines(FileReader):
 
     @property
     def columns(self) -> list[str]:
-        for _, record in self._records():
+        for _, record in self.records():
             return list(record)
         raise self.error("the file is empty")
 
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
         row = 0
-        for row, record in self._records():
+        for row, record in self.records():
             try:
                 yield row, tuple([record[name] for name in columns])
             except KeyError as missing:
@@ -208,7 +208,8 @@ class JsonLines(FileReader):
         if row == 0:
             raise self.error("the file is empty")
 
-    def _records(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Row number and object of every line that is not blank."""
         for row, line in self._lines():
             if not line or line.isspace():
                 continue

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from embedlab.evaluation.core.table import HEADLINES
+
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
 
@@ -18,7 +20,6 @@ import embedlab
 encoder = embedlab.load("FOLDER")
 vectors = encoder.encode(["a cat", "a dog"])
 ```"""
-_HEADLINES = ("sts7/spearman", "dev/spearman", "lee/spearman")
 _VECTORS = ("pooling", "template", "preparation", "max_length", "dtype", "checkpoint")
 _RECIPE = ("backbone", "adapter", "method", "pooling", "template", "optimizer")
 _DATA = ("name", "hub", "hub_config", "split", "revision", "files", "package", "limit", "max_length",
@@ -96,7 +97,7 @@ def _scores(scores: Mapping[str, float], protocols: Mapping[str, Any], seed: Any
     known = {k: v for k, v in scores.items() if v is not None and not math.isnan(v)}
     if not known:
         return "Not scored."
-    first = [k for k in _HEADLINES if k in known]
+    first = [k for k in HEADLINES if k in known]
     others = [k for k in known if k not in first and k.endswith(("/spearman", "/accuracy", "/ndcg@10"))]
     rows = [f"| {k} | {known[k]:.2f} |" for k in first + sorted(others)]
     lines = ["| score | value (n=1) |", "| :-- | --: |", *rows, "", f"One seed ({seed}): n=1."]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.suite import final_metrics
-from embedlab.evaluation.core.table import Metric, Table, score_table
+from embedlab.evaluation.core.table import HEADLINES, Metric, Table, score_table
 from embedlab.report.paired import Difference, paired_difference
 from embedlab.report.runs import read_run
 
@@ -114,8 +114,7 @@ def main(argv: list[str]) -> int:
     metrics = final_metrics()
     controls_table(arms, metrics).print()
     known = {key for seeds in arms.values() for scores in seeds.values() for key in scores}
-    wanted = ("sts7/spearman", "dev/spearman", "lee/spearman")
-    headline = next((m for key in wanted for m in metrics if m.key == key and key in known), None)
+    headline = next((m for key in HEADLINES for m in metrics if m.key == key and key in known), None)
     if headline is not None:
         differences_table(arms, headline).print()
     return 0

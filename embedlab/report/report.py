@@ -4,86 +4,30 @@ from __future__ import annotations
 
 import csv
 import difflib
-import html
 import logging
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.ratings import read
+from embedlab.evaluation.core.table import HEADLINES, LABELS, Table, mean_and_sd
 from embedlab.files import whole_file
 from embedlab.report.paired import Difference, paired_difference, relation_to_sts
 from embedlab.report.runs import Group, Unfinished
 
 log = logging.getLogger(__name__)
-HEADLINES = ("sts7/spearman", "dev/spearman", "lee/spearman")
-_STS = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr", "sts7")
-TITLES = {f"{t}/spearman": name for t, name in zip(
-    _STS, ("STS12", "STS13", "STS14", "STS15", "STS16", "STS-B", "SICK-R", "Avg. 7"), strict=True)}  # fmt: skip
-TITLES |= {
+TITLES = {f"{task}/spearman": label for task, label in LABELS.items()} | {
+    "sts7/spearman": "Avg. 7",
     "dev/spearman": "STS-B dev",
-    "lee/spearman": "Lee",
     "dev/alignment": "align.",
     "dev/uniformity": "unif.",
+    "lee/spearman": "Lee",
 }
-
-
-@dataclass(frozen=True)
-class Report:
-    """Rows of strings under their headings, and remarks below."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    remarks: tuple[str, ...]
-
-    def markdown(self) -> str:
-        lines = [f"**{self.title}**", "", "| " + " | ".join(self.columns) + " |"]
-        lines.append("| :-- |" + " --: |" * (len(self.columns) - 1))
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in self.rows]
-        return "\n".join([*lines, "", *(f"{r}\n" for r in self.remarks)])
-
-    def html(self, figures: Mapping[str, str] | None = None) -> str:
-        """A page of its own; ``figures``: pictures below it, each with what it shows."""
-
-        def row(cells: Sequence[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        body = "\n".join(row(r, "td") for r in self.rows)
-        notes = "".join(f"<p>{html.escape(r)}</p>" for r in self.remarks)
-        head = f"<!doctype html><meta charset=utf-8><title>{html.escape(self.title)}</title>"
-        caption = f"<caption>{html.escape(self.title)}</caption>"
-        pictures = "".join(
-            f"<img src={html.escape(name)} alt='{html.escape(shows)}'>\n"
-            for name, shows in (figures or {}).items()
-        )
-        table = f"<table border=1>{caption}\n{row(self.columns, 'th')}\n{body}\n</table>"
-        return f"{head}\n{table}\n{notes}\n{pictures}"
-
-    def latex(self) -> str:
-        def line(cells: Sequence[str]) -> str:
-            return " & ".join(_tex(c) for c in cells) + r" \\"
-
-        head = [rf"% {self.title}", rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}", r"\hline"]
-        notes = [f"% {r}" for r in self.remarks]
-        rows = [line(self.columns), r"\hline", *map(line, self.rows), r"\hline", r"\end{tabular}"]
-        return "\n".join([*head, *rows, *notes, ""])
-
-
-_TEX = str.maketrans({
-    **{c: f"\\{c}" for c in "_%&#${}"},
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "±": r"$\pm$", "Δ": r"$\Delta$", "–": "--", "…": r"\dots{}",
-})  # fmt: skip
-
-
-def _tex(text: str) -> str:
-    return text.translate(_TEX)
+"""Headings of the usual columns, in their order."""
 
 
 def headline(groups: Sequence[Group]) -> str:
@@ -101,14 +45,7 @@ def headline(groups: Sequence[Group]) -> str:
 
 def shown_metrics(groups: Sequence[Group]) -> list[str]:
     """The usual columns, as far as any run has them."""
-    order = [
-        *(f"{t}/spearman" for t in _STS),
-        "dev/spearman",
-        "dev/alignment",
-        "dev/uniformity",
-        "lee/spearman",
-    ]
-    return [m for m in order if any(g.values(m) for g in groups)]
+    return [m for m in TITLES if any(g.values(m) for g in groups)]
 
 
 def find_baseline(groups: Sequence[Group], name: str | None) -> Group | None:
@@ -147,7 +84,7 @@ def make_report(
     metric: str | None = None,
     metrics: Sequence[str] | None = None,
     title: str = "Runs",
-) -> Report:
+) -> Table:
     """The table of the groups, best first.
 
     Args:
@@ -158,7 +95,7 @@ def make_report(
         metrics: scores to show; None: `shown_metrics`.
         title: of the table.
 
-    Returns: rows, headings and remarks.
+    Returns: a row a recipe, best first; the caption says what has to be said of them.
 
     Raises:
         UserError: no groups, or none of them has the metric.
@@ -195,7 +132,7 @@ def make_report(
             row += _difference_cells(group, baseline, by)
         rows.append(tuple(row))
     remarks = _remarks(groups, unfinished, baseline)
-    return Report(title, tuple(columns), tuple(rows), tuple(remarks))
+    return Table(title, tuple(columns), tuple(rows), "\n\n".join(remarks))
 
 
 def _remarks(groups: Sequence[Group], unfinished: Sequence[Unfinished], baseline: Group | None) -> list[str]:
@@ -231,9 +168,7 @@ def _cell(group: Group, metric: str) -> str:
         return "–"
     if len(values) < len(group.runs):
         return f"{statistics.fmean(values):.2f} (n={len(values)})"
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
-    return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+    return mean_and_sd(values, 2)
 
 
 def _difference_cells(group: Group, baseline: Group, metric: str) -> list[str]:

@@ -22,8 +22,7 @@ Array = NDArray[np.float64]
 def rated_cosines(encoder: Encoder, pairs: STSPairs) -> RatedCosines:
     """Each distinct sentence is encoded once."""
     vectors = Vectors(encoder, [*pairs.first, *pairs.second])
-    cosine = pair_cosine(vectors.take(pairs.first), vectors.take(pairs.second))
-    return RatedCosines(cosine.double().numpy(), np.asarray(pairs.gold, dtype=np.float64))
+    return RatedCosines(vectors.cosine(pairs.first, pairs.second).numpy(), pairs.gold)
 
 
 @torch.no_grad()

@@ -10,11 +10,12 @@ import pytest
 
 from benchmarks import transfer_agreement as benchmark
 from benchmarks.transfer_agreement import RandomProjection, compare, over_seeds
-from embedlab.evaluation.transfer.transfer_data import Split, load_transfer
+from embedlab.evaluation.core.files import Labelled
+from embedlab.evaluation.transfer.transfer_data import load_transfer
 from tests.evaluation.real import needs_data
 
 
-def reviews(n: int, seed: int) -> Split:
+def reviews(n: int, seed: int) -> Labelled:
     """Six words each; a third of the words tell the label."""
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.arange(n) % 2)
@@ -24,7 +25,7 @@ def reviews(n: int, seed: int) -> Split:
         " ".join([*rng.choice(words[label], 2), *rng.choice(neutral, 4)]) if rng.random() < 0.8 else "word1"
         for label in labels
     ]
-    return Split(texts, None, labels)
+    return Labelled(texts, None, labels)
 
 
 def test_words_are_projected_and_summed() -> None:

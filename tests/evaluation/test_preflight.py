@@ -70,7 +70,7 @@ def test_a_file_of_a_header_alone_is_said(name: str, tmp_path: Path) -> None:
         raw = path.read_bytes()
         header = (gzip.decompress(raw) if path.suffix == ".gz" else raw).split(b"\n")[0].decode()
         write_tsv(path, [header], [])
-    with pytest.raises(UserError, match="has no rows"):
+    with pytest.raises(UserError, match="has a header and no rows"):
         suite(name).local({"data_dir": suite(name).folder(data)})
 
 

@@ -15,12 +15,13 @@ import pytest
 import torch
 
 from embedlab.errors import UserError
+from embedlab.evaluation.core.files import Labelled
 from embedlab.evaluation.core.protocol import check
 from embedlab.evaluation.core.suite import suite
 from embedlab.evaluation.transfer import transfer
 from embedlab.evaluation.transfer.classifier import ClassifierConfig, LabelledVectors
 from embedlab.evaluation.transfer.transfer import Mode, Transfer, evaluate_task, nested_kfold_outcome
-from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, Split, load_transfer, source
+from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, load_transfer, source
 from tests.evaluation.everything import write_transfer
 from tests.evaluation.helpers import Constant, HashedWords, write_tsv
 from tests.evaluation.senteval_reference import nested_folds
@@ -62,7 +63,7 @@ def test_modes_are_the_published_ones() -> None:
 
 def test_pairs_become_difference_and_product() -> None:
     table = {"a": (1.0, 2.0), "b": (3.0, -1.0), "c": (0.0, 0.5)}
-    split = Split(["a", "b"], ["b", "c"], np.array([0, 1]))
+    split = Labelled(["a", "b"], ["b", "c"], np.array([0, 1]))
     vectors = torch.tensor([table[t] for t in split.first + (split.second or [])])
     expected = torch.tensor([[2.0, 3.0, 3.0, -2.0], [3.0, 1.5, 0.0, -0.5]])
     torch.testing.assert_close(transfer.classifier_inputs(vectors, [split]), expected)
@@ -172,7 +173,7 @@ def test_bad_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"trec_train\.tsv:3: unknown label \(coarse=WHO\)"):
         load_transfer("trec", tmp_path)
     write_tsv(tmp_path / "mr.tsv", ["label", "sentence"], [])
-    with pytest.raises(UserError, match=r"mr\.tsv: has no rows"):
+    with pytest.raises(UserError, match=r"mr\.tsv: the file has a header and no rows"):
         load_transfer("mr", tmp_path)
     with pytest.raises(UserError, match=r"cr\.tsv\.gz"):
         load_transfer("cr", tmp_path)
@@ -236,9 +237,9 @@ def test_hub_splits_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     fake.load_dataset = load_dataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", fake)
     splits = load_transfer("mrpc")
-    assert asked == [("nyu-mll/glue", "mrpc", s) for s in ("train", "validation", "test")]
-    assert splits["train"].first == ["x", "x", "train a b", "validation a b"]
-    assert splits["train"].labels.tolist() == [0, 0, 1, 1]
+    assert asked == [("nyu-mll/glue", "mrpc", s) for s in ("train+validation", "test")]
+    assert splits["train"].first == ["x", "train+validation a b"]
+    assert splits["train"].labels.tolist() == [0, 1]
     with pytest.raises(UserError, match=r"hub:.*has no column 'sentence'"):
         load_transfer("cr")
 

@@ -17,8 +17,9 @@ from embedlab.config.recipe import SAME_RECIPE
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import REQUIRED
 from embedlab.evaluation.core.ratings import separation, written
+from embedlab.evaluation.core.table import Table
 from embedlab.report.paired import paired_difference
-from embedlab.report.report import Report, find_baseline, make_report, swept_numbers
+from embedlab.report.report import find_baseline, make_report, swept_numbers
 from embedlab.report.runs import find_runs, group_runs
 
 
@@ -300,7 +301,7 @@ def test_energy_and_sts_are_related_where_ten_runs_have_both(tmp_path: Path) -> 
 
 
 def test_latex_has_no_character_that_it_reads_otherwise() -> None:
-    report = Report("t", ("a", "Δ [95 % CI]"), (("{sentence}_1 $x^2 ~\\", "1.00 ± 0.10 – …"),), ())
+    report = Table("t", ("a", "Δ [95 % CI]"), (("{sentence}_1 $x^2 ~\\", "1.00 ± 0.10 – …"),))
     body = report.latex().split("\\hline\n")
     assert body[1] == r"a & $\Delta$ [95 \% CI] \\" + "\n"
     assert body[2].startswith(

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.evaluation.bitext.parallel_texts import NTREX, XTREME, Bitext, parallel_table, tatoeba
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import flat, group_means
 from embedlab.evaluation.core.files import is_there
 from embedlab.evaluation.core.nearest import unit
@@ -109,12 +108,11 @@ class BitextRetrieval(Suite):
                 groups["tatoeba36"] = [language for language in found if language in XTREME]
             scores |= group_means(found, groups, DIRECTIONS)
             scores |= flat(found, f"{task}-")
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="bitext_accuracy_at_1",
             aggregation="cosine, nearest of the other language's sentences; mean over languages",
-            text="raw",
             sentences=vectors.sentences,
             data={
                 task: {
@@ -131,7 +129,6 @@ class BitextRetrieval(Suite):
             if "tatoeba" in data
             else [],
         )
-        return scores, block
 
 
 def _has_ntrex(folder: Path | None) -> bool:

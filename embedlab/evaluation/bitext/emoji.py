@@ -12,7 +12,6 @@ from typing import ClassVar
 from embedlab.data.packages import EMOJI_LANGUAGES, emoji_names, is_held_out
 from embedlab.evaluation.bitext.bitext import DIRECTIONS, bitext_accuracy
 from embedlab.evaluation.core import geometry
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import flat, group_means
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Metric
@@ -69,15 +68,13 @@ class Emoji(Suite):
         scores["emoji/rankme"] = float(geometry.rankme(vectors.matrix))
         scores["emoji/pc1_share"] = float(geometry.pc1_share(vectors.matrix))
         scores |= flat(found, "emoji-")
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="emoji_bitext_accuracy_at_1",
             aggregation="cosine, nearest of the other language's names; mean over 13 languages",
-            text="raw",
             sentences=vectors.sentences,
             data={"emoji": {"source": "emoji", "languages": len(data), "names": len(data["en"])}},
             warnings=vectors.non_finite_note("they find nothing, and cosines and geometry are no numbers"),
             notes=["names of held-out emoji share words with names that were trained on"],
         )
-        return scores, block

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedlab.data.readers import open_reader
 from embedlab.errors import UserError
-from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
+from embedlab.evaluation.core.files import Hub, find_file, inner, names_in, read_columns, read_tsv
 from embedlab.evaluation.core.settings import chosen
 
 # XTREME's bitext retrieval (Hu et al. 2020, table 1), by Tatoeba's codes.
@@ -17,7 +18,6 @@ XTREME = (
     "tha", "tur", "urd", "vie",
 )  # fmt: skip
 NTREX = "ntrex_newstest2019"
-_TATOEBA_HUB = "mteb/tatoeba-bitext-mining"
 
 
 @dataclass(frozen=True)
@@ -42,35 +42,19 @@ def tatoeba(
 
     Raises UserError for a missing language, a missing or broken file.
     """
-    if folder is None:
-        return [_tatoeba_hub(language, limit) for language in chosen(languages, XTREME, "languages")]
-    inner = folder / "tatoeba_test" if (folder / "tatoeba_test").is_dir() else folder
-    stems = sorted({path.name.split(".")[0] for path in inner.glob("tatoeba_*-eng.tsv*")})
-    if not stems:
-        raise UserError(
-            "has no tatoeba_*-eng.tsv.gz", file=inner, key="data_dir", fix="give the folder of tatoeba_test/"
-        )
-    there = [stem.removeprefix("tatoeba_").removesuffix("-eng") for stem in stems]
+    inside = None if folder is None else inner(folder, "tatoeba_test")
+    there = XTREME if inside is None else names_in(inside, "tatoeba_*-eng")
     pairs = []
     for language in chosen(languages, there, "languages"):
-        path = find_file(inner, f"tatoeba_{language}-eng")
-        table = read_tsv(path, [language, "eng"])
-        pairs.append(_bitext(language, "eng", table[language], table["eng"], str(path), limit))
+        path = inside and find_file(inside, f"tatoeba_{language}-eng")
+        (first, second), source = read_columns(
+            path,
+            [language, "eng"],
+            Hub("mteb/tatoeba-bitext-mining", f"{language}-eng", "test", "tatoeba_test/tatoeba_*-eng.tsv.gz",
+                ("sentence1", "sentence2")),
+        )  # fmt: skip
+        pairs.append(Bitext(language, "eng", first[:limit], second[:limit], source))
     return pairs
-
-
-def _tatoeba_hub(language: str, limit: int | None) -> Bitext:
-    columns = ["sentence1", "sentence2"]
-    rows = hub_rows(_TATOEBA_HUB, f"{language}-eng", "test", columns, "tatoeba_test/tatoeba_*-eng.tsv.gz")
-    return _bitext(language, "eng", rows["sentence1"], rows["sentence2"], f"hub:{_TATOEBA_HUB}", limit)
-
-
-def _bitext(
-    language: str, pivot: str, first: list[str], second: list[str], source: str, limit: int | None
-) -> Bitext:
-    if not first:
-        raise UserError("has no rows", file=source, fix="fetch the file again")
-    return Bitext(language, pivot, first[:limit], second[:limit], source)
 
 
 @dataclass(frozen=True)
@@ -109,7 +93,7 @@ def parallel_table(
             "parallel tables are local files", key="data_dir", fix=f"data_dir=FOLDER with {stem}.tsv.gz"
         )
     path = find_file(folder, stem)
-    wanted = chosen(languages, _header(path), "languages")
+    wanted = chosen(languages, open_reader(path).columns or [], "languages")
     if len(wanted) < 2:
         raise UserError("fewer than two languages", file=path, key="languages", value=",".join(wanted))
     table = read_tsv(path, wanted)
@@ -120,17 +104,3 @@ def parallel_table(
     return ParallelTable(
         {name: list(column) for name, column in zip(wanted, zip(*rows, strict=True), strict=True)}, str(path)
     )
-
-
-def _header(path: Path) -> list[str]:
-    import gzip
-
-    try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8")
-            if path.suffix == ".gz"
-            else path.open(encoding="utf-8") as stream
-        ):
-            return stream.readline().rstrip("\r\n").split("\t")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read ({error})", file=path, fix="fetch the file again") from error

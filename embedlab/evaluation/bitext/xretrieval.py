@@ -13,7 +13,6 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import flat, group_means, of_pairs
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.settings import limit_note, row_limit, scoring_device
@@ -65,12 +64,11 @@ class CrossRetrieval(Suite):
         scores: dict[str, float] = {}
         for task, grid in data.items():
             scores |= _scores(encoder, task, grid, prompts, place)
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="question_to_passage",
             aggregation="mean over questions of a pair of languages; mean over pairs",
-            text="raw",
             sentences=[
                 prompts["corpus"] + text
                 for grid in data.values()
@@ -88,7 +86,6 @@ class CrossRetrieval(Suite):
             warnings=limit_note(limit),
             prompts=prompts,
         )
-        return scores, block
 
 
 def _scores(

@@ -1,10 +1,9 @@
-"""Reading evaluation data: tab-separated files (gzip or plain, one header line, no quoting) and the hub's rows."""
+"""Reading evaluation data: files by the package's own readers, the hub's rows, and rows with one label."""
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedlab.console import quiet
+from embedlab.data.readers import open_reader
 from embedlab.errors import UserError
 
 
 def find_file(data_dir: str | Path, name: str, kind: str | None = None) -> Path:
     """`name`.tsv.gz or `name`.tsv in `data_dir`, or in its folder `kind`; UserError when neither is there."""
     folder = Path(data_dir)
-    if not folder.is_dir():
-        raise UserError(
-            "no such folder",
-            file=folder,
-            key="data_dir",
-            value=str(data_dir),
-            fix=f"give the folder that holds {name}.tsv.gz",
-        )
-    for place in (folder, *([folder / kind] if kind else [])):
-        for suffix in (".tsv.gz", ".tsv"):
-            path = place / f"{name}{suffix}"
+    for place in (folder, folder / kind) if kind else (folder,):
+        for path in (place / f"{name}.tsv.gz", place / f"{name}.tsv"):
             if path.is_file():
                 return path
     raise UserError(
-        f"has no {name}.tsv.gz",
+        f"has no {name}.tsv.gz" if folder.is_dir() else "no such folder",
         file=folder,
         key="data_dir",
         value=str(data_dir),
@@ -45,79 +36,78 @@ def is_there(folder: Path, name: str) -> bool:
     return any((folder / f"{name}.tsv{end}").is_file() for end in ("", ".gz"))
 
 
-def read_tsv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, list[str]]:
-    """The named columns of a .tsv or .tsv.gz as lists of strings; `optional` ones only where the header has
-    them.
+def inner(folder: str | Path, kind: str) -> Path:
+    """The folder `kind` in `folder`, or `folder` itself where it has none."""
+    inside = Path(folder, kind)
+    return inside if inside.is_dir() else Path(folder)
 
-    Raises UserError for a broken gzip, a wrong encoding, a missing column, a row of another width or no row.
+
+def names_in(folder: Path, pattern: str) -> list[str]:
+    """What stands for the star of `pattern` in the names of the .tsv and .tsv.gz files, sorted.
+
+    Raises UserError where there is no such file.
     """
-    try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(
-            f"is not a whole gzip file ({error})", file=path, fix="fetch the file again"
-        ) from error
-    except UnicodeDecodeError as error:
-        row = error.object.count(b"\n", 0, error.start) + 1
-        raise UserError("is not UTF-8", file=path, row=row, fix="convert the file to UTF-8") from error
-    # Only \n ends a row: str.splitlines() would also cut at U+2028 and friends, which occur inside sentences.
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    if not lines:
-        raise UserError("is empty", file=path, fix="fetch the file again")
-    header = lines[0].rstrip("\r").split("\t")
+    before, after = pattern.split("*")
+    stems = {path.name.split(".")[0] for path in folder.glob(f"{pattern}.tsv*")}
+    if not stems:
+        fix = f"give the folder of {pattern}.tsv.gz"
+        raise UserError(f"has no {pattern}.tsv.gz", file=folder, key="data_dir", fix=fix)
+    return sorted(stem.removeprefix(before).removesuffix(after) for stem in stems)
+
+
+def read_tsv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> dict[str, list[str]]:
+    """The named columns as lists of strings; `optional` ones only where the header has them.
+
+    Raises UserError for a missing column, and for all that `embedlab.data.readers` refuses.
+    """
+    reader = open_reader(path)
+    header = reader.columns or []
     missing = [column for column in columns if column not in header]
     if missing:
-        raise UserError(
-            f"has no column {missing[0]!r} (its header: {', '.join(header)})",
-            file=path,
-            fix="name the columns in the first line, separated by tabs",
-        )
-    wanted = {column: header.index(column) for column in (*columns, *optional) if column in header}
-    table: dict[str, list[str]] = {column: [] for column in wanted}
-    for number, line in enumerate(lines[1:], start=2):
-        cells = line.rstrip("\r").split("\t")
-        if len(cells) != len(header):
-            raise UserError(
-                f"has {len(cells)} columns where the header has {len(header)}",
-                file=path,
-                row=number,
-                fix="separate columns by one tab and keep tabs out of the text",
-            )
-        for column, index in wanted.items():
-            table[column].append(cells[index])
-    if len(lines) == 1:
-        raise UserError("has no rows", file=path, fix="fetch the file again")
-    return table
+        fix = "name the columns in the first line, separated by tabs"
+        raise reader.error(f"has no column {missing[0]!r} (its header: {reader.listed()})", fix=fix)
+    names = [*columns, *(column for column in optional if column in header)]
+    texts = zip(*(values for _, values in reader.rows(names)), strict=True)
+    return {name: list(column) for name, column in zip(names, texts, strict=True)}
 
 
-def numbered(
-    labels: Sequence[str], classes: Sequence[str], source: str | Path, key: str = "label"
-) -> NDArray[np.int64]:
-    """The place of each label in `classes`, [n].
+@dataclass(frozen=True)
+class Hub:
+    """One split of a data set on the hub.
 
-    Raises UserError with the row, in a file with one header line, of a label that is not in `classes`.
+    files: the local files to name in an error's fix. columns: what the columns of the local files are called
+    there, in the same order; (): the same. converted: read the hub's own Parquet copy (a branch with a folder for
+    each configuration), for data sets that are scripts, which `datasets` 4 no longer runs.
     """
-    number = {name: i for i, name in enumerate(classes)}
-    for row, label in enumerate(labels, start=2):
-        if label not in number:
-            fix = f"one of {', '.join(classes)}"
-            raise UserError("unknown label", file=source, row=row, key=key, value=label, fix=fix)
-    return np.array([number[label] for label in labels], dtype=np.int64)
+
+    name: str
+    config: str | None
+    split: str
+    files: str
+    columns: tuple[str, ...] = ()
+    converted: bool = False
+
+    def rows(self, columns: Sequence[str] = ()) -> dict[str, list[Any]]:
+        """`hub_rows` of this split."""
+        wanted = list(self.columns or columns)
+        return hub_rows(self.name, self.config, self.split, wanted, self.files, self.converted)
+
+
+def read_columns(path: Path | None, columns: Sequence[str], hub: Hub) -> tuple[list[list[Any]], str]:
+    """The columns of a file, or of the hub where `path` is None, in the order asked for; and their source."""
+    if path is None:
+        return list(hub.rows(columns).values()), f"hub:{hub.name}"
+    return list(read_tsv(path, columns).values()), str(path)
 
 
 def hub_rows(
     name: str, config: str | None, split: str, columns: list[str], files: str, converted: bool = False
 ) -> dict[str, list[Any]]:
-    """The named columns of one split as lists.
+    """The named columns of one split as lists; arguments as of `Hub`.
 
-    files: the local files to name in the error's fix. converted: read the hub's own Parquet copy (a branch
-    with a folder for each configuration), for data sets that are scripts, which `datasets` 4 no longer runs.
-
-    Raises UserError when the hub cannot be reached or the data set has no such column.
+    Raises UserError when the hub cannot be reached or the data set has no such column or no rows.
     """
+    fix = f"give data_dir=FOLDER with {files}"
     try:
         from datasets import load_dataset
 
@@ -126,23 +116,56 @@ def hub_rows(
                 rows = load_dataset(name, data_dir=config, revision="refs/convert/parquet", split=split)
             else:
                 rows = load_dataset(name, config, split=split)
-    except ImportError as error:
-        raise UserError(
-            "the package datasets is missing",
-            fix=f"pip install datasets, or give data_dir=FOLDER with {files}",
-        ) from error
     except Exception as error:  # the hub client raises a dozen unrelated types when it is offline
-        reason = str(error).strip().splitlines()
-        raise UserError(
-            f"cannot load {name} from the hub ({reason[0] if reason else type(error).__name__})",
-            key="data_dir",
-            fix=f"give data_dir=FOLDER with {files}",
-        ) from error
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"cannot load {name} from the hub ({reason[0]})", key="data_dir", fix=fix) from error
     missing = [column for column in columns if column not in rows.column_names]
     if missing:
-        raise UserError(
-            f"has no column {missing[0]!r} (it has {', '.join(rows.column_names)})",
-            file=f"hub:{name}",
-            fix=f"give data_dir=FOLDER with {files}",
-        )
-    return {column: list(rows[column]) for column in columns}
+        there = ", ".join(rows.column_names)
+        raise UserError(f"has no column {missing[0]!r} (it has {there})", file=f"hub:{name}", fix=fix)
+    found = {column: list(rows[column]) for column in columns}
+    if not all(found.values()):
+        raise UserError("has no rows", file=f"hub:{name}", fix=fix)
+    return found
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Texts or pairs of texts with labels 0, 1, ... (int64 [n])."""
+
+    first: list[str]
+    second: list[str] | None
+    labels: NDArray[np.int64]
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def head(self, limit: int | None) -> Labelled:
+        """The first `limit` rows."""
+        second = self.second and self.second[:limit]
+        return replace(self, first=self.first[:limit], second=second, labels=self.labels[:limit])
+
+    def texts(self) -> list[str]:
+        """All texts, the first sides before the second ones."""
+        return self.first + (self.second or [])
+
+
+def read_labelled(
+    path: Path | None, texts: Sequence[str], classes: Sequence[str], hub: Hub, label: str = "label"
+) -> Labelled:
+    """Rows of one file, or of the hub where `path` is None.
+
+    texts: one or two columns; classes: labels in the order of their numbers; label: its column.
+
+    Raises UserError, with the row in a file with one header line, for a label that is neither a class nor the
+    number of one.
+    """
+    (labels, *sides), source = read_columns(path, [label, *texts], hub)
+    number: dict[Any, int] = {name: i for i, name in enumerate(classes)} | {i: i for i in range(len(classes))}
+    for row, name in enumerate(labels, start=2):
+        if name not in number:
+            fix = f"one of {', '.join(classes)}"
+            raise UserError("unknown label", file=source, row=row, key=label, value=name, fix=fix)
+    numbers = np.array([number[name] for name in labels], dtype=np.int64)
+    return Labelled(sides[0], sides[1] if len(sides) > 1 else None, numbers, source)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.errors import UserError
+from embedlab.evaluation.core.files import inner
 
 
 def row_limit(settings: Mapping[str, Any], default: int | None = None) -> int | None:
@@ -72,7 +73,7 @@ def folder_of(settings: Mapping[str, Any], kind: str) -> Path | None:
         raise UserError(
             "no such folder", file=folder, key="data_dir", value=data_dir, fix=f"give the folder of {kind}/"
         )
-    return folder / kind if (folder / kind).is_dir() else folder
+    return inner(folder, kind)
 
 
 def limit_note(limit: int | None) -> list[str]:

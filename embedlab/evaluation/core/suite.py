@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from embedlab.errors import UserError
+from embedlab.evaluation.core.protocol import describe
 from embedlab.evaluation.core.settings import require
-from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, task_table
+from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, suite_table, task_table
 from embedlab.parts import part_class, part_names
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class Suite(ABC):
     """Whether a run leaves the suite out, and says so, where `packages` are not installed."""
     metrics: ClassVar[tuple[Metric, ...]] = ()
     """Scores that the table at the end of a run shows."""
+    quantities: ClassVar[tuple[Metric, ...]] = ()
+    """Scores that are not of tasks: `tables` has a row for each of them."""
 
     def fits(self, info: BackboneInfo | None, towers: int) -> str | None:
         """Why this suite cannot score an encoder, as far as is known without its weights.
@@ -90,11 +93,26 @@ class Suite(ABC):
             data: what `load` gave.
             settings: those that `load` was given.
 
-        Returns: scores "task/metric", and the protocol block (`embedlab.evaluation.core.protocol.describe`).
+        Returns: scores "task/metric", and the protocol block, as `result` makes them.
         """
+
+    def result(self, encoder: Any, scores: dict[str, float], *, text: str = "raw", **facts: Any) -> Scored:
+        """What `score` returns.
+
+        Args:
+            encoder: that was scored.
+            scores: "task/metric" to a number.
+            text: variant of the texts.
+            facts: further ones of the protocol block, as `embedlab.evaluation.core.protocol.describe` takes them.
+
+        Returns: the scores, and the protocol block of this suite.
+        """
+        return scores, describe(encoder, suite=self.name, text=text, **facts)
 
     def tables(self, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
         """What `embedlab evaluate` prints of the scores of the encoder `name`; the caption is the protocol, short."""
+        if self.quantities:
+            return [suite_table(scores, 1, self.title(name), self.quantities, protocol_line(protocol))]
         return [task_table(scores, 1, self.title(name), protocol_line(protocol))]
 
     def figures(self, scores: Scores, protocol: Mapping[str, Any], settings: Settings) -> None:  # noqa: B027

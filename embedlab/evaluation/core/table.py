@@ -1,4 +1,4 @@
-"""Score tables for the terminal (Rich) and for Markdown, from the same rows.
+"""Score tables for the terminal (Rich), Markdown, HTML and LaTeX, from the same rows.
 
 A mean without its number of seeds is no result, so a table of scores cannot be built without one: it always
 says n.
@@ -6,6 +6,7 @@ says n.
 
 from __future__ import annotations
 
+import html
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,19 @@ from rich.text import Text
 
 Scores = Mapping[str, float]
 Better = Literal["higher", "lower"] | None
+HEADLINES = ("sts7/spearman", "dev/spearman", "lee/spearman")
+"""Scores that recipes are compared by: the first that there is."""
+LABELS: dict[str, str] = {
+    "sts12": "STS12",
+    "sts13": "STS13",
+    "sts14": "STS14",
+    "sts15": "STS15",
+    "sts16": "STS16",
+    "stsb": "STS-B",
+    "sickr": "SICK-R",
+    "sts7": "Avg",
+}
+"""Headings of the STS tasks and of their mean."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +57,24 @@ def number(value: float, digits: int = 2) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
 
 
+_TEX = str.maketrans({
+    **{c: f"\\{c}" for c in "_%&#${}"},
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "±": r"$\pm$", "Δ": r"$\Delta$", "–": "--", "…": r"\dots{}",
+})  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Table:
-    """A titled table of strings; the first `left` columns are labels (left-aligned), the rest numbers."""
+    """A titled table of strings.
+
+    Args:
+        title: of the table.
+        columns: headings.
+        rows: of cells.
+        caption: paragraphs below the table, with blank lines between them.
+        left: how many columns are labels (left-aligned), the rest being numbers.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -71,6 +100,34 @@ class Table:
         lines = ["| " + " | ".join(cells) + " |" for cells in (rows[0], rule, *rows[1:])]
         parts = [f"**{self.title}**", "\n".join(lines), *([self.caption] if self.caption else [])]
         return "\n\n".join(parts) + "\n"
+
+    def html(self, figures: Mapping[str, str] | None = None) -> str:
+        """A page of its own; ``figures``: pictures below the table, each with what it shows."""
+
+        def row(cells: Sequence[str], tag: str) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+        title = html.escape(self.title)
+        rows = "\n".join([row(self.columns, "th"), *(row(cells, "td") for cells in self.rows)])
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.caption.split("\n\n") if note)
+        pictures = "".join(
+            f"<img src={html.escape(name)} alt='{html.escape(shows)}'>\n"
+            for name, shows in (figures or {}).items()
+        )
+        head = f"<!doctype html><meta charset=utf-8><title>{title}</title>"
+        return f"{head}\n<table border=1><caption>{title}</caption>\n{rows}\n</table>\n{notes}\n{pictures}"
+
+    def latex(self) -> str:
+        """A tabular environment; title and caption are comments."""
+        header, *rows = (
+            " & ".join(cell.translate(_TEX) for cell in cells) + r" \\"
+            for cells in (self.columns, *self.rows)
+        )
+        notes = [f"% {note}" for note in self.caption.split("\n\n") if note]
+        align = "l" * self.left + "r" * (len(self.columns) - self.left)
+        begin = rf"\begin{{tabular}}{{{align}}}"
+        body = [begin, r"\hline", header, r"\hline", *rows, r"\hline", r"\end{tabular}"]
+        return "\n".join([f"% {self.title}", *body, *notes, ""])
 
     def print(self, file: IO[str] | None = None) -> None:
         """Prints to `file` (default: standard output). A pipe or a file gets the full width and no escape

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.errors import UserError
+from embedlab.evaluation.core.correlation import pair_cosine
 
 LONG = 2000
 """Sentences from which on their encoding is worth a progress bar."""
@@ -93,6 +94,10 @@ class Vectors:
     def take(self, texts: Sequence[str]) -> Tensor:
         """Rows of `texts`, [n, D]."""
         return self.matrix[torch.from_numpy(self.rows(texts))]
+
+    def cosine(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
+        """`pair_cosine` of each text of `first` and the same of `second`, [n] in float64."""
+        return pair_cosine(self.take(first), self.take(second))
 
 
 def embed(encoder: Encoder, texts: Sequence[str]) -> Tensor:

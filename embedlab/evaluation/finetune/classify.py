@@ -11,33 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embedlab.evaluation.core.files import Labelled
 from embedlab.evaluation.finetune.buckets import Buckets
 from embedlab.evaluation.finetune.config import FineTuneConfig
 from embedlab.evaluation.finetune.fit import Fitted, predict, train, use_half
 from embedlab.evaluation.finetune.models import Classifier, sentence_encoder, trainable_copy
 from embedlab.evaluation.finetune.rows import Rows
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """Texts or pairs of texts with labels 0, 1, ... (int64 [n])."""
-
-    first: list[str]
-    second: list[str] | None
-    labels: NDArray[np.int64]
-    source: str
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-    def head(self, limit: int | None) -> Labelled:
-        """The first `limit` rows."""
-        second = self.second[:limit] if self.second is not None else None
-        return Labelled(self.first[:limit], second, self.labels[:limit], self.source)
-
-    def texts(self) -> list[str]:
-        """All texts."""
-        return self.first + (self.second or [])
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import f1
-from embedlab.evaluation.core.files import find_file, hub_rows, numbered, read_tsv
+from embedlab.evaluation.core.files import Hub, Labelled, find_file, read_labelled
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings
-from embedlab.evaluation.finetune.classify import Labelled, classify
+from embedlab.evaluation.finetune.classify import classify
 from embedlab.evaluation.finetune.config import FineTuneConfig, FineTunedSuite
 
 DEFAULTS = FineTuneConfig(epochs=3, lr=2e-5, batch_size=16, max_length=128)
-_HUB = "nyu-mll/glue"
 _PAIR = ("premise", "hypothesis")
 _ENTAILED = ("entailment", "not_entailment")
 
@@ -98,12 +95,11 @@ class GLUE(FineTunedSuite):
         if len(data) > 1:
             scores["glue/mean"] = fmean(scores[f"{name}/{TASKS[name].metrics[0]}"] for name in data)
         local_mrpc = "mrpc" in data and not data["mrpc"][0].source.startswith("hub:")
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="glue_dev",
             aggregation="first metric of each task, mean over tasks",
-            text="raw",
             data={
                 name: {"train": training.source, "test": test.source, "rows": [len(training), len(test)]}
                 for name, (training, test) in data.items()
@@ -118,7 +114,6 @@ class GLUE(FineTunedSuite):
             seed=config.seed,
             finetune=config.plain() | {"tasks": fits},
         )
-        return scores, block
 
 
 def load(name: str, settings: Mapping[str, Any]) -> tuple[Labelled, Labelled]:
@@ -128,28 +123,14 @@ def load(name: str, settings: Mapping[str, Any]) -> tuple[Labelled, Labelled]:
     """
     task = TASKS[name]
     folder = folder_of(settings, task.folder)
-    if folder is None:
-        return _hub(name, task, "train"), _hub(name, task, task.hub_test)
-    return _file(folder, name, task, "train"), _file(folder, name, task, task.test)
+    files = f"{name}_train.tsv.gz and {name}_{task.test}.tsv.gz"
 
+    def read(split: str, hub_split: str) -> Labelled:
+        path = folder and find_file(folder, f"{name}_{split}")
+        hub = Hub("nyu-mll/glue", name, hub_split, files, ("label", *task.hub_texts))
+        return read_labelled(path, task.texts, task.classes, hub)
 
-def _file(folder: Path, name: str, task: Task, split: str) -> Labelled:
-    path = find_file(folder, f"{name}_{split}")
-    table = read_tsv(path, ["label", *task.texts])
-    labels = numbered(table["label"], task.classes, str(path))
-    return _labelled([table[column] for column in task.texts], labels, str(path))
-
-
-def _hub(name: str, task: Task, split: str) -> Labelled:
-    rows = hub_rows(
-        _HUB, name, split, ["label", *task.hub_texts], f"{name}_train.tsv.gz and {name}_{task.test}.tsv.gz"
-    )
-    texts = [rows[column] for column in task.hub_texts]
-    return _labelled(texts, np.asarray(rows["label"], dtype=np.int64), f"hub:{_HUB}")
-
-
-def _labelled(texts: list[list[str]], labels: NDArray[np.int64], source: str) -> Labelled:
-    return Labelled(texts[0], texts[1] if len(texts) > 1 else None, labels, source)
+    return read("train", "train"), read(task.test, task.hub_test)
 
 
 def accuracy(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.correlation import group_means, of_pairs
 from embedlab.evaluation.core.settings import folder_of, limit_note, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings
@@ -92,12 +91,11 @@ class QA(FineTunedSuite):
                 }
                 for metric in ("f1", "em")
             }
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="extractive_qa",
             aggregation="mean over questions; xlt: mean over languages; gxlt: mean over pairs of two languages",
-            text="raw",
             data={
                 "train": {
                     "source": data.training.source,
@@ -123,7 +121,6 @@ class QA(FineTunedSuite):
             matrices=matrices,
             finetune=config.plain() | reader.plain() | fitted.plain(),
         )
-        return scores, block
 
 
 def _task_scores(task: str, found: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[str, float]:

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.files import find_file, hub_rows, is_there, numbered, read_tsv
+from embedlab.evaluation.core.files import Hub, Labelled, find_file, is_there, names_in, read_labelled
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings
-from embedlab.evaluation.finetune.classify import Labelled, classify
+from embedlab.evaluation.finetune.classify import classify
 from embedlab.evaluation.finetune.config import FineTuneConfig, FineTunedSuite
 
 CLASSES = ("entailment", "neutral", "contradiction")
@@ -27,35 +26,18 @@ TRAINING = (
     "mnli_dev_matched_mismatched",
 )  # fmt: skip
 DEFAULTS = FineTuneConfig(epochs=3, lr=2e-5, batch_size=32, max_length=128)
-_HUB = "facebook/xnli"
 
 
-def load(folder: Path | None, language: str, split: str) -> Labelled:
-    """XNLI's `split` (dev, test) in one language: file xnli_{split}_{language}; None: the hub."""
-    if folder is None:
-        return _hub(language, {"dev": "validation"}.get(split, split))
-    path = find_file(folder, f"xnli_{split}_{language}")
-    table = read_tsv(path, ["label", "premise", "hypothesis"])
-    labels = numbered(table["label"], CLASSES, str(path))
-    return Labelled(table["premise"], table["hypothesis"], labels, str(path))
-
-
-def _hub(language: str, split: str) -> Labelled:
-    rows = hub_rows(_HUB, language, split, ["premise", "hypothesis", "label"], "xnli_test_*.tsv.gz")
-    labels = np.asarray(rows["label"], dtype=np.int64)
-    return Labelled(rows["premise"], rows["hypothesis"], labels, f"hub:{_HUB}")
+def load(folder: Path | None, language: str, split: str, stem: str | None = None) -> Labelled:
+    """XNLI's `split` (dev, test) in one language: file xnli_{split}_{language}, or `stem`; None: the hub."""
+    path = folder and find_file(folder, stem or f"xnli_{split}_{language}")
+    hub = Hub("facebook/xnli", language, {"dev": "validation"}.get(split, split), "xnli_test_*.tsv.gz")
+    return read_labelled(path, ("premise", "hypothesis"), CLASSES, hub)
 
 
 def languages(folder: Path | None) -> list[str]:
     """Languages that `folder` has a test file of; the hub's 15."""
-    if folder is None:
-        return list(LANGUAGES)
-    stems = {path.name.split(".")[0] for path in folder.glob("xnli_test_*.tsv*")}
-    if not stems:
-        raise UserError(
-            "has no xnli_test_*.tsv.gz", file=folder, key="data_dir", fix="give the folder of nli/"
-        )
-    return sorted(stem.removeprefix("xnli_test_") for stem in stems)
+    return list(LANGUAGES) if folder is None else names_in(folder, "xnli_test_*")
 
 
 def load_training(
@@ -67,7 +49,7 @@ def load_training(
     limit: rows of each file. Rows without one of the three labels are refused.
     """
     if folder is None:
-        return _hub("en", "train").head(limit)
+        return load(None, "en", "train").head(limit)
     wanted = list(files) if files is not None else [f for f in TRAINING if is_there(folder, f)]
     if not wanted:
         raise UserError(
@@ -77,18 +59,15 @@ def load_training(
             fix=f"files such as {TRAINING[0]}.tsv.gz",
         )
     seen = {pair for data in held_out for pair in zip(data.first, data.second or (), strict=True)}
-    pairs: list[tuple[str, str]] = []
+    pairs: list[list[str]] = []
     labels: list[int] = []
     for stem in wanted:
-        path = find_file(folder, stem)
-        table = read_tsv(path, ["label", "premise", "hypothesis"])
-        numbers = numbered(table["label"], CLASSES, str(path))
-        rows = zip(table["premise"], table["hypothesis"], numbers.tolist(), strict=True)
-        for premise, hypothesis, label in list(rows)[:limit]:
-            if (premise, hypothesis) not in seen:
-                seen.add((premise, hypothesis))
-                pairs.append((premise, hypothesis))
+        data = load(folder, "en", "train", stem).head(limit)
+        for *pair, label in zip(data.first, data.second or (), data.labels.tolist(), strict=True):
+            if tuple(pair) not in seen:
+                seen.add(tuple(pair))
                 labels.append(label)
+                pairs.append(pair)
     if not pairs:
         raise UserError("all training pairs are held out", file=folder, key="train", value=",".join(wanted))
     first, second = (list(side) for side in zip(*pairs, strict=True))
@@ -145,12 +124,11 @@ class XNLI(FineTunedSuite):
         if others := [score for language, score in found.items() if language != "en"]:
             scores["xnli-zeroshot/accuracy"] = fmean(others)
         scores |= {f"xnli-{language}/accuracy": score for language, score in found.items()}
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="xnli_zero_shot",
             aggregation="accuracy; mean over languages",
-            text="raw",
             data={
                 "train": {"source": data.training.source, "rows": len(data.training)},
                 "dev": {"source": data.dev.source, "rows": len(data.dev)} if data.dev is not None else None,
@@ -166,4 +144,3 @@ class XNLI(FineTunedSuite):
             seed=config.seed,
             finetune=config.plain() | result.plain(),
         )
-        return scores, block

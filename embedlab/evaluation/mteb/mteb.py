@@ -87,12 +87,11 @@ class MTEB(Suite):
                 fix="data_dir=FOLDER with the task's data, or a machine that reaches the hub",
             )
         scores = _flat([(task_result, _task_type(data.tasks, task_result.task_name)) for task_result in done])
-        block = protocol.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="mteb",
             aggregation="mean over subsets and splits of a task; mean over tasks of a type",
-            text="raw",
             data={
                 task_result.task_name: {
                     "source": data.local.get(task_result.task_name, "hub"),
@@ -113,7 +112,6 @@ class MTEB(Suite):
             mteb=mteb.__version__,
             similarity="cosine",
         )
-        return scores, block
 
 
 def resolve_tasks(names: str | Sequence[str] | None, languages: Sequence[str] | None = None) -> list[Any]:

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Scores
 from embedlab.evaluation.core.vectors import unique
@@ -241,9 +240,9 @@ class CLSEnergy(Suite):
         profiles = [profile(tower, sentences) for tower in towers(encoder)]
         scores = flatten(profiles)
         warning = row_count_warning(data)
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="cls_energy_stsb_dev",
             aggregation="mean over sentences, by layer, then over towers; E_CLS is E1 at the last layer",
             text=data.text,
@@ -256,7 +255,6 @@ class CLSEnergy(Suite):
             ],
             towers=len(profiles),
         )
-        return scores, block
 
     def figures(self, scores: Scores, protocol: Mapping[str, Any], settings: Settings) -> None:
         """The profile, where a file is named for it."""

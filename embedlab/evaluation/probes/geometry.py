@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
-
-from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import pair_cosine
 from embedlab.evaluation.core.geometry import POSITIVE_RATING, geometry_metrics, summary
 from embedlab.evaluation.core.ratings import RatedCosines, separation, written
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
-from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, suite_table
+from embedlab.evaluation.core.table import Metric
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 from embedlab.evaluation.sts.sts import STSPairs, Text, all_sentences, load_sts, row_count_warning
 
@@ -28,6 +21,10 @@ class Geometry(Suite):
     name = "geometry"
     folders = ("sts",)
     keys = ("sts_text",)
+    quantities = (
+        *geometry_metrics(),
+        Metric("geometry/separation", "separation of rating groups, STS-B test", "higher"),
+    )
 
     def load(self, settings: Settings) -> list[STSPairs]:
         """The three splits."""
@@ -43,12 +40,12 @@ class Geometry(Suite):
         first, second = [x for x, _ in close], [y for _, y in close]
         values = summary(vectors.matrix, vectors.take(first), vectors.take(second))
         test = data[-1]
-        cosines = pair_cosine(vectors.take(test.first), vectors.take(test.second)).double().cpu().numpy()
-        groups = RatedCosines(cosines, np.asarray(test.gold, dtype=np.float64)).groups()
+        groups = RatedCosines(vectors.cosine(test.first, test.second).numpy(), test.gold).groups()
         values["separation"] = separation(groups)
-        block = protocols.describe(
+        scores = {f"geometry/{name}": value for name, value in values.items()}
+        return self.result(
             encoder,
-            suite="geometry",
+            scores,
             name="alignment_uniformity_stsb",
             aggregation=f"whole STS-B: {len(close)} pairs rated above 4, {len(vectors.sentences)} sentences",
             text=data[0].text,
@@ -56,12 +53,5 @@ class Geometry(Suite):
             data={f"stsb_{pairs.split}": {"source": pairs.source, "pairs": len(pairs)} for pairs in data},
             warnings=[warning for pairs in data if (warning := row_count_warning(pairs))],
             notes=["alignment_ratio, uniformity_ratio: this project's reconstruction, not CSE-SFP's formula"],
+            cosines_by_rating=written(groups),
         )
-        block["cosines_by_rating"] = written(groups)
-        return {f"geometry/{name}": value for name, value in values.items()}, block
-
-    def tables(self, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
-        """One row a quantity."""
-        separation = Metric("geometry/separation", "separation of rating groups, STS-B test", "higher", 2)
-        metrics = (*geometry_metrics(), separation)
-        return [suite_table(scores, 1, self.title(name), metrics, protocol_line(protocol))]

@@ -18,7 +18,6 @@ from torch import Tensor
 from embedlab.errors import UserError
 from embedlab.evaluation.bitext.parallel_texts import NTREX, ParallelTable, parallel_table
 from embedlab.evaluation.core import geometry
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.settings import folder_of, limit_note, names, row_limit, scoring_device, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
@@ -166,12 +165,16 @@ class Languages(Suite):
         related, unrelated = pair_cosines(stack)
         scores |= _cosine_scores(data, pivot, related, unrelated)
         scores |= _language_scores(stack, neighbours)
-        block = protocols.describe(
+        if settings.get("map"):
+            from embedlab.evaluation.core import figures
+
+            how = str(settings.get("projection") or "tsne")
+            figures.save_map(stack.cpu().numpy(), data.languages, str(settings["map"]), how)
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="language_geometry",
             aggregation=f"{len(data)} sentences in each of {len(data.languages)} languages",
-            text="raw",
             sentences=vectors.sentences,
             data={"table": {"source": data.source, "languages": data.languages, "rows": len(data)}},
             warnings=limit_note(settings.get("limit")),
@@ -188,12 +191,6 @@ class Languages(Suite):
                 "unrelated": unrelated.cpu().numpy().round(5).tolist(),
             },
         )
-        if settings.get("map"):
-            from embedlab.evaluation.core import figures
-
-            how = str(settings.get("projection") or "tsne")
-            figures.save_map(stack.cpu().numpy(), data.languages, str(settings["map"]), how)
-        return scores, block
 
     def figures(self, scores: Scores, protocol: Mapping[str, Any], settings: Settings) -> None:
         """The spectrum by language, where a file is named for it."""

@@ -7,18 +7,14 @@ whatever the share of paraphrases.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import flat, group_means, pair_cosine
-from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
+from embedlab.evaluation.core.correlation import flat, group_means
+from embedlab.evaluation.core.files import Hub, Labelled, find_file, inner, read_labelled
 from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Vectors
@@ -26,17 +22,6 @@ from embedlab.evaluation.core.vectors import Encoder, Vectors
 LANGUAGES = ("de", "en", "es", "fr", "ja", "ko", "zh")
 SPLITS = ("dev", "test")
 _HUB = "google-research-datasets/paws-x"
-_COLUMNS = ["label", "sentence1", "sentence2"]
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """labels: int64 [n], 1 for a paraphrase."""
-
-    first: list[str]
-    second: list[str]
-    labels: Tensor
-    source: str
 
 
 def load(
@@ -44,44 +29,26 @@ def load(
     split: str = "dev",
     languages: list[str] | None = None,
     limit: int | None = None,
-) -> dict[str, Pairs]:
-    """Pairs by language: pawsx_{split}_{language}.tsv[.gz] in `data_dir` or its folder nli/ (columns label,
-    sentence1, sentence2); None: the hub. English alone unless `languages` names others.
+) -> dict[str, Labelled]:
+    """Pairs by language, labelled 1 for a paraphrase: pawsx_{split}_{language}.tsv[.gz] in `data_dir` or its folder
+    nli/ (columns label, sentence1, sentence2); None: the hub. English alone unless `languages` names others.
 
     Raises UserError for a missing or broken file, a label that is neither 0 nor 1, or labels all the same.
     """
     if split not in SPLITS:
         raise UserError("no such split", key="split", value=split, fix="choose dev or test")
-    folder = None if data_dir is None else Path(data_dir)
-    if folder is not None and (folder / "nli").is_dir():
-        folder = folder / "nli"
-    return {
-        language: _load(folder, split, language, limit)
-        for language in chosen(languages or ["en"], LANGUAGES, "languages")
-    }
-
-
-def _load(folder: Path | None, split: str, language: str, limit: int | None) -> Pairs:
-    table: Mapping[str, list[Any]]
-    if folder is None:
-        hub_split = "validation" if split == "dev" else split
-        table = hub_rows(_HUB, language, hub_split, _COLUMNS, "nli/pawsx_dev_*.tsv.gz")
-        source, path = f"hub:{_HUB}", None
-    else:
-        path = find_file(folder, f"pawsx_{split}_{language}")
-        table, source = read_tsv(path, _COLUMNS), str(path)
-    labels = [str(label).strip() for label in table["label"]][:limit]
-    wrong = next((i for i, label in enumerate(labels) if label not in ("0", "1")), None)
-    if wrong is not None:
-        raise UserError("a label must be 0 or 1", file=path, row=wrong + 2, key="label", value=labels[wrong])
-    if len(set(labels)) < 2:
-        raise UserError("needs paraphrases and others", file=path, key="label", fix="a larger limit")
-    return Pairs(
-        list(table["sentence1"][:limit]),
-        list(table["sentence2"][:limit]),
-        torch.tensor([int(x) for x in labels]),
-        source,
-    )
+    folder = None if data_dir is None else inner(data_dir, "nli")
+    found = {}
+    for language in chosen(languages or ["en"], LANGUAGES, "languages"):
+        path = folder and find_file(folder, f"pawsx_{split}_{language}")
+        hub = Hub(_HUB, language, "validation" if split == "dev" else split, "nli/pawsx_dev_*.tsv.gz")
+        pairs = read_labelled(path, ("sentence1", "sentence2"), ("0", "1"), hub).head(limit)
+        if len(set(pairs.labels.tolist())) < 2:
+            raise UserError(
+                "needs paraphrases and others", file=pairs.source, key="label", fix="a larger limit"
+            )
+        found[language] = pairs
+    return found
 
 
 def score(cosine: Tensor, labels: Tensor) -> dict[str, float]:
@@ -106,30 +73,27 @@ class PAWSX(Suite):
     folders = ("nli",)
     keys = ("languages", "limit", "split")
 
-    def load(self, settings: Settings) -> dict[str, Pairs]:
+    def load(self, settings: Settings) -> dict[str, Labelled]:
         """Pairs by language."""
         split, languages = settings.get("split") or "dev", names(settings, "languages")
         return load(settings.get("data_dir"), split, languages, row_limit(settings))
 
-    def score(self, encoder: Encoder, data: dict[str, Pairs], settings: Settings) -> Scored:
+    def score(self, encoder: Encoder, data: dict[str, Labelled], settings: Settings) -> Scored:
         """Average precision and ROC area of the cosine."""
         limit, split = row_limit(settings), settings.get("split") or "dev"
-        vectors = Vectors(
-            encoder, [text for pairs in data.values() for text in (*pairs.first, *pairs.second)]
-        )
+        vectors = Vectors(encoder, [text for pairs in data.values() for text in pairs.texts()])
         found = {
-            f"pawsx-{language}": score(pair_cosine(vectors.take(p.first), vectors.take(p.second)), p.labels)
+            f"pawsx-{language}": score(vectors.cosine(p.first, p.second or []), torch.from_numpy(p.labels))
             for language, p in data.items()
         }
         scores = flat(found)
         if len(found) > 1:
             scores |= group_means(found, {"pawsx": found}, ("average_precision", "roc_auc"))
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name=f"pawsx_{split}",
             aggregation="average precision and ROC area of the cosine",
-            text="raw",
             sentences=vectors.sentences,
             data={
                 f"pawsx-{language}": {
@@ -142,4 +106,3 @@ class PAWSX(Suite):
             warnings=limit_note(limit) + vectors.non_finite_note(),
             notes=["average precision at chance is the share of paraphrases"],
         )
-        return scores, block

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol
-from embedlab.evaluation.core.correlation import pair_cosine, spearman
+from embedlab.evaluation.core.correlation import spearman
 from embedlab.evaluation.core.settings import task_names, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Vectors
@@ -79,9 +78,9 @@ class Robustness(Suite):
             for bucket, n in counts.items()
             if n < _FEW
         ]
-        block = protocol.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="sts_robustness",
             aggregation="all",
             text=data[0].text,
@@ -94,7 +93,6 @@ class Robustness(Suite):
             sentences_changed=changed,
             length_pairs=counts,
         )
-        return scores, block
 
 
 def noisy_pairs(pairs: STSPairs, noise: str, rate: float, seed: int) -> STSPairs:
@@ -119,7 +117,7 @@ def score_lengths(vectors: Vectors, tasks: Sequence[STSPairs]) -> tuple[dict[str
     counts: dict[str, int] = {}
     if not pairs:
         return scores, counts
-    cosine = pair_cosine(vectors.take([a for a, _ in pairs]), vectors.take([b for _, b in pairs]))
+    cosine = vectors.cosine([a for a, _ in pairs], [b for _, b in pairs])
     gold = torch.tensor(list(pairs.values()), dtype=torch.float64)
     for low, high in LENGTHS:
         name = f"{low}+" if high is None else f"{low}-{high}"

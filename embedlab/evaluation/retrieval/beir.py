@@ -4,13 +4,11 @@ judgements.
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from embedlab.data.readers import JsonLines
 from embedlab.errors import UserError
 from embedlab.evaluation.core.files import read_tsv
 
@@ -34,7 +32,7 @@ class Collection:
 
 def is_collection(folder: Path) -> bool:
     """Whether `folder` has a corpus.jsonl or corpus.jsonl.gz."""
-    return _jsonl(folder, "corpus") is not None
+    return any((folder / f"corpus.jsonl{end}").is_file() for end in ("", ".gz"))
 
 
 def load_collection(folder: Path, split: str = "test", codes: str = "binary") -> Collection:
@@ -46,9 +44,10 @@ def load_collection(folder: Path, split: str = "test", codes: str = "binary") ->
     gains 1 (`codes` "binary") or 4 ... 1 ("graded"). Raises UserError for a missing or broken file, a row
     without id or text, an id twice, no usable judgement.
     """
-    documents = _texts(_file(folder, "corpus"), title=True)
-    queries = _texts(_file(folder, "queries"), title=False)
-    path = _qrels_file(folder, split)
+    documents, queries = _texts(folder, "corpus", True), _texts(folder, "queries", False)
+    fix = f"add qrels/{split}.tsv with columns query-id, corpus-id, score"
+    stems = (f"qrels_{split}", f"qrels/{split}", "qrels")
+    path = _file(folder, stems, ".tsv", key="split", value=split, fix=fix)
     qrels: dict[str, dict[str, int]] = {}
     dangling = 0
     for query, document, gain in _judgements(path, codes):
@@ -66,69 +65,28 @@ def load_collection(folder: Path, split: str = "test", codes: str = "binary") ->
     return Collection(folder.name, str(folder), split, documents, judged, qrels, dangling)
 
 
-def _jsonl(folder: Path, stem: str) -> Path | None:
-    found = (folder / f"{stem}.jsonl{suffix}" for suffix in ("", ".gz"))
-    return next((path for path in found if path.is_file()), None)
+def _file(folder: Path, stems: Sequence[str], kind: str, **fix: str) -> Path:
+    """The first of the files `stems`, .gz or not; UserError where there is none."""
+    for path in (folder / f"{stem}{kind}{end}" for stem in stems for end in ("", ".gz")):
+        if path.is_file():
+            return path
+    raise UserError(f"has no {stems[0]}{kind}", file=folder, **fix)
 
 
-def _file(folder: Path, stem: str) -> Path:
-    path = _jsonl(folder, stem)
-    if path is None:
-        raise UserError(f"has no {stem}.jsonl", file=folder, fix=f"give a BEIR folder with {stem}.jsonl")
-    return path
-
-
-def _qrels_file(folder: Path, split: str) -> Path:
-    for stem in (f"qrels_{split}", f"qrels/{split}", "qrels"):
-        for suffix in (".tsv", ".tsv.gz"):
-            path = folder / f"{stem}{suffix}"
-            if path.is_file():
-                return path
-    raise UserError(
-        f"has no judgements for split {split!r}",
-        file=folder,
-        key="split",
-        value=split,
-        fix=f"add qrels/{split}.tsv with columns query-id, corpus-id, score",
-    )
-
-
-def _texts(path: Path, title: bool) -> dict[str, str]:
+def _texts(folder: Path, stem: str, title: bool) -> dict[str, str]:
+    path = _file(folder, [stem], ".jsonl", fix=f"give a BEIR folder with {stem}.jsonl")
     texts: dict[str, str] = {}
-    for number, line in _lines(path):
-        try:
-            row = json.loads(line)
-            name, text = row["_id"], row["text"]
-            head = (row.get("title") or "") if title else ""
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(
-                f"is not a JSON object with _id and text ({type(error).__name__}: {error})",
-                file=path,
-                row=number,
-            ) from error
+    for row, record in JsonLines(path).records():
+        head = (record.get("title") or "") if title else ""
+        name, text = record.get("_id"), record.get("text")
         if not all(isinstance(part, str) for part in (name, text, head)):
-            raise UserError("_id, title and text must be strings", file=path, row=number, fix="quote them")
+            raise UserError("_id, title and text must be strings", file=path, row=row, fix="quote them")
         if name in texts:
-            raise UserError("this _id came before", file=path, row=number, key="_id", value=name)
-        texts[name] = f"{head} {text}".strip()
+            raise UserError("this _id came before", file=path, row=row, key="_id", value=name)
+        texts[str(name)] = f"{head} {text}".strip()
     if not texts:
         raise UserError("has no rows", file=path, fix="fetch the file again")
     return texts
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    number = 0
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            for number, raw in enumerate(stream, start=1):
-                if raw.strip():
-                    yield number, raw.decode("utf-8")
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(
-            f"is not a whole gzip file ({error})", file=path, fix="fetch the file again"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UserError("is not UTF-8", file=path, row=number, fix="convert the file to UTF-8") from error
 
 
 def _judgements(path: Path, codes: str) -> Iterator[tuple[str, str, int]]:

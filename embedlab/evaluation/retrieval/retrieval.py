@@ -8,13 +8,13 @@ whole.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.nearest import BACKENDS, Backend, TopK, unit
 from embedlab.evaluation.core.settings import require, scoring_device, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
@@ -78,12 +78,11 @@ class Retrieval(Suite):
         if len(data) > 1:
             for name in _MEASURES:
                 scores[f"retrieval/{name}"] = float(np.mean([scores[f"{c.name}/{name}"] for c in data]))
-        block = protocol.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="beir",
             aggregation="mean over queries; mean of collections",
-            text="raw",
             sentences=[how["prompts"]["corpus"] + text for c in data for text in c.documents.values()],
             data={
                 c.name: {
@@ -100,9 +99,8 @@ class Retrieval(Suite):
                 if c.dangling
             ],
             **how,
-            ir_measures=_version("ir-measures"),
+            ir_measures=metadata.version("ir-measures"),
         )
-        return scores, block
 
 
 def _how(settings: Settings) -> dict[str, Any]:
@@ -194,12 +192,3 @@ def _folders(data_dir: Any, tasks: str | Sequence[str] | None) -> list[Path]:
             "no such collection", key="tasks", value=unknown[0], fix=f"choose from {', '.join(inside)}"
         )
     return [inside[name] for name in dict.fromkeys(names)]
-
-
-def _version(package: str) -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return protocol.UNKNOWN

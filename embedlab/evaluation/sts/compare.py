@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import pair_cosine
 from embedlab.evaluation.core.settings import whole
 from embedlab.evaluation.core.table import Table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
@@ -73,9 +72,7 @@ def compare_sts(
     points, samples = [], []
     for number, pairs in enumerate(tasks):
         gold = np.asarray(pairs.gold, dtype=np.float64)
-        one, other = (
-            pair_cosine(v.take(pairs.first), v.take(pairs.second)).double().numpy() for v in vectors
-        )
+        one, other = (v.cosine(pairs.first, pairs.second).numpy() for v in vectors)
         before, after = (float(spearman_rows(c[None], gold[None])[0]) for c in (one, other))
         points.append(after - before)
         samples.append(bootstrap(gold, one, other, resamples=resamples, seed=seed + number))

@@ -7,10 +7,9 @@ every score comes with a bootstrap interval over documents (pairs share document
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,11 +17,10 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.geometry import geometry_metrics, summary, unit
 from embedlab.evaluation.core.settings import whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
-from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, suite_table
+from embedlab.evaluation.core.table import Metric
 from embedlab.evaluation.core.vectors import Encoder, embed
 
 RESAMPLES = 1000
@@ -161,6 +159,7 @@ class Lee(Suite):
         Metric("lee/pearson", "Lee human similarity, Pearson", "higher"),
         *geometry_metrics("lee"),
     )
+    quantities = metrics
 
     def load(self, settings: Settings) -> LeeSet:
         """The documents and their ratings."""
@@ -171,20 +170,14 @@ class Lee(Suite):
         """ "lee/spearman" and so on."""
         resamples = whole(settings, "resamples", RESAMPLES)
         vectors = embed(encoder, data.documents)
-        scores = score(vectors, data, resamples)
-        shape = summary(vectors)
-        block = protocols.describe(
+        found = score(vectors, data, resamples) | summary(vectors)
+        scores = {f"lee/{name}": value for name, value in found.items()}
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="lee_cosine_human",
             aggregation=f"all 1,225 pairs; 95% interval: {resamples} bootstrap samples over documents",
-            text="raw",
             sentences=data.documents,
             data={"lee": {"source": "gensim", "documents": len(data.documents)}},
             seed=SEED,
         )
-        return {f"lee/{name}": value for name, value in {**scores, **shape}.items()}, block
-
-    def tables(self, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
-        """One row a quantity."""
-        return [suite_table(scores, 1, self.title(name), self.metrics, protocol_line(protocol))]

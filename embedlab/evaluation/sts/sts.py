@@ -10,6 +10,7 @@ scored by cosine as in SimCSE, not by a trained regressor as in upstream SentEva
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,26 +20,15 @@ import torch
 from numpy.typing import NDArray
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol as protocols
-from embedlab.evaluation.core.correlation import pair_cosine, pearson, spearman
-from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
+from embedlab.evaluation.core.correlation import pearson, spearman
+from embedlab.evaluation.core.files import Hub, find_file, read_tsv
 from embedlab.evaluation.core.settings import task_names
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
-from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, score_table
+from embedlab.evaluation.core.table import LABELS, Metric, Scores, Table, protocol_line, score_table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 
 Text = Literal["raw", "tok"]
 SEVEN: tuple[str, ...] = ("sts12", "sts13", "sts14", "sts15", "sts16", "stsb", "sickr")
-LABELS: dict[str, str] = {
-    "sts12": "STS12",
-    "sts13": "STS13",
-    "sts14": "STS14",
-    "sts15": "STS15",
-    "sts16": "STS16",
-    "stsb": "STS-B",
-    "sickr": "SICK-R",
-    "sts7": "Avg",
-}
 
 
 @dataclass(frozen=True)
@@ -118,97 +108,96 @@ def load_sts(
         )
     if text not in ("raw", "tok"):
         raise UserError("no such text variant", key="sts_text", value=text, fix="choose raw or tok")
-    if data_dir is None:
-        return _from_hub(task, split, text, source)
-    return _from_file(task, split, text, source, find_file(data_dir, source.file, "sts"))
-
-
-def _from_file(task: str, split: str, text: Text, source: _Source, path: Path) -> STSPairs:
-    tokenised = ("sentence1_tok", "sentence2_tok")
-    optional = [source.subset] if source.subset else []
-    table = read_tsv(path, [source.gold, "sentence1", "sentence2"], optional=[*optional, *tokenised])
-    notes: tuple[str, ...] = ()
-    first, second = table["sentence1"], table["sentence2"]
-    if text == "tok":
-        if all(column in table for column in tokenised):
-            first, second = table["sentence1_tok"], table["sentence2_tok"]
-        elif task == "sickr":
-            first, second = [s.lower() for s in first], [s.lower() for s in second]
-            notes = ("sickr: no tok columns, raw text lower-cased and split at spaces",)
-        else:
-            raise UserError(
-                "has no columns sentence1_tok and sentence2_tok",
-                file=path,
-                key="sts_text",
-                value=text,
-                fix="use sts_text=raw, or add SentEval's tokens as these columns",
-            )
-        first, second = [" ".join(s.split()) for s in first], [" ".join(s.split()) for s in second]
-    kept = [i for i, rating in enumerate(table[source.gold]) if rating.strip()]
-    gold = np.empty(len(kept), dtype=np.float64)
-    for position, i in enumerate(kept):
-        try:
-            gold[position] = float(table[source.gold][i])
-        except ValueError:
-            gold[position] = np.nan
-        if not np.isfinite(gold[position]):
-            raise UserError(
-                "rating is not a number",
-                file=path,
-                row=i + 2,
-                key=source.gold,
-                value=table[source.gold][i],
-                fix="write a number, or leave the cell empty to drop the pair",
-            )
-    _check_ratings(gold, path)
-    subsets = table.get(source.subset) if source.subset else None
-    return STSPairs(
-        task=task,
-        split=split,
-        text=text,
-        first=[first[i] for i in kept],
-        second=[second[i] for i in kept],
-        gold=gold,
-        subsets=[subsets[i] for i in kept] if subsets is not None else None,
-        source=str(path),
-        expected=source.pairs,
-        notes=notes,
-    )
-
-
-def _check_ratings(gold: NDArray[np.float64], source: str | Path) -> None:
-    """UserError where no correlation with `gold` exists."""
-    if len(gold) == 0:
-        raise UserError("has no rated pair", file=source, fix="fetch the file again")
-    if len(gold) == 1 or (gold == gold[0]).all():
-        what = "has one rated pair" if len(gold) == 1 else f"rates all {len(gold)} pairs the same"
-        raise UserError(f"{what}: there is no correlation with it", file=source, fix="give the whole file")
-
-
-def _from_hub(task: str, split: str, text: Text, source: _Source) -> STSPairs:
-    if text == "tok":
+    if data_dir is None and text == "tok":
         raise UserError(
             f"{source.hub} has raw text only",
             key="sts_text",
             value=text,
             fix="give data_dir=FOLDER with SentEval's tokens, or use sts_text=raw",
         )
-    columns = ["score", "sentence1", "sentence2"]
-    files = "the STS files (sts12_test.tsv.gz ... sick_test.tsv.gz)"
-    rows = hub_rows(source.hub, None, source.hub_split, columns, files)
-    gold = np.asarray(rows["score"], dtype=np.float64)
-    _check_ratings(gold, f"hub:{source.hub}")
+    path = None if data_dir is None else find_file(data_dir, source.file, "sts")
+    columns = [source.gold, "sentence1", "sentence2"]
+    if path is None:
+        hub = Hub(
+            source.hub, None, source.hub_split, "the STS files (sts12_test.tsv.gz ... sick_test.tsv.gz)"
+        )
+        table = dict(zip(columns, hub.rows(("score", "sentence1", "sentence2")).values(), strict=True))
+    else:
+        table = read_tsv(path, columns, optional=[*_TOKENS, *([source.subset] if source.subset else [])])
+    where = f"hub:{source.hub}" if path is None else str(path)
+    first, second, notes = _sentences(task, text, table, where)
+    kept, gold = rated(table[source.gold], where, source.gold)
+    subsets = table.get(source.subset or "")
     return STSPairs(
-        task=task,
-        split=split,
-        text=text,
-        first=[str(s) for s in rows["sentence1"]],
-        second=[str(s) for s in rows["sentence2"]],
-        gold=gold,
-        subsets=None,
-        source=f"hub:{source.hub}",
-        expected=source.pairs,
+        task,
+        split,
+        text,
+        [first[i] for i in kept],
+        [second[i] for i in kept],
+        gold,
+        subsets and [subsets[i] for i in kept],
+        where,
+        source.pairs,
+        notes,
     )
+
+
+_TOKENS = ("sentence1_tok", "sentence2_tok")
+
+
+def _sentences(
+    task: str, text: Text, table: Mapping[str, list[str]], where: str
+) -> tuple[list[str], list[str], tuple[str, ...]]:
+    """Both sides in a text variant, and a note."""
+    if text == "raw":
+        return table["sentence1"], table["sentence2"], ()
+    if all(column in table for column in _TOKENS):
+        first, second, notes = table[_TOKENS[0]], table[_TOKENS[1]], ()
+    elif task == "sickr":
+        first, second = ([s.lower() for s in table[side]] for side in ("sentence1", "sentence2"))
+        notes = ("sickr: no tok columns, raw text lower-cased and split at spaces",)
+    else:
+        raise UserError(
+            "has no columns sentence1_tok and sentence2_tok",
+            file=where,
+            key="sts_text",
+            value=text,
+            fix="use sts_text=raw, or add SentEval's tokens as these columns",
+        )
+    return [" ".join(s.split()) for s in first], [" ".join(s.split()) for s in second], notes
+
+
+def rated(ratings: Sequence[Any], source: str, column: str) -> tuple[list[int], NDArray[np.float64]]:
+    """Which pairs have a rating, and their ratings.
+
+    Args:
+        ratings: numbers or their texts, one a pair; an empty text for none.
+        source: of the pairs, a file with one header line or the hub.
+        column: of the ratings, for messages.
+
+    Raises:
+        UserError: a rating that is no number, or ratings with which there is no correlation.
+    """
+    kept = [i for i, rating in enumerate(ratings) if str(rating).strip()]
+    gold = np.empty(len(kept))
+    for place, i in enumerate(kept):
+        with suppress(ValueError):
+            gold[place] = np.nan
+            gold[place] = float(ratings[i])
+        if not np.isfinite(gold[place]):
+            raise UserError(
+                "rating is not a number",
+                file=source,
+                row=i + 2,
+                key=column,
+                value=ratings[i],
+                fix="write a number, or leave the cell empty to drop the pair",
+            )
+    if len(gold) < 2 or (gold == gold[0]).all():
+        what = f"rates all {len(gold)} pairs the same" if len(gold) > 1 else "has one rated pair"
+        what = f"{what}: there is no correlation with it" if len(gold) else "has no rated pair"
+        raise UserError(what, file=source, fix="give the whole file")
+    return kept, gold
 
 
 def row_count_warning(pairs: STSPairs) -> str | None:
@@ -228,7 +217,7 @@ def score_pairs(vectors: Vectors, pairs: STSPairs) -> dict[str, float]:
 
     The two subset aggregations are left out where the source does not name the subsets.
     """
-    cosine = pair_cosine(vectors.take(pairs.first), vectors.take(pairs.second))
+    cosine = vectors.cosine(pairs.first, pairs.second)
     gold = torch.from_numpy(pairs.gold)
     whole = 100 * float(spearman(cosine, gold))
     scores = {"spearman": whole, "pearson": 100 * float(pearson(cosine, gold))}
@@ -320,9 +309,9 @@ class STS(Suite):
                 "all sentence vectors are equal (a collapsed encoder): no correlation, counted as 0"
             )
         published = not warnings and {pairs.task for pairs in data.main} == set(SEVEN)
-        block = protocols.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="sts7_senteval" if published else "sts_cosine_spearman",
             aggregation="all",
             text=headline,
@@ -331,7 +320,6 @@ class STS(Suite):
             warnings=warnings,
             notes=data.notes,
         )
-        return scores, block
 
     def tables(self, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
         """One row a text variant."""

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.correlation import f1
+from embedlab.evaluation.core.files import Labelled
 from embedlab.evaluation.core.protocol import ResultCache
 from embedlab.evaluation.core.settings import require, scoring_device, task_names
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, SharedVectors, embed
 from embedlab.evaluation.transfer.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
-from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, Split, load_transfer, source
+from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, load_transfer, source
 
 L2_GRID = (1e-5, 1e-4, 1e-3, 1e-2)
 _TO_STOP_ON = 20  # rows, of which 5 % are one
@@ -77,7 +77,7 @@ class Transfer(Suite):
     folders = ("transfer",)
     keys = ("tasks", "mode")
 
-    def load(self, settings: Settings) -> dict[str, dict[str, Split]]:
+    def load(self, settings: Settings) -> dict[str, dict[str, Labelled]]:
         """Splits by task."""
         mode = MODES[mode_name(settings)]
         data_dir = settings.get("data_dir")
@@ -90,7 +90,7 @@ class Transfer(Suite):
             )
         return loaded
 
-    def score(self, encoder: Encoder, data: dict[str, dict[str, Split]], settings: Settings) -> Scored:
+    def score(self, encoder: Encoder, data: dict[str, dict[str, Labelled]], settings: Settings) -> Scored:
         """Fit the classifiers of each task."""
         name = mode_name(settings)
         mode, data_dir, device = MODES[name], settings.get("data_dir"), scoring_device(settings.get("device"))
@@ -112,9 +112,9 @@ class Transfer(Suite):
         if set(data) == set(SEVEN):
             for metric in ("accuracy", "dev_accuracy"):
                 scores[f"transfer7/{metric}"] = float(np.mean([scores[f"{task}/{metric}"] for task in SEVEN]))
-        block = protocol.describe(
+        return self.result(
             encoder,
-            suite=self.name,
+            scores,
             name="senteval_transfer" if name == "test" else "senteval_transfer_fast",
             aggregation="mean over folds (MR, CR, SUBJ, MPQA); mean of tasks",
             text="tok",
@@ -135,7 +135,6 @@ class Transfer(Suite):
             l2_chosen=chosen,
             classifier={**vars(mode.classifier), "hidden": 0, "loss": "mean cross-entropy"},
         )
-        return scores, block
 
 
 def mode_name(settings: Settings) -> str:
@@ -148,7 +147,7 @@ def mode_name(settings: Settings) -> str:
 
 
 def _score_task(
-    shared: SharedVectors, task: str, splits: Mapping[str, Split], mode: Mode, device: str | torch.device
+    shared: SharedVectors, task: str, splits: Mapping[str, Labelled], mode: Mode, device: str | torch.device
 ) -> dict[str, Any]:
     """The scores of one task under their names, and the chosen L2 values."""
     outcome = task_outcome(shared.take(task), task, splits, mode, device)
@@ -160,14 +159,18 @@ def _score_task(
 
 
 def evaluate_task(
-    encoder: Encoder, task: str, splits: Mapping[str, Split], mode: Mode, device: str | torch.device = "cpu"
+    encoder: Encoder,
+    task: str,
+    splits: Mapping[str, Labelled],
+    mode: Mode,
+    device: str | torch.device = "cpu",
 ) -> ProbeResult:
     """Encode one task's texts and score it by its protocol, for which no split may be too small (`check_rows`)."""
     return task_outcome(embed(encoder, _all_texts(splits)), task, splits, mode, device)
 
 
 def task_outcome(
-    vectors: Tensor, task: str, splits: Mapping[str, Split], mode: Mode, device: str | torch.device = "cpu"
+    vectors: Tensor, task: str, splits: Mapping[str, Labelled], mode: Mode, device: str | torch.device = "cpu"
 ) -> ProbeResult:
     """The protocol of one task on `vectors` of its texts, split after split, in each the first texts and then
     the second ones, for which no split may be too small (`check_rows`).
@@ -187,7 +190,7 @@ def task_outcome(
 
 
 def check_rows(
-    task: str, splits: Mapping[str, Split], folds: int, data_dir: Any = None, other: str = ""
+    task: str, splits: Mapping[str, Labelled], folds: int, data_dir: Any = None, other: str = ""
 ) -> None:
     """See that there are rows for the folds that the protocol of a task cuts.
 
@@ -295,11 +298,11 @@ def _percent(data: LabelledVectors, fit: Fitted, rows: np.ndarray) -> float:
     return round(100 * int(correct[0]) / len(rows), 2)
 
 
-def _all_texts(splits: Mapping[str, Split]) -> list[str]:
-    return [text for split in splits.values() for side in (split.first, split.second or []) for text in side]
+def _all_texts(splits: Mapping[str, Labelled]) -> list[str]:
+    return [text for split in splits.values() for text in split.texts()]
 
 
-def classifier_inputs(vectors: Tensor, splits: Sequence[Split]) -> Tensor:
+def classifier_inputs(vectors: Tensor, splits: Sequence[Labelled]) -> Tensor:
     """Classifier inputs of all splits, one below the other: u [n, D], or [|u - v|, u * v] [n, 2 D] for
     pairs.
     """
@@ -317,13 +320,13 @@ def classifier_inputs(vectors: Tensor, splits: Sequence[Split]) -> Tensor:
     return torch.cat(parts)
 
 
-def _row_warnings(loaded: Mapping[str, Mapping[str, Split]]) -> list[str]:
+def _row_warnings(loaded: Mapping[str, Mapping[str, Labelled]]) -> list[str]:
     """Sentences for the splits whose row count is not SentEval's. A handful of empty rows may be missing (CR,
     MPQA).
     """
     return [
         f"{task} ({split}) has {len(rows)} rows, SentEval {expected}: not comparable with published scores"
         for task, splits in loaded.items()
-        for (split, rows), expected in zip(splits.items(), TASKS[task].rows, strict=True)
-        if not expected - 10 <= len(rows) <= expected
+        for split, rows in splits.items()
+        if not (expected := TASKS[task].rows[split]) - 10 <= len(rows) <= expected
     ]

@@ -12,8 +12,8 @@ import torch
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.errors import UserError
 from embedlab.evaluation import suite
+from embedlab.evaluation.core.files import Labelled
 from embedlab.evaluation.finetune import glue, xnli
-from embedlab.evaluation.finetune.classify import Labelled
 from embedlab.evaluation.finetune.config import FineTuneConfig
 from tests.evaluation.helpers import HashedWords, write_tsv
 from tests.evaluation.multilingual import write_xquad

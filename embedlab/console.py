@@ -5,9 +5,19 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from embedlab.errors import printable
+
+
+def markdown_text(text: str) -> str:
+    """Text for a cell or a paragraph of Markdown, in which it opens no tag, code, link or cell."""
+    text = re.sub(r"[\\|<`]", r"\\\g<0>", printable(text))
+    return text.replace("](", "]\\(")
+
 
 LEAF_SPEC = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
 """torch to Lightning, in every run: the pattern for `warnings.filterwarnings`."""

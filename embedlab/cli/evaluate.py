@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
-from embedlab.errors import UserError
+from embedlab.errors import UserError, printable
 from embedlab.files import check_writable
 
 _TO_CHOOSE = ("tasks", "languages")
@@ -77,7 +77,7 @@ def _score(one: Any, encoder: Any, settings: Mapping[str, Any], data: Any, path:
     for table in one.tables(name, scores, protocol):
         table.print()
     for warning in protocol["warnings"]:
-        print(f"embedlab: warning: {warning}", file=sys.stderr)
+        print(f"embedlab: warning: {printable(warning)}", file=sys.stderr)
     print(f"Scores: {path}")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from embedlab.cli.compose import compose
 from embedlab.cli.encode import text_column
 from embedlab.data.readers import FileReader, open_reader
-from embedlab.errors import UserError
+from embedlab.errors import UserError, printable
 from embedlab.files import check_writable
 
 _USAGE = "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search query INDEX TEXT [k=10]"
@@ -77,7 +77,7 @@ def _query(argv: list[str]) -> int:
     start = time.perf_counter()
     (hits,) = index.search(Configured.of(encoder, config), [text], config["k"])
     for hit in hits:
-        print(f"{hit.score:.4f}\t{hit.row + 1}\t{hit.text}")
+        print(f"{hit.score:.4f}\t{hit.row + 1}\t{printable(hit.text)}")
     print(f"{len(index):,} texts searched in {time.perf_counter() - start:.2f} s", file=sys.stderr)
     return 0
 

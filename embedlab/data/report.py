@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from embedlab.errors import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -172,7 +174,7 @@ def print_report(report: Mapping[str, Any]) -> None:
     from rich.console import Console
 
     console = Console(stderr=True)
-    console.print(f"Data: {report['source']}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Data: {printable(str(report['source']))}", highlight=False, markup=False, soft_wrap=True)
     for table in report_tables(report):
         console.print(table)
 
@@ -222,20 +224,28 @@ def _lengths(fields: Mapping[str, Any]) -> Table:
 
 
 def _by_language(languages: Mapping[str, Any]) -> Table:
+    from rich.markup import escape
+
     table = _table("Languages", ("language", "texts", "share", "in pairs", "tokens", "a text"))
     total = max(1, sum(values["texts"] for values in languages.values()))
     for language, values in languages.items():
         numbers = (f"{values['texts']:,}", f"{values['texts'] / total:.1%}", f"{values['pairs']}")
-        table.add_row(language, *numbers, f"{values['tokens']:,}", f"{values['mean_tokens']:.1f}")
+        table.add_row(
+            escape(printable(language)), *numbers, f"{values['tokens']:,}", f"{values['mean_tokens']:.1f}"
+        )
     return table
 
 
 def _groups(groups: Mapping[str, Any]) -> Table:
+    from rich.markup import escape
+
     fields = list(next(iter(groups.values()))["mean_tokens"])
     table = _table("Language pairs", ("pair", "rows", "dropped", *(f"{name} tokens" for name in fields)))
     for pair, values in groups.items():
         means = (f"{values['mean_tokens'][name]:.1f}" for name in fields)
-        table.add_row(pair, f"{values['rows']:,}", f"{sum(values['dropped'].values()):,}", *means)
+        table.add_row(
+            escape(printable(pair)), f"{values['rows']:,}", f"{sum(values['dropped'].values()):,}", *means
+        )
     return table
 
 

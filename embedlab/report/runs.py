@@ -15,7 +15,7 @@ from embedlab.config.read import read_record
 from embedlab.config.recipe import SAME_RECIPE
 from embedlab.config.run_files import SCORES as SCORES
 from embedlab.config.run_files import TRIAL, TrialEnd, read_scores_of_run
-from embedlab.errors import UserError
+from embedlab.errors import UserError, printable
 from embedlab.evaluation import suite_names
 from embedlab.evaluation.core.protocol import read_scores
 
@@ -140,11 +140,13 @@ def _scored_later(
         if block["suite"] not in suite_names():
             continue
         if not _of_this_run(block, path.stem, protocol, config):
-            log.warning("Left out: %s is of another checkpoint, or of another reading of it", path)
+            log.warning(
+                "Left out: %s is of another checkpoint, or of another reading of it", printable(str(path))
+            )
             continue
         limited = [w for w in block["warnings"] if str(w).startswith("limit=")]
         if limited:
-            log.warning("Left out: %s (%s)", path, limited[0])
+            log.warning("Left out: %s (%s)", printable(str(path)), printable(str(limited[0])))
             continue
         scores |= found
         protocols[block["suite"]] = block

@@ -18,7 +18,7 @@ import yaml
 
 from embedlab.config.read import read_record, read_values
 from embedlab.config.run_files import TRIAL, TrialEnd
-from embedlab.errors import UserError
+from embedlab.errors import UserError, printable
 from embedlab.files import whole_file
 from embedlab.run.folder import LAST, PREVIOUS, check_free
 
@@ -245,7 +245,7 @@ def _collect(running: list[_Running], sweep: Path, trials: Sequence[Trial]) -> l
 
 def _last_line(path: Path) -> str:
     lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else ""
+    return printable(lines[-1][:300]) if lines else ""
 
 
 def _signal(running: list[_Running], number: int) -> None:

@@ -180,6 +180,13 @@ def test_command(tmp_path: Path, tiny: Callable[..., Path], capsys: pytest.Captu
     assert float(second[0]) <= float(first[0])
     assert json.loads((index / "index.json").read_text())["encoder"] == str(ckpt.resolve())
 
+    odd = "A \x1b]0;owned\x07 title\tand a \u202etab"
+    source.write_text(odd + "\n", encoding="utf-8")
+    assert main(["search", "index", str(source), str(tmp_path / "odd"), f"ckpt={ckpt}"]) == 0
+    capsys.readouterr()
+    assert main(["search", "query", str(tmp_path / "odd"), "title"]) == 0
+    assert capsys.readouterr().out.split("\t")[2:] == [odd.encode("unicode_escape").decode() + "\n"]
+
     assert main(["search", "query", str(index), "words", f"ckpt={tiny('bert', layers=3)}"]) == 2
     assert "made by another encoder" in capsys.readouterr().err
     assert main(["search", "query", str(index), "words", "max_length=5"]) == 2, (

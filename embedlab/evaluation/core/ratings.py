@@ -65,4 +65,7 @@ def read(lines: Mapping[str, str]) -> dict[str, Array]:
     """
     if not fits(lines, dict[str, str]):
         raise ValueError("the groups are no lines by name")
-    return {name: np.array([float(x) for x in line.split()]) for name, line in lines.items()}
+    groups = {name: np.array([float(x) for x in line.split()]) for name, line in lines.items()}
+    if not all(np.isfinite(values).all() for values in groups.values()):
+        raise ValueError("a cosine is not finite")
+    return groups

@@ -1,5 +1,6 @@
 # make train   the environment, then the quickstart        make lint types   ruff, the floors, mypy
 # make test    the environment, then the tests             make notebooks    run every notebook
+# make test-all  the tests with every case, such as all model types of transformers
 # make wheel   dist/*.whl                                  make clean        remove what these made
 #
 # ARGS goes to the command:        make train ARGS="trainer.max_steps=50", make test ARGS="tests/cli -x"
@@ -24,7 +25,7 @@ UNFINISHED := $(VENV)/.unfinished
 # An environment whose interpreter is gone (a system upgrade) is not ready either.
 $(shell $(BIN)/python $(NEW_ENOUGH) 2>/dev/null || rm -f $(VENV)/.ready-*)
 
-.PHONY: train test lint types notebooks wheel environment clean
+.PHONY: train test test-all lint types notebooks wheel environment clean
 
 train: environment
 	$(BIN)/embedlab train experiment=quickstart $(ARGS)
@@ -32,6 +33,9 @@ train: environment
 # One thread a worker: the workers share the cores already.
 test: environment
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+test-all: environment
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --whole $(ARGS)
 
 lint: $(READY)-dev
 	$(BIN)/ruff check .

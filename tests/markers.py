@@ -10,6 +10,17 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run tests marked slow too (or set EMBEDLAB_SLOW=1)")
+    parser.addoption(
+        "--whole", action="store_true", help="run every case of tests that have a sample (marked whole)"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Outside of a sample are hundreds of cases: they are left out, not skipped one by one."""
+    if not config.getoption("--whole"):
+        whole = [item for item in items if item.get_closest_marker("whole") is not None]
+        config.hook.pytest_deselected(items=whole)
+        items[:] = [item for item in items if item.get_closest_marker("whole") is None]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

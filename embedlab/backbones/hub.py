@@ -63,6 +63,46 @@ def snapshot(
         return _cached(name, revision, asked, key, weights, error)
 
 
+def push(folder: Path, name: str, revision: str | None = None) -> str:
+    """Upload a folder to a hub, as the user who is logged in there; a new repository is private.
+
+    Args:
+        folder: with all files.
+        name: ``ORG/NAME``.
+        revision: a branch, made if it is not there; None: ``main``.
+
+    Returns:
+        The commit.
+
+    Raises:
+        UserError: the hub cannot be reached, or refuses.
+    """
+    from huggingface_hub import HfApi, constants
+
+    api = HfApi(endpoint=constants.ENDPOINT)
+    try:
+        with quiet_hub():
+            if constants.HF_HUB_OFFLINE:
+                raise ConnectionError("HF_HUB_OFFLINE is set")
+            name = api.create_repo(name, private=True, exist_ok=True).repo_id
+            if revision is not None:
+                api.create_branch(name, branch=revision, exist_ok=True)
+            return str(api.upload_folder(repo_id=name, folder_path=folder, revision=revision).oid)
+    except Exception as error:
+        text = one_line(str(error))[:200] or type(error).__name__
+        code = getattr(getattr(error, "response", None), "status_code", None)
+        if _unreachable(error):
+            problem, fix = (
+                f"{constants.ENDPOINT} cannot be reached: {text}",
+                "check the network, or HF_HUB_OFFLINE",
+            )
+        elif code in (401, 403):
+            problem, fix = "the hub does not let you write there", "hf auth login with a token that may write"
+        else:
+            problem, fix = f"the hub did not take it: {text}", "ORG/NAME that you may write to"
+        raise UserError(problem, key="push", value=name, fix=f"{fix}; {folder} is written") from error
+
+
 def _wanted(files: Sequence[str], weights: bool, code: bool) -> list[str]:
     """The files that a model is read from: `.bin` weights only beside no safetensors."""
     wanted = []

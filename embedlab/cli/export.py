@@ -32,6 +32,9 @@ def main(argv: list[str]) -> int:
         raise UserError("no folder is named", key="out", value=config["out"], fix="out=FOLDER")
     if target not in FORMATS:
         raise UserError("no such format", key="to", value=target, fix=f"one of {', '.join(FORMATS)}")
+    if config["push_revision"] is not None and not config["push"]:
+        key, value = "push_revision", config["push_revision"]
+        raise UserError("nothing is pushed", key=key, value=value, fix="push=ORG/NAME too")
     if out.exists() and not out.is_dir():
         raise UserError("is a file", file=out, key="out", fix="name a folder")
     if out.is_dir() and any(out.iterdir()):
@@ -41,40 +44,20 @@ def main(argv: list[str]) -> int:
             raise UserError("holds other things than an encoder", file=out, key="out", fix="another folder")
 
     check_writable(out)
+    from embedlab.backbones.hub import push
     from embedlab.cli.encoders import load_encoder
     from embedlab.export.card import model_card
 
     encoder = load_encoder(config["ckpt"])
-    card = model_card(encoder, out.name, config["licence"])
     difference = export(encoder, target, out, normalize=bool(config["normalize"]))
+    card = model_card(encoder, out.name, config["licence"], out)
     (out / "README.md").write_text(card, encoding="utf-8")
     print(f"{target}: {out} (32 sentences, largest difference {difference:.1e})")
     if config["push"]:
-        push(out, str(config["push"]))
+        name, revision = str(config["push"]), config["push_revision"]
+        commit = push(out, name, None if revision is None else str(revision))
+        print(f"pushed to {name}, commit {commit}")
     return 0
-
-
-def push(folder: Path, name: str) -> None:
-    """Upload an export to the hub, as the user who is logged in there; the repository is private unless it exists.
-
-    Raises:
-        UserError: the hub cannot be reached, or refuses.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    api = HfApi()
-    try:
-        api.create_repo(name, private=True, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=folder)
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError, ValueError) as error:
-        raise UserError(
-            f"the hub did not take it: {error}",
-            key="push",
-            value=name,
-            fix=f"`hf auth login`; {folder} is written",
-        ) from error
-    print(f"pushed to {name}")
 
 
 def export(encoder: Encoder, target: str, out: Path, normalize: bool = True) -> float:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embedlab.backbones.hub import quiet_hub
 from embedlab.config.data import DataConfig
-from embedlab.console import quiet
 from embedlab.data.readers import Reader, Values, open_reader
 from embedlab.errors import UserError
 
@@ -123,8 +123,7 @@ def _open_hub(config: DataConfig) -> Source:
     identity = []
     for part in configs:
         try:
-            # Five retries, each with a warning, before the error that is told here.
-            with quiet("huggingface_hub"):
+            with quiet_hub():  # five retries, each with a warning, before the error that is told here
                 dataset = datasets.load_dataset(
                     config.hub,
                     part,

@@ -67,6 +67,9 @@ class EncoderFile:
         file = folder / CARD
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
+            if "output" in content and "format" not in content:
+                fix = "embedlab.export.onnx.load_onnx(folder), or onnxruntime; and the encoder it was made of for ckpt="
+                raise UserError("belongs to an ONNX export, which has no weights to load", file=file, fix=fix)
             if content["format"] > FORMAT:
                 raise UserError(
                     f"was written by embedlab {content.get('embedlab')}, and this one is too old to read it",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -16,13 +17,7 @@ from embedlab.evaluation.core.table import HEADLINES
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
 
-_USE = """```python
-import embedlab
-
-encoder = embedlab.load("FOLDER")
-vectors = encoder.encode(["a cat", "a dog"])
-```"""
-_VECTORS = ("pooling", "template", "preparation", "max_length", "dtype", "checkpoint")
+_VECTORS = ("pooling", "template", "preparation", "max_length", "dtype", "checkpoint", "hub", "usage")
 _RECIPE = ("backbone", "adapter", "method", "pooling", "template", "optimizer")
 _DATA = ("name", "hub", "hub_config", "split", "revision", "files", "package", "limit", "max_length",
          "batch_size")  # fmt: skip
@@ -30,7 +25,7 @@ _PROTOCOL = ("name", "aggregation", "text", "pooling", "template", "max_length",
              "checkpoint")  # fmt: skip
 
 
-def model_card(encoder: Encoder, name: str, licence: str | None = None) -> str:
+def model_card(encoder: Encoder, name: str, licence: str | None = None, folder: Path | None = None) -> str:
     """Markdown with the hub's front matter.
 
     Args:
@@ -38,6 +33,7 @@ def model_card(encoder: Encoder, name: str, licence: str | None = None) -> str:
             ``licence`` as a sentence); what is not known is said to be so, never guessed.
         name: of the model.
         licence: of the weights, which depends on the backbone and the data; None: not stated.
+        folder: that the card is for, whose format decides how it is loaded; None: one that `embedlab.load` reads.
     """
     card = encoder.card
     config, training = card.get("config") or {}, card.get("training") or {}
@@ -54,7 +50,7 @@ def model_card(encoder: Encoder, name: str, licence: str | None = None) -> str:
         f"# {name}",
         f"A sentence encoder with {encoder.dim}-dimensional vectors, trained and exported by embedlab.",
         "## Use",
-        _USE,
+        _use(encoder, folder),
         "## How vectors are made",
         _list({k: stated.get(k) for k in _VECTORS}),
         "## Recipe",
@@ -69,6 +65,31 @@ def model_card(encoder: Encoder, name: str, licence: str | None = None) -> str:
         f"{weights}." if weights else "Not stated: it follows from the backbone's and the data's licences.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _use(encoder: Encoder, folder: Path | None) -> str:
+    """How the folder is loaded, with its prompts."""
+    lines = ["import embedlab", "", 'encoder = embedlab.load("FOLDER")']
+    asked = ""
+    modules = folder / "modules.json" if folder is not None else None
+    if folder is not None and (folder / "model.onnx").is_file():
+        lines = ["from pathlib import Path", "", "from embedlab.export.onnx import load_onnx  # needs onnxruntime", "",
+                 'encode = load_onnx(Path("FOLDER"))', 'vectors = encode(["a cat", "a dog"])']  # fmt: skip
+        return _code(lines) + "\n\nOr by onnxruntime alone: inputs `input_ids` and `attention_mask` (int64)."
+    if modules is not None and modules.is_file():
+        own = "embedlab" in modules.read_text(encoding="utf-8")
+        trust = ", trust_remote_code=True" if own else ""
+        lines = ["from sentence_transformers import SentenceTransformer", "",
+                 f'encoder = SentenceTransformer("FOLDER"{trust})']  # fmt: skip
+        asked = "The pooling is a module of embedlab: `pip install embedlab` first.\n\n" if own else ""
+    lines.append('vectors = encoder.encode(["a cat", "a dog"])')
+    if "query" in encoder.usage.prompts:
+        lines.append('queries = encoder.encode_query(["which animal purrs?"])')
+    return asked + _code(lines)
+
+
+def _code(lines: list[str]) -> str:
+    return "\n".join(["```python", *lines, "```"])
 
 
 def _list(values: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import warnings
@@ -12,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from embedlab.errors import UserError
+from embedlab.pooling.squeeze import FrequencySelection, as_float
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
@@ -27,21 +31,29 @@ class _Graph(nn.Module):
         self.normalize = normalize
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        vectors: Tensor = self.encoder(input_ids, attention_mask)
+        vectors: Tensor = self.encoder(input_ids, attention_mask)[:, : self.encoder.dim]
         return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
 
 def export_onnx(encoder: Encoder, folder: Path, normalize: bool = True) -> None:
     """Writes model.onnx (inputs input_ids and attention_mask, int64 [B, L]; output sentence_embedding,
-    float32 [B, D]), the tokenizer and embedlab.json (template, length limit, normalize) into the existing
+    float32 [B, D]), the tokenizer and embedlab.json (template, length limit, normalize, prompts) into the existing
     `folder`.
 
     Weights are exported in float32. Needs the extra `onnx`.
+
+    Raises:
+        UserError: an encoder whose pooling leaves prompts out.
     """
+    if not encoder.usage.include_prompt:
+        fix = "to=sentence-transformers or to=hf"
+        raise UserError("a graph's pooling reads the prompt", key="include_prompt", value=False, fix=fix)
     import onnxscript  # noqa: F401  torch.onnx needs it, and would name it only deep inside
 
-    training, device, dtype = encoder.training, encoder.device, next(encoder.parameters()).dtype
-    graph = _Graph(encoder, normalize).eval().to(device="cpu", dtype=torch.float32)
+    graph = _Graph(copy.deepcopy(encoder), normalize).eval().to(device="cpu", dtype=torch.float32)
+    for module in graph.modules():
+        if isinstance(module, FrequencySelection):
+            module.mix = as_float(module.mix)
     rows = encoder.tokenization.ids(["an example", "another example, which is longer"])
     example = encoder.tokenization.pad(rows)
     longest = encoder.tokenization.model_limit or 1 << 16
@@ -69,9 +81,9 @@ def export_onnx(encoder: Encoder, folder: Path, normalize: bool = True) -> None:
             )
     finally:
         exporter.setLevel(level)
-        encoder.to(device=device, dtype=dtype).train(training)
     encoder.tokenizer.save_pretrained(folder)
     settings = encoder.tokenization.to_dict() | {"normalize": normalize, "dim": encoder.dim, "output": OUTPUT}
+    settings |= {"usage": encoder.usage.to_dict()}
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     (folder / "embedlab.json").write_text(text, encoding="utf-8")
 
@@ -85,6 +97,7 @@ def load_onnx(folder: Path, batch_size: int = 32) -> Callable[[Sequence[str]], n
     from transformers import AutoTokenizer
 
     from embedlab.encoders.tokenization import Tokenization
+    from embedlab.encoders.usage import Usage
 
     settings = json.loads((folder / "embedlab.json").read_text(encoding="utf-8"))
     tokenization = Tokenization.from_dict(
@@ -92,8 +105,10 @@ def load_onnx(folder: Path, batch_size: int = 32) -> Callable[[Sequence[str]], n
     )
     session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
 
+    before = Usage.from_dict(settings.get("usage", {})).text()
+
     def encode(texts: Sequence[str]) -> np.ndarray[Any, Any]:
-        rows = tokenization.ids(list(texts))
+        rows = tokenization.ids([before + text for text in texts])
         parts = []
         for start in range(0, len(rows), batch_size):
             batch = tokenization.pad(rows[start : start + batch_size])

@@ -11,6 +11,11 @@ from embedlab.pooling.dct import adaptive_bins, block_basis, token_basis
 from embedlab.pooling.frequencies import GRID, Pair
 
 
+def as_float(bits: Tensor) -> Tensor:
+    """A basis of `FrequencySelection`; where an exporter cannot reinterpret bits, it is in float already."""
+    return bits if bits.is_floating_point() else bits.view(torch.float32)
+
+
 class FrequencySelection(nn.Module):
     """f_d = G sum over n, l of gamma_a(n) beta_b(l) U_{n,l,d}; each group of features has its own (a, b).
 
@@ -65,5 +70,5 @@ class FrequencySelection(nn.Module):
         else:
             beta = token_basis(tokens, mask, self.norm)
         squeezed = torch.stack([beta @ u for u in blocks])
-        f = (squeezed * self.mix.view(torch.float32).to(dtype)[:, None]).sum((0, 2))
+        f = (squeezed * as_float(self.mix).to(dtype)[:, None]).sum((0, 2))
         return f, squeezed[:, :, 0] if self.norm == "mean" and not self.grid else None

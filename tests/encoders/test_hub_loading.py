@@ -21,26 +21,12 @@ from embedlab.encoders.twin import TwinEncoder
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 from tests.encoders.test_encoder import MASKED, build
-from tests.hub import REFUSED_TOKEN, RIGHT_TOKEN, Hub, hub
+from tests.hub import REFUSED_TOKEN, RIGHT_TOKEN, Hub, hub, online
 
-__all__ = ["hub"]
+__all__ = ["hub", "online"]
 
 Tiny = Callable[..., Path]
 TEXTS = ["A Cat sat on the Mat", "dogs", "", "a much longer sentence " * 9]
-
-
-@pytest.fixture
-def online(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    """This process knows no hub but the one on the loopback, and has an empty cache."""
-    for name, value in {
-        "ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(tmp_path / "cache"),
-        "HF_TOKEN_PATH": str(tmp_path / "token"), "HF_HUB_DISABLE_XET": True,
-        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
-    }.items():  # fmt: skip
-        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    return hub
 
 
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 import embedlab
 from embedlab.cli.export import main
+from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 from embedlab.export.card import model_card
+from tests.encoders.test_encoder import build
+from tests.hub import REFUSED_TOKEN, RIGHT_TOKEN, Hub, hub, online
+
+__all__ = ["hub", "online"]
+
+TEXTS = ["a cat", "", "A longer sentence, with (some) marks."]
 
 
 @pytest.fixture
@@ -58,16 +71,93 @@ def test_the_shipped_encoder_has_a_card() -> None:
     assert "CC BY-SA" in card.split("## Licence")[1]
 
 
-@pytest.mark.parametrize("target", ["hf", "sentence-transformers"])
-def test_every_export_has_its_card(target: str, tiny: Callable[..., Path], tmp_path: Path) -> None:
-    if target == "sentence-transformers":
-        pytest.importorskip("sentence_transformers")
+@pytest.mark.parametrize("pooling", ["cls", "s2sent"])
+@pytest.mark.parametrize("target", ["hf", "sentence-transformers", "onnx"])
+def test_the_snippet_of_a_card_gives_the_vectors(
+    target: str, pooling: str, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip({"onnx": "onnxruntime", "hf": "torch"}.get(target, "sentence_transformers"))
+    made = build(tiny("bert"), pooling)
+    made.usage = Usage({"query": "ask: ", "text": "this: "}, "text", truncate_dim=16)
+    made.save(tmp_path / "made")
     out = tmp_path / "out"
-    assert main([f"ckpt={tiny('bert')}", f"to={target}", f"out={out}", "licence=mit"]) == 0
-    assert front_matter((out / "README.md").read_text())["license"] == "mit"
+    assert (
+        main([f"ckpt={tmp_path / 'made'}", f"to={target}", f"out={out}", "licence=mit", "normalize=false"])
+        == 0
+    )
+    card = (out / "README.md").read_text()
+    assert front_matter(card)["license"] == "mit"
+    code = card.split("```python")[1].split("```")[0].replace("FOLDER", str(out))
+    told: dict[str, Any] = {}
+    exec(code, told)
+    np.testing.assert_allclose(told["vectors"], made.encode(["a cat", "a dog"]), atol=1e-5)
+    if "queries" in told:
+        np.testing.assert_allclose(told["queries"], made.encode_query(["which animal purrs?"]), atol=1e-5)
 
 
-def test_pushing_needs_the_hub(tiny: Callable[..., Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="push=someone/model"):
+POOLINGS = ["cls", "mean", "last", "first_last", "cls_mlp", "s2sent", "last_n", "modules"]
+
+
+@pytest.mark.parametrize("target", ["hf", "sentence-transformers"])
+def test_pushed_and_loaded_again(
+    target: str, online: Hub, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.setenv("HF_TOKEN", RIGHT_TOKEN)
+    for pooling in POOLINGS:
+        made, name = build(tiny("bert"), pooling), f"tester/{pooling.replace('_', '-')}-{target}"
+        made.save(tmp_path / pooling)
+        arguments = [f"ckpt={tmp_path / pooling}", f"to={target}", f"out={tmp_path / name}", f"push={name}"]
+        assert main(arguments) == 0
+        commit = capsys.readouterr().out.rpartition("commit ")[2].strip()
+        np.testing.assert_array_equal(embedlab.load(f"{name}@{commit}").encode(TEXTS), made.encode(TEXTS))
+        assert b"library_name: sentence-transformers" in online.files(name)["README.md"]
+    main([*arguments, "overwrite=true", "push_revision=next"])
+    assert embedlab.load(f"{name}@next").dim == made.dim
+
+
+@pytest.mark.parametrize(
+    ("token", "offline", "part"),
+    [(None, False, "does not let you write"), (REFUSED_TOKEN, False, "does not let you write"),
+     (RIGHT_TOKEN, True, "cannot be reached")],
+)  # fmt: skip
+def test_a_push_that_is_not_taken_keeps_the_folder(
+    online: Hub, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str | None,
+    offline: bool, part: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(UserError, match=f"{part}.*push=someone/model"):
         main([f"ckpt={tiny('bert')}", "to=hf", f"out={tmp_path / 'out'}", "push=someone/model"])
     assert (tmp_path / "out" / "config.json").is_file()
+    with pytest.raises(UserError, match="nothing is pushed"):
+        main([f"ckpt={tiny('bert')}", "to=hf", f"out={tmp_path / 'other'}", "push_revision=x"])
+
+
+def test_from_the_command_line(hub: Hub, tiny: Callable[..., Path], tmp_path: Path) -> None:
+    """Training text from the hub, a push, and the encoder back by its commit; no other library says a word."""
+    texts = "\n".join(json.dumps({"text": f"sentence number {i} of many"}) for i in range(64))
+    hub.add_dataset("tester/texts", {"train.jsonl": texts.encode()})
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "embedlab", *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+            env=hub.environment(tmp_path, RIGHT_TOKEN) | {"EMBEDLAB_CACHE": str(tmp_path / "cache")},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert not re.search(r"httpx|huggingface_hub|HTTP Request|unauthenticated", done.stdout + done.stderr)
+        return done.stdout
+
+    run(
+        "train", "data.hub=tester/texts", "data.package=null", f"backbone.path={tiny('bert')}", "backbone=local",
+        "trainer=cpu", "trainer.max_steps=2", "data.batch_size=8", "hydra.run.dir=run", "evaluation.select=last",
+        "evaluation.final=[]", "logger=csv",
+    )  # fmt: skip
+    said = run("export", "ckpt=run", "to=hf", "out=out", "push=tester/mine")
+    commit = said.rpartition("commit ")[2].strip()
+    (tmp_path / "in.txt").write_text("a cat\na dog\n")
+    for output, ckpt in (("folder.npy", "out"), ("hub.npy", f"tester/mine@{commit}")):
+        run("encode", "in.txt", output, f"ckpt={ckpt}")
+    np.testing.assert_array_equal(np.load(tmp_path / "hub.npy"), np.load(tmp_path / "folder.npy"))

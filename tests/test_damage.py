@@ -103,6 +103,8 @@ def home(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) ->
     """A run, an index, an encoder and a token cache, all whole."""
     home = tmp_path_factory.mktemp("home")
     build(tiny("bert"), "cls_mlp").save(home / "encoder")
+    build(tiny("bert"), "cls_mlp").to_sentence_transformers(home / "modules")
+    (home / "modules" / "embedlab.json").unlink()
     (home / "texts.txt").write_text("\n".join(SENTENCES) + "\n", encoding="utf-8")
     (home / "rows.txt").write_text("\n".join(sentences(60)) + "\n", encoding="utf-8")
     assert (
@@ -146,6 +148,10 @@ def encode(home: Path) -> list[str]:
     return ["encode", str(home / "texts.txt"), str(home / "vectors.npy"), f"ckpt={home / 'encoder'}"]
 
 
+def encode_by_modules(home: Path) -> list[str]:
+    return [*encode(home)[:-1], f"ckpt={home / 'modules'}"]
+
+
 def resume(home: Path) -> list[str]:
     backbone = (home / "backbone").resolve()
     return train(home, backbone, "trainer.max_steps=3", f"ckpt_path={home / 'run' / 'last.ckpt'}")
@@ -168,6 +174,11 @@ KINDS: tuple[tuple[str, Callable[[Path], list[str]]], ...] = (
     ("encoder/config.json", encode),
     ("encoder/tokenizer_config.json", encode),
     ("encoder/pooling.safetensors", encode),
+    ("modules/modules.json", encode_by_modules),
+    ("modules/1_Pooling/config.json", encode_by_modules),
+    ("modules/2_Dense/config.json", encode_by_modules),
+    ("modules/sentence_bert_config.json", encode_by_modules),
+    ("modules/config_sentence_transformers.json", encode_by_modules),
     ("run/last.ckpt", of_checkpoint),
     ("run/last.ckpt", resume),
     ("run/metrics.csv", resume),
@@ -180,7 +191,7 @@ IDS = [f"{command.__name__} {name}" for name, command in KINDS]
 
 def outputs(home: Path) -> set[str]:
     """What commands have written or left behind."""
-    made = {p.name for p in home.iterdir()} - {"run", "index", "encoder", "cache", "backbone"}
+    made = {p.name for p in home.iterdir()} - {"run", "index", "encoder", "modules", "cache", "backbone"}
     return made | {str(p) for p in (home / "run").rglob("*") if p.name.endswith(".new") or ".tmp" in p.name}
 
 
@@ -234,6 +245,6 @@ def test_without_damage_all_commands_end_well(home: Path, tmp_path: Path) -> Non
     """Guards the test: every command reads its file and has an output."""
     place = tmp_path / "home"
     shutil.copytree(home, place, symlinks=True)
-    for command in (report, query, encode, resume):
+    for command in dict.fromkeys(command for _, command in KINDS):
         assert main(command(place)) == 0
     assert {"report", "vectors.npy"} <= outputs(place)

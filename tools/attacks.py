@@ -121,7 +121,8 @@ def whole(folder: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(assets_dir() / "mini", trust_remote_code=False)
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    shape: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"hidden_size": 32, "intermediate_size": 64}
     BertModel(BertConfig(vocab_size=len(tokenizer), **shape)).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     package.load(folder / "model").save(folder / "encoder")
@@ -299,7 +300,8 @@ def half_written_runs(at: Place) -> None:
 
 def wrong_shapes(at: Place) -> None:
     """D   JSON of another shape in every small file is one line and status 2"""
-    for value in (None, [], 3, "x", {}, {"a": [None]}, {"format": "1"}):
+    values: tuple[Any, ...] = (None, [], 3, "x", {}, {"a": [None]}, {"format": "1"})
+    for value in values:
         for name in ("encoder/embedlab.json", "encoder/config.json", "index/index.json"):
             kept = (at.folder / name).read_text()
             (at.folder / name).write_text(json.dumps(value))

@@ -230,7 +230,8 @@ def read_tokenizer(config: BackboneConfig, source: Source) -> Any:
 
     with reading(config):
         tokenizer = AutoTokenizer.from_pretrained(source.location, **pretrained_options(config, source))
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        empty = len(tokenizer) <= len(set(tokenizer.all_special_ids))
+    if empty:
         # transformers makes up an empty vocabulary where the files are missing.
         raise UserError(
             "there is no tokenizer with the model",

@@ -117,7 +117,7 @@ class Index:
             self._vectors: NDArray[np.float32] = np.load(self.folder / "vectors.npy", mmap_mode="r")
             self._offsets: NDArray[np.int64] = np.load(self.folder / "offsets.npy", mmap_mode="r")
             size = (self.folder / "texts.txt").stat().st_size
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:  # numpy's, of its header
             raise UserError(f"is damaged ({error})", file=self.folder, fix=_FIX) from error
         of_vectors, of_offsets = (self.info.rows, self.info.dim), (self.info.rows + 1,)
         if (self._vectors.shape, self._vectors.dtype) != (of_vectors, np.float32):

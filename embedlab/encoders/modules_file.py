@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from embedlab.config.read import read_values
 from embedlab.encoders.usage import SIMILARITIES, Usage
 from embedlab.errors import UserError
 from embedlab.files import corruption
@@ -242,6 +243,8 @@ def _usage(file: Path, include_prompt: bool) -> Usage:
     prompts = values.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(p, str | None) for p in prompts.values()):
         _refuse(file, "prompts", prompts, "texts by name")
+    if not isinstance(values.get("default_prompt_name"), str | None):
+        _refuse(file, "default_prompt_name", values["default_prompt_name"], "the name of a prompt")
     similarity = values.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
         _refuse(file, "similarity_fn_name", similarity, ", ".join(SIMILARITIES))
@@ -272,10 +275,7 @@ def _refuse(file: Path, key: str, value: Any, fix: str) -> NoReturn:
 
 
 def _json(file: Path, kind: type) -> Any:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot be read: {error}", file=file, fix="another copy of the model") from error
+    content = read_values(file, "another copy of the model")
     if not isinstance(content, kind):
         wanted = "a list" if kind is list else "a mapping"
         raise UserError(f"is not {wanted}", file=file, fix="another copy of the model")

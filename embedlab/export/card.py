@@ -123,7 +123,7 @@ def _data(config: Mapping[str, Any]) -> str:
 
 
 def _scores(scores: Mapping[str, float], protocols: Mapping[str, Any], seed: Any) -> str:
-    known = {k: v for k, v in scores.items() if v is not None and not math.isnan(v)}
+    known = {k: v for k, v in scores.items() if isinstance(v, int | float) and not math.isnan(v)}
     if not known:
         return "Not scored."
     first = [k for k in HEADLINES if k in known]

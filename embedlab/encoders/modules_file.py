@@ -55,6 +55,8 @@ _HARMLESS = {
 }  # fmt: skip
 """Arguments of `from_pretrained` that change no vector, or that are read here. (Weights are always fp32.)"""
 _TOP = {"prompts", "default_prompt_name", "truncate_dim", "similarity_fn_name", "model_type", "__version__"}
+_WIDEST = 1 << 16
+"""Features of a dense layer: a number in a file may not ask for any amount of memory."""
 _OTHER_FIX = "sentence-transformers itself, or a model without it"
 
 
@@ -189,8 +191,9 @@ def _dense(file: Path) -> dict[str, Any]:
     package, _, name = str(function).rpartition(".")
     if not package.startswith("torch.nn") or name not in ACTIVATIONS:
         _refuse(file, "activation_function", function, f"of torch.nn: {', '.join(ACTIVATIONS)}")
-    if not isinstance(values.get("out_features"), int):
-        _refuse(file, "out_features", values.get("out_features"), "a whole number")
+    width = values.get("out_features")
+    if type(width) is not int or not 1 <= width <= _WIDEST:
+        _refuse(file, "out_features", width, f"a whole number from 1 to {_WIDEST:,}")
     return {
         "kind": "dense", "out": values["out_features"], "bias": bool(values.get("bias", True)),
         "activation": name, "residual": bool(values.get("use_residual", False)),

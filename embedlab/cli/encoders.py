@@ -10,6 +10,7 @@ from embedlab.errors import UserError
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
+    from embedlab.encoders.usage import Usage
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -78,7 +79,10 @@ class Configured:
             "dtype": dtype,
             "normalize": bool(config.get("normalize", False)),
             "show_progress_bar": progress,
+            "prompt": config.get("prompt"),
+            "prompt_name": config.get("prompt_name"),
         }
+        encoder.usage.text(arguments["prompt"], arguments["prompt_name"])  # refused before any text is read
         return cls(encoder.to(device), arguments)
 
     @property
@@ -86,9 +90,15 @@ class Configured:
         """Width of the vectors."""
         return self.encoder.dim
 
-    def encode(self, sentences: Sequence[str]) -> Any:
-        """Vectors [n, D], a numpy array."""
-        return self.encoder.encode(list(sentences), **self.arguments)
+    @property
+    def usage(self) -> Usage:
+        """The encoder's own prompts."""
+        return self.encoder.usage
+
+    def encode(self, sentences: Sequence[str], prompt: str | None = None) -> Any:
+        """Vectors [n, D], a numpy array; a `prompt` goes before the settings'."""
+        told = {} if prompt is None else {"prompt": prompt, "prompt_name": None}
+        return self.encoder.encode(list(sentences), **{**self.arguments, **told})
 
     def provenance(self, sentences: Sequence[str] | None = None) -> dict[str, Any]:
         """The encoder's part of a protocol block, with the dtype that is really used."""

@@ -6,11 +6,14 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
 from embedlab.errors import UserError, printable
+from embedlab.evaluation.core.protocol import write_scores
+from embedlab.evaluation.core.suite import SHARED_KEYS, Suite, check_keys, check_names, keys_named, suite
 from embedlab.files import check_writable
 
 _TO_CHOOSE = ("tasks", "languages")
@@ -24,8 +27,6 @@ _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'
 def main(argv: list[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("evaluate", [_as_list(argument) for argument in argv])
-    from embedlab.evaluation.core.suite import check_names, suite
-
     names = _names(config["suite"])
     folder = config["data_dir"]
     if folder is not None and not Path(str(folder)).is_dir():
@@ -66,15 +67,18 @@ def main(argv: list[str]) -> int:
 
 def _score(one: Any, encoder: Any, settings: Mapping[str, Any], data: Any, path: Path, name: str) -> None:
     """Score the encoder on one suite; write and print the scores."""
-    from embedlab.evaluation.core.protocol import write_scores
-
     kept = path.with_suffix(".unfinished")
     with _hub_named(one):
         given = {**settings, "device": str(encoder.encoder.device), "kept": kept}
         scores, protocol = one.run(encoder, given, data)
-    write_scores(path, scores, protocol)
+    _put(path, scores, protocol, one.tables(name, scores, protocol))
     kept.unlink(missing_ok=True)
-    for table in one.tables(name, scores, protocol):
+
+
+def _put(path: Path, scores: Mapping[str, float], protocol: Mapping[str, Any], tables: Sequence[Any]) -> None:
+    """Write the scores, and print their tables and warnings."""
+    write_scores(path, scores, protocol)
+    for table in tables:
         table.print()
     for warning in protocol["warnings"]:
         print(f"embedlab: warning: {printable(warning)}", file=sys.stderr)
@@ -107,7 +111,6 @@ def _compared(config: Mapping[str, Any]) -> Any:
 
 def _comparison(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The comparison that ``compare`` asks for, and its settings."""
-    from embedlab.evaluation.core.suite import suite
     from embedlab.evaluation.sts.compare import Comparison
 
     sts = suite("sts")
@@ -116,22 +119,17 @@ def _comparison(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 def _compare(encoder: Any, other: Any, pairs: Any, config: Mapping[str, Any], out: Path | None) -> None:
     """The encoder against the `other` that ``compare`` names, on the same STS pairs."""
-    from embedlab.evaluation.core.protocol import write_scores
-
     comparison, settings = _comparison(config)
     pairs = comparison.load(settings) if pairs is None else pairs
     changes, protocol = comparison.score(other, encoder, pairs, settings)
     folder = out if out is None or out.suffix != ".json" else out.parent
     path = _path(folder, str(config["ckpt"]), "compare", _reading(config))
-    write_scores(path, changes, protocol)
     names = (str(config["ckpt"]), str(config["compare"]))
-    comparison.table(names, changes, protocol["notes"][0]).print()
-    print(f"Scores: {path}")
+    _put(path, changes, protocol, [comparison.table(names, changes, protocol["notes"][0])])
 
 
 def _check_keys(config: Mapping[str, Any], suites: Mapping[str, Any]) -> None:
     """See that somebody reads what is given: keys beside those of the configuration, and those that choose."""
-    from embedlab.evaluation.core.suite import check_keys
     from embedlab.evaluation.sts.compare import Comparison
 
     for name, one in suites.items():
@@ -154,9 +152,7 @@ def _check_keys(config: Mapping[str, Any], suites: Mapping[str, Any]) -> None:
     check_keys(list(suites.values()), config, (*_OWN_KEYS, *_SHARED, *also))
 
 
-def _hub_named(one: Any) -> Any:
-    from embedlab.evaluation.core.suite import keys_named
-
+def _hub_named(one: Suite) -> AbstractContextManager[None]:
     return keys_named({}, "leave data_dir out to use the hub" if one.hub else None)
 
 
@@ -181,8 +177,6 @@ def _names(suite: Any) -> list[str]:
 
 def _settings(config: Mapping[str, Any], folder: str | None, keys: Sequence[str]) -> dict[str, Any]:
     """What a suite gets: its own keys, data_dir being its folder."""
-    from embedlab.evaluation.core.suite import SHARED_KEYS
-
     settings = {key: value for key, value in config.items() if key in (*keys, *SHARED_KEYS)}
     if isinstance(settings.get("tasks"), str):
         settings["tasks"] = [settings["tasks"]]

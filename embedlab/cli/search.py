@@ -8,12 +8,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from embedlab.cli.compose import compose
 from embedlab.cli.encode import text_column
 from embedlab.data.readers import FileReader, open_reader
 from embedlab.errors import UserError, printable
 from embedlab.files import check_writable
+
+if TYPE_CHECKING:
+    from embedlab.encoders.base import Encoder
 
 _USAGE = "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search query INDEX TEXT [k=10]"
 
@@ -50,7 +54,7 @@ def _index(argv: list[str]) -> int:
         str(config["index"]),
         _texts(reader, column),
         Configured.of(encoder, config),
-        reference=_reference(str(config["ckpt"])),
+        reference=_reference(encoder, str(config["ckpt"])),
         fingerprint=encoder.fingerprint(),
         source=str(source),
         overwrite=bool(config["overwrite"]),
@@ -89,6 +93,6 @@ def _texts(reader: FileReader, column: str) -> Iterator[str]:
         yield value
 
 
-def _reference(ckpt: str) -> str:
-    """`ckpt` so that it means the same in another working folder."""
-    return str(Path(ckpt).resolve()) if Path(ckpt).exists() else ckpt
+def _reference(encoder: Encoder, ckpt: str) -> str:
+    """`ckpt` so that it means the same in another working folder, and on a hub that goes on."""
+    return encoder.card.get("hub") or str(Path(ckpt).resolve()) if Path(ckpt).exists() else ckpt

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from embedlab.config.read import read_record
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
-from embedlab.evaluation.core.vectors import Encoder, embed
+from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
 from embedlab.files import ordinary_mode
 
 FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
@@ -75,13 +75,14 @@ def build_index(
     """
     target = Path(folder)
     _check_target(target, overwrite)
+    answering = Prompted(encoder, "document")
     with _new_folder(target) as work:
         remaining = iter(texts)
         offsets = [0]
         dim = 0
         with (work / "texts.txt").open("wb") as text_file, (work / "vectors.raw").open("wb") as vector_file:
             while chunk := list(islice(remaining, _CHUNK)):
-                vectors = unit(embed(encoder, chunk)).numpy()
+                vectors = unit(embed(answering, chunk)).numpy()
                 dim = vectors.shape[1]
                 vector_file.write(np.ascontiguousarray(vectors, dtype="<f4").tobytes())
                 for text in chunk:
@@ -142,7 +143,7 @@ class Index:
 
     def search(self, encoder: Encoder, queries: Sequence[str], k: int = 10) -> list[list[Hit]]:
         """The `k` nearest texts of each query by cosine, exact, best first."""
-        vectors = unit(embed(encoder, queries))
+        vectors = unit(embed(Prompted(encoder, "query"), queries))
         if vectors.shape[1] != self.info.dim:
             raise UserError(
                 f"holds vectors of width {self.info.dim}, the encoder gives {vectors.shape[1]}",

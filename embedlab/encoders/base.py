@@ -153,17 +153,12 @@ class Encoder(nn.Module):
 
         Raises:
             TypeError: a sentence that is no string.
-            UserError: an unknown dtype, output or prompt.
+            UserError: an unknown dtype, output or prompt; or a sentence that cannot be written as UTF-8.
         """
         if output not in ("numpy", "tensor"):
             raise UserError("unknown output", key="output", value=output, fix="numpy or tensor")
-        single = isinstance(sentences, str)
-        texts = [sentences] if isinstance(sentences, str) else list(sentences)
-        for i, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise TypeError(f"sentence {i} is a {type(text).__name__}, not a string")
         before = self.usage.text(prompt, prompt_name)
-        texts = [before + text for text in texts] if before else texts
+        texts = [before + text for text in _texts(sentences)]
         # Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
         rows = [tuple(row) for row in self.tokenization.ids(texts)]
         index = {row: i for i, row in enumerate(dict.fromkeys(rows))}
@@ -179,7 +174,7 @@ class Encoder(nn.Module):
         )
         if len(index) < len(rows):
             vectors = vectors[torch.tensor([index[row] for row in rows], device=vectors.device)]
-        vectors = vectors[0] if single else vectors
+        vectors = vectors[0] if isinstance(sentences, str) else vectors
         return vectors.numpy() if output == "numpy" else vectors
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
@@ -305,6 +300,23 @@ class Encoder(nn.Module):
             UserError: as `save`.
         """
         raise NotImplementedError
+
+
+def _texts(sentences: str | Sequence[str]) -> list[str]:
+    """The sentences, each one a text."""
+    texts = [sentences] if isinstance(sentences, str) else list(sentences)
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"sentence {i} is a {type(text).__name__}, not a string")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            at = error.start
+            fix = "text.encode('utf-8', 'replace').decode()"
+            raise UserError(
+                f"sentence {i} holds half of a character ({text[at]!r} at {at})", fix=fix
+            ) from None
+    return texts
 
 
 def _precision(device_type: str, dtype: str | None) -> AbstractContextManager[Any]:

@@ -198,17 +198,14 @@ def load_checkpoint(path: Path, trust_remote_code: bool = False) -> Encoder:
     with tempfile.TemporaryDirectory() as name:
         try:
             _unpack(files, state, path, Path(name))
-        except (
-            ValueError,
-            RuntimeError,
-        ) as error:  # a null character in a name, weights that share their memory
+        # A null character in a name, weights that share their memory.
+        except (ValueError, RuntimeError) as error:
             raise UserError(f"cannot be unpacked: {error}", file=path, fix="another copy of it") from error
         try:
             return _encoder(Path(name), trust_remote_code)
-        except UserError as error:
-            if error.file is not None and error.file.startswith(name):
-                error.file = f"{path} ({os.path.relpath(error.file, name)} in it)"
-            raise
+        except UserError as error:  # the temporary folder means nothing to anybody
+            told = error.message.replace(f"{name}/", "").replace(name, "it")
+            raise UserError(told, file=path, key=error.key, value=error.value, fix=error.fix) from error
 
 
 def _unpack(kept: _Kept, state: Mapping[str, Tensor], path: Path, folder: Path) -> None:

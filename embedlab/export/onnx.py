@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.config.read import read_values
+from embedlab.console import quiet
 from embedlab.errors import UserError
 from embedlab.pooling.squeeze import FrequencySelection, as_float
 
@@ -62,26 +62,20 @@ def export_onnx(encoder: Encoder, folder: Path, normalize: bool = True) -> None:
         0: torch.export.Dim("batch", min=1, max=1 << 16),
         1: torch.export.Dim("length", min=1, max=longest),
     }
-    exporter = logging.getLogger("torch.onnx")
-    level = exporter.level
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            # The exporter warns of its own internals, of example sizes that coincide, of torchvision's absence.
-            warnings.simplefilter("ignore")
-            exporter.setLevel(logging.ERROR)
-            torch.onnx.export(
-                graph,
-                (example["input_ids"], example["attention_mask"]),
-                str(folder / FILE),
-                dynamo=True,
-                input_names=["input_ids", "attention_mask"],
-                output_names=[OUTPUT],
-                dynamic_shapes=(shape, shape),
-                external_data=False,
-                verbose=False,
-            )
-    finally:
-        exporter.setLevel(level)
+    with torch.no_grad(), quiet("torch.onnx"), warnings.catch_warnings():
+        # The exporter warns of its own internals, of example sizes that coincide, of torchvision's absence.
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            graph,
+            (example["input_ids"], example["attention_mask"]),
+            str(folder / FILE),
+            dynamo=True,
+            input_names=["input_ids", "attention_mask"],
+            output_names=[OUTPUT],
+            dynamic_shapes=(shape, shape),
+            external_data=False,
+            verbose=False,
+        )
     encoder.tokenizer.save_pretrained(folder)
     settings = encoder.tokenization.to_dict() | {"normalize": normalize, "dim": encoder.dim, "output": OUTPUT}
     settings |= {"usage": encoder.usage.to_dict()}

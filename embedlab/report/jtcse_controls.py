@@ -6,7 +6,6 @@ the same, so that the differences vary far less than the scores.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,15 +53,14 @@ def read_sweep(folder: Path) -> dict[str, dict[int, Scores]]:
         UserError: no trial of this experiment is there.
     """
     found: dict[str, dict[int, Scores]] = {name: {} for name in NAMES}
-    for path in sorted(folder.glob("*/scores.json")):
-        run = read_run(path)
-        if run is not None and run.config.get("arm") in found:
-            found[run.config["arm"]][run.seed] = dict(run.scores)
-    for arm, stage in (("a1", "stage1_a"), ("a2", "stage1_b")):
-        for path in sorted(folder.glob(f"stage1_own/seed*/{stage}/scores.json")):
+    places = {"*": None, "stage1_own/seed*/stage1_a": "a1", "stage1_own/seed*/stage1_b": "a2"}
+    for place, tower in places.items():
+        for path in sorted(folder.glob(f"{place}/scores.json")):
             run = read_run(path)
-            if run is not None:
-                found[arm][int(path.parts[-3].removeprefix("seed"))] = dict(run.scores)
+            arm = tower or (run and run.config.get("arm"))
+            if run is not None and arm in found:
+                seed = int(path.parts[-3].removeprefix("seed")) if tower else run.seed
+                found[arm][seed] = dict(run.scores)
     found = {arm: seeds for arm, seeds in found.items() if seeds}
     if not set(found) - {"a1", "a2"}:
         raise UserError(
@@ -73,10 +71,7 @@ def read_sweep(folder: Path) -> dict[str, dict[int, Scores]]:
 
 def compare(first: Mapping[int, Scores], second: Mapping[int, Scores], metric: str) -> Difference | None:
     """`first` minus `second` over the seeds that both have; None where there is no such seed."""
-    one, other = (
-        {s: v[metric] for s, v in arm.items() if not math.isnan(v.get(metric, math.nan))}
-        for arm in (first, second)
-    )
+    one, other = ({s: v[metric] for s, v in arm.items() if metric in v} for arm in (first, second))
     return paired_difference(one, other)
 
 

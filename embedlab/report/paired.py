@@ -47,11 +47,18 @@ class Difference:
 
 
 def paired_difference(values: Mapping[int, float], baseline: Mapping[int, float]) -> Difference | None:
-    """The difference over the seeds that both have; None where there is none."""
-    seeds = sorted(values.keys() & baseline.keys())
-    if not seeds:
+    """The difference of two recipes over the seeds that both have.
+
+    Args:
+        values: seed to score; NaN counts as no score.
+        baseline: the same of the recipe that it is compared with.
+
+    Returns: mean, interval and detectable difference, in the scores' unit; None where there is no seed in common.
+    """
+    both = {seed: values[seed] - baseline[seed] for seed in sorted(values.keys() & baseline.keys())}
+    change = [difference for difference in both.values() if not math.isnan(difference)]
+    if not change:
         return None
-    change = [values[s] - baseline[s] for s in seeds]
     mean, n = statistics.fmean(change), len(change)
     if n == 1:
         return Difference(1, mean, math.nan, math.nan, math.nan)
@@ -68,6 +75,8 @@ FEWEST = 10
 
 
 class Correlation(NamedTuple):
+    """Spearman's correlation in [-1, 1] over ``n`` checkpoints."""
+
     spearman: float
     n: int
 
@@ -75,7 +84,12 @@ class Correlation(NamedTuple):
 def relation_to_sts(runs: Sequence[Scores], energy: str = ENERGY, sts: str = STS) -> Correlation:
     """Spearman's correlation of energy and STS average over the checkpoints that have a number for both.
 
-    NaN where all of them have the same energy, or the same STS average.
+    Args:
+        runs: scores of each checkpoint; numbers that are not finite are left out.
+        energy, sts: names of the two scores.
+
+    Returns: the correlation in [-1, 1] and the number of checkpoints; NaN where all of them have the same energy, or
+    the same STS average.
 
     Raises:
         UserError: fewer than `FEWEST` checkpoints, from which nothing follows.

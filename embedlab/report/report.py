@@ -31,7 +31,16 @@ TITLES = {f"{task}/spearman": label for task, label in LABELS.items()} | {
 
 
 def headline(groups: Sequence[Group]) -> str:
-    """The metric that recipes are compared by: the mean of the seven STS tasks where all runs have it."""
+    """The score that recipes are compared by: the first of `HEADLINES` that all of them have.
+
+    Args:
+        groups: of the table.
+
+    Returns: its name, such as ``sts7/spearman``.
+
+    Raises:
+        UserError: the recipes have no score in common.
+    """
     for metric in HEADLINES:
         if all(g.values(metric) for g in groups):
             return metric
@@ -44,15 +53,27 @@ def headline(groups: Sequence[Group]) -> str:
 
 
 def shown_metrics(groups: Sequence[Group]) -> list[str]:
-    """The usual columns, as far as any run has them."""
+    """The usual columns, as far as any run has them.
+
+    Args:
+        groups: of the table.
+
+    Returns: names of scores, in the order of `TITLES`.
+    """
     return [m for m in TITLES if any(g.values(m) for g in groups)]
 
 
 def find_baseline(groups: Sequence[Group], name: str | None) -> Group | None:
     """The group that is called ``name``, or whose label has all settings of it, or contains it.
 
+    Args:
+        groups: to choose from.
+        name: a label, settings ``key=value`` in any order, or a part of a label; None: no baseline.
+
+    Returns: the group; None without a name.
+
     Raises:
-        UserError: none or several.
+        UserError: no group, or several, by this name.
     """
     if name is None:
         return None
@@ -219,7 +240,13 @@ def csv_cell(value: object) -> object:
 
 
 def swept_numbers(groups: Sequence[Group]) -> list[str]:
-    """Keys that a sweep varied over numbers, such as ``pooling.n``: what a box plot has on its axis."""
+    """Keys that a sweep varied over numbers: what a box plot has on its axis.
+
+    Args:
+        groups: of the sweep.
+
+    Returns: dotted keys, such as ``pooling.n``, for which every group has a number and not all the same.
+    """
     keys = sorted({k for g in groups for k in g.varied})
     return [
         k
@@ -237,8 +264,14 @@ def _plain(label: str) -> str:
 
 
 def density_plot(groups: Sequence[Group], path: Path) -> bool:
-    """STS-B test's cosines by rating (S2Sent, figure 8), a panel a recipe (its first seed). False: none was scored by
-    ``suite=geometry``."""
+    """Density of STS-B test's cosines by rating (S2Sent, figure 8), a panel a recipe (its first seed).
+
+    Args:
+        groups: of the table.
+        path: of the picture, in the format of its suffix.
+
+    Returns: whether it was drawn; False: no recipe was scored by ``suite=geometry``.
+    """
     found = []
     for group in groups:
         lines = group.runs[0].protocol.get("geometry", {}).get("cosines_by_rating")
@@ -249,40 +282,34 @@ def density_plot(groups: Sequence[Group], path: Path) -> bool:
                 log.warning("No density of %s: %s", printable(group.label), error)
     if not found:
         return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     from embedlab.evaluation.core import figures
 
-    across = min(3, len(found))
-    down = -(-len(found) // across)
-    figure, axes = plt.subplots(down, across, figsize=(4.4 * across, 3.2 * down), squeeze=False, sharex=True)
-    for panel, (label, cosines) in zip(axes.flat, found, strict=False):
+    figure, panels = figures.grid(len(found), 3, 4.4, sharex=True)
+    for panel, (label, cosines) in zip(panels, found, strict=True):
         figures.cosine_density(cosines, f"{_plain(label)}\n", panel)
         panel.title.set_fontsize("small")
-    for panel in axes.flat[len(found) :]:
-        panel.set_visible(False)
     figure.tight_layout()
     figures.save_figure(figure, path)
     return True
 
 
 def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
-    """A panel for each swept number: the scores of all runs with each of its values. False: nothing was swept."""
+    """A panel for each swept number: the scores of all runs with each of its values.
+
+    Args:
+        groups: of a sweep.
+        metric: the score to draw (x 100 for correlations).
+        path: of the picture, in the format of its suffix.
+
+    Returns: whether it was drawn; False: nothing was swept over numbers.
+    """
     keys = swept_numbers(groups)
     if not keys:
         return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
     from embedlab.evaluation.core import figures
 
-    figure, axes = plt.subplots(1, len(keys), figsize=(4 * len(keys), 3.2), squeeze=False, sharey=True)
-    for axis, key in zip(axes[0], keys, strict=True):
+    figure, panels = figures.grid(len(keys), len(keys), 4, sharey=True)
+    for axis, key in zip(panels, keys, strict=True):
         levels = sorted({g.varied[key] for g in groups})
         data = [
             [v for g in groups if g.varied[key] == level for v in g.values(metric).values()]
@@ -293,9 +320,7 @@ def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
         for at, values in enumerate(data, 1):
             axis.plot([at] * len(values), values, "o", color="0.4", markersize=3, markerfacecolor="none")
         axis.set_xlabel(_plain(key))
-    axes[0][0].set_ylabel(
-        _plain(TITLES.get(metric, metric)) + (" x 100" if metric.endswith("spearman") else "")
-    )
+    panels[0].set_ylabel(_plain(TITLES.get(metric, metric)) + (" x 100" if metric.endswith("spearman") else ""))
     runs = sum(len(g.values(metric)) for g in groups)
     figure.suptitle(f"{len(groups)} recipes, {runs} runs; a point is a run", fontsize="small")
     figure.tight_layout()

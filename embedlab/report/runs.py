@@ -59,13 +59,27 @@ class Group:
     runs: tuple[Run, ...]
 
     def values(self, metric: str) -> dict[int, float]:
-        """The metric by seed; NaN is left out."""
+        """A score of every run that has it.
+
+        Args:
+            metric: such as ``sts7/spearman``.
+
+        Returns: seed to value; NaN is left out.
+        """
         found = {r.seed: r.scores[metric] for r in self.runs if metric in r.scores}
         return {seed: value for seed, value in found.items() if not math.isnan(value)}
 
 
 @dataclass(frozen=True)
 class Unfinished:
+    """A trial of a sweep.
+
+    Args:
+        folder: of the trial.
+        status: as the sweep wrote it, such as ``failed``.
+        overrides: of the sweep's command line for this trial.
+    """
+
     folder: Path
     status: str
     overrides: Sequence[str] = ()
@@ -76,6 +90,11 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
 
     The stages of a run (sub-folders of its own) are part of it, not runs of the report. A run whose scores cannot be
     read is left out with a line in the log: it may be writing them.
+
+    Args:
+        folders: of runs or sweeps.
+
+    Returns: the runs, and the trials without scores.
 
     Raises:
         UserError: a folder that is not there, or holds no run.
@@ -100,7 +119,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
                 runs.append(run)
         for path in sorted(folder.rglob("trial.yaml")):
             if path.parent not in known:
-                unfinished.append(_unfinished(path.parent))
+                unfinished.append(_trial(path.parent))
         if len(runs) == before and not unfinished:
             raise UserError(
                 "there is no finished run in this folder", file=folder, fix="a folder with scores.json"
@@ -109,7 +128,12 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
 
 
 def read_run(path: Path) -> Run | None:
-    """The run that wrote this ``scores.json``; None: it is of an evaluation, not of a run.
+    """The run that wrote a ``scores.json``, with what `embedlab evaluate` put into its ``scores/`` later.
+
+    Args:
+        path: of the file.
+
+    Returns: the run; None: the file is of an evaluation, not of a run.
 
     Raises:
         UserError: a damaged file.
@@ -165,23 +189,24 @@ def _of_this_run(
     return (read, block["suite"]) == ((config.get("pooling") or {}).get("name"), stem)
 
 
-def _unfinished(folder: Path) -> Unfinished:
-    end = _trial(folder)
+def _trial(folder: Path) -> Unfinished:
+    """What the sweep wrote of the trial in this folder, finished or not."""
+    try:
+        end = read_record(folder / TRIAL, TrialEnd)
+    except UserError:
+        end = TrialEnd()
     return Unfinished(folder, end.status, end.overrides)
 
 
-def _trial(folder: Path) -> TrialEnd:
-    """What a sweep says of this trial; nothing where it has not ended."""
-    try:
-        return read_record(folder / TRIAL, TrialEnd)
-    except UserError:
-        return TrialEnd()
-
-
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs of equal configuration, seed apart, together; labelled by the keys in which the groups differ.
+    """Runs of equal configuration, seed apart, together.
 
     Two runs of one recipe and one seed are one result: the later folder counts.
+
+    Args:
+        runs: in any order.
+
+    Returns: a group a recipe, labelled by the keys in which the recipes differ.
     """
     flat = [_recipe(run) for run in runs]
     keys = sorted({key for config in flat for key in config if key not in _SAME_RECIPE})

@@ -20,32 +20,42 @@ Array = NDArray[np.float64]
 
 
 def rated_cosines(encoder: Encoder, pairs: STSPairs) -> RatedCosines:
-    """Each distinct sentence is encoded once."""
+    """Cosines of rated pairs.
+
+    Args:
+        encoder: to ask; it encodes each distinct sentence once.
+        pairs: with their ratings.
+
+    Returns: cosines ``[n]`` beside the ratings ``[n]``.
+    """
     vectors = Vectors(encoder, [*pairs.first, *pairs.second])
     return RatedCosines(vectors.cosine(pairs.first, pairs.second).numpy(), pairs.gold)
 
 
-@torch.no_grad()
 def layer_scores(encoder: SentenceEncoder, pairs: STSPairs, batch: int = 64) -> list[float]:
     """Spearman x100 of the mean over each layer's tokens, from the embeddings (0) to the last block.
 
     A probe without training: where in the network sentence similarity can be read.
+
+    Args:
+        encoder: with one backbone, which is asked for all its layers.
+        pairs: with their ratings.
+        batch: sentences at a time.
+
+    Returns: Spearman x100, one for each of the layers + 1.
     """
-    was = encoder.training
-    encoder.eval()
     texts, position = unique([*pairs.first, *pairs.second])
     rows = encoder.tokenization.ids(texts)
     layers: list[list[torch.Tensor]] = []
-    for start in range(0, len(rows), batch):
-        tokens = {
-            k: v.to(encoder.device) for k, v in encoder.tokenization.pad(rows[start : start + batch]).items()
-        }
-        hidden = encoder.backbone(tokens["input_ids"], tokens["attention_mask"], all_layers=True)
-        mask = tokens["attention_mask"].unsqueeze(-1).float()
-        layers = layers or [[] for _ in hidden]
-        for kept, states in zip(layers, hidden, strict=True):
-            kept.append(((states.float() * mask).sum(1) / mask.sum(1).clamp(min=1)).cpu())
-    encoder.train(was)
+    with encoder.evaluating(None):
+        for start in range(0, len(rows), batch):
+            padded = encoder.tokenization.pad(rows[start : start + batch])
+            ids, mask = (padded[name].to(encoder.device) for name in ("input_ids", "attention_mask"))
+            hidden = encoder.backbone(ids, mask, all_layers=True)
+            weight = mask.unsqueeze(-1).float()
+            layers = layers or [[] for _ in hidden]
+            for kept, states in zip(layers, hidden, strict=True):
+                kept.append(((states.float() * weight).sum(1) / weight.sum(1).clamp(min=1)).cpu())
     first, second = ([position[t] for t in side] for side in (pairs.first, pairs.second))
     gold = torch.as_tensor(pairs.gold)
     found = []

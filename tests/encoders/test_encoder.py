@@ -391,3 +391,8 @@ def test_the_fingerprint_follows_what_decides_the_vectors(tiny: Tiny) -> None:
     assert build(tiny("bert"), head="masked_lm").fingerprint() == encoder.fingerprint()
     encoder.card = {"note": "another"}
     assert encoder.fingerprint() == variants[0].fingerprint()
+
+
+def test_half_of_a_character_is_named_by_its_sentence(tiny: Tiny) -> None:
+    with pytest.raises(UserError, match="sentence 1 holds half of a character"):
+        build(tiny("bert")).encode(["a", "b \udc80 c"])

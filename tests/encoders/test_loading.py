@@ -118,3 +118,16 @@ def test_a_checkpoint_without_embedlab_json_is_not_read_as_a_plain_model(tiny: T
     torch.save({"state_dict": state, "embedlab": {"encoder": record}}, path)
     with pytest.raises(UserError, match="is no encoder"):
         embedlab.load(path)
+
+
+def test_a_checkpoint_whose_base_is_gone_names_the_checkpoint(tiny: Tiny, tmp_path: Path) -> None:
+    """Not the temporary folder that it is unpacked to."""
+    encoder = build(tiny("bert"), "cls")
+    record = encoder.manifest()
+    record["files"]["embedlab.json"] = record["files"]["embedlab.json"].replace('"pooling"', '"poolings"')
+    state = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    torch.save({"embedlab": {"encoder": record}, "state_dict": state}, tmp_path / "last.ckpt")
+    with pytest.raises(UserError) as caught:
+        embedlab.load(tmp_path / "last.ckpt")
+    assert str(caught.value).startswith(str(tmp_path / "last.ckpt"))
+    assert str(caught.value).count("/tmp") == 1

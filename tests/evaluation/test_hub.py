@@ -9,7 +9,7 @@ import pytest
 
 from embedlab.errors import UserError
 from embedlab.evaluation.bitext import parallel_texts
-from embedlab.evaluation.core.files import hub_rows
+from embedlab.evaluation.core.files import Hub
 from embedlab.evaluation.finetune import glue, qa_data, xnli
 from embedlab.evaluation.sts import sts_multilingual
 
@@ -81,7 +81,7 @@ def test_translations() -> None:
 @pytest.mark.usefixtures("hub")
 def test_a_column_that_is_missing_is_named() -> None:
     with pytest.raises(UserError, match=r"hub:facebook/xnli: has no column 'text' \(it has premise"):
-        hub_rows("facebook/xnli", "en", "train", ["text"], "x.tsv")
+        Hub("facebook/xnli", "en", "train", "x.tsv").rows(["text"])
 
 
 def test_an_unreachable_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,15 @@ import numpy as np
 import pytest
 import torch
 
+import embedlab
+from embedlab.cli.encoders import Configured
+from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 from embedlab.evaluation.core import nearest
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.protocol import check
 from embedlab.evaluation.core.suite import suite
+from embedlab.evaluation.core.vectors import Prompted
 from embedlab.evaluation.retrieval.beir import load_collection
 from embedlab.evaluation.retrieval.retrieval import Retrieval, measure, search
 from tests.evaluation.helpers import HashedWords
@@ -292,3 +296,22 @@ def test_tf_idf_reaches_the_figure_of_the_data_readme(name: str, ndcg: float) ->
     encoder = TfIdf(list(load_collection(folder).documents.values()))
     scores, _ = run(encoder, {"data_dir": folder, "depth": 100})
     assert scores[f"{name}/ndcg@10"] == pytest.approx(ndcg, abs=0.05)
+
+
+def test_an_encoders_own_prompts(tmp_path: Path, tiny: Callable[..., Path]) -> None:
+    """The roles' prompts by default, others where the settings give them, never two."""
+    encoder = embedlab.load(tiny("bert"))
+    plain = {role: Prompted(encoder, role) for role in ("query", "document")}
+    encoder.usage = Usage({"query": "ask: ", "passage": "text: ", "other": "no: "}, "other")
+    for role, own in (("query", "ask: "), ("document", "text: ")):
+        for given, text in ((None, own), ("", ""), ("new: ", "new: ")):
+            prompted = Prompted(encoder, role, given)
+            assert prompted.text == text
+            expected = encoder.encode([text + "a cat"], prompt="")
+            np.testing.assert_array_equal(prompted.encode(["a cat"]), expected)
+            seen = Prompted(
+                Configured.of(encoder, {"device": "cpu", "dtype": None, "batch_size": None}), role, given
+            )
+            np.testing.assert_array_equal(seen.encode(["a cat"]), expected)
+    assert plain["query"].text == ""
+    assert Prompted(HashedWords(), "query", "ask: ").text == "ask: "

@@ -10,7 +10,7 @@ import pytest
 
 from embedlab.config.trainer import ScoringConfig
 from embedlab.errors import UserError
-from embedlab.evaluation.core.files import hub_rows
+from embedlab.evaluation.core.files import Hub
 from embedlab.evaluation.core.suite import keys_named, suite, suite_names
 from embedlab.run.finish import KEYS, check_final, load_dev
 from embedlab.run.run import train
@@ -41,7 +41,7 @@ def test_its_folder_goes_by_the_runs_key(there, message, compose_run, sts_dir, t
 def test_so_does_the_hubs_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError) as caught, keys_named(KEYS, None):
-        hub_rows(str(tmp_path / "nowhere"), None, "test", [], "the STS files")
+        Hub(str(tmp_path / "nowhere"), None, "test", "the STS files").rows()
     assert caught.value.key == "evaluation.sts_dir"
     assert caught.value.fix == "give evaluation.sts_dir=FOLDER with the STS files"
 

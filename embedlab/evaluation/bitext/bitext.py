@@ -81,7 +81,7 @@ class BitextRetrieval(Suite):
         folder, limit = folder_of(settings, "parallel"), row_limit(settings)
         languages = names(settings, "languages")
         tasks = chosen(names(settings, "tasks"), TASKS, "tasks")
-        if settings.get("tasks") is None and not _has_ntrex(folder):
+        if settings.get("tasks") is None and not (folder and is_there(folder, NTREX)):
             tasks = ["tatoeba"]
         pairs: dict[str, list[Bitext]] = {}
         for task in tasks:
@@ -116,7 +116,7 @@ class BitextRetrieval(Suite):
             sentences=vectors.sentences,
             data={
                 task: {
-                    "source": several[0].source if len(several) == 1 else _common_source(several),
+                    "source": _common_source(several),
                     "languages": len(several),
                     "pairs": {p.language: len(p) for p in several},
                 }
@@ -129,10 +129,6 @@ class BitextRetrieval(Suite):
             if "tatoeba" in data
             else [],
         )
-
-
-def _has_ntrex(folder: Path | None) -> bool:
-    return folder is not None and is_there(folder, NTREX)
 
 
 def _common_source(several: list[Bitext]) -> str:

@@ -7,7 +7,6 @@ that prefers passages in the question's language is not helped, since any transl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import fmean
 
 import torch
@@ -17,7 +16,7 @@ from embedlab.evaluation.core.correlation import flat, group_means, of_pairs
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.settings import limit_note, row_limit, scoring_device
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
-from embedlab.evaluation.core.vectors import Encoder, Vectors, embed
+from embedlab.evaluation.core.vectors import Encoder, Prompted, Vectors, embed
 from embedlab.evaluation.finetune.qa_data import Grid, load_grids
 
 _DEPTH = 10
@@ -41,7 +40,7 @@ def accuracy_and_mrr(queries: Tensor, documents: Tensor, gold: Tensor) -> dict[s
 class CrossRetrieval(Suite):
     """Settings: data_dir (folder of retrieval/; None: the hub), tasks (xquad, mlqa;
     default those that are there), languages, limit (questions of each pair of languages), query_prompt and
-    corpus_prompt (put before each text: "query: " and "passage: " for E5), device.
+    corpus_prompt (before each text; default: the encoder's own prompts), device.
 
     Scores: "xquad-de-en/accuracy" (German questions, English passages), means over pairs
     "xquad-same/accuracy" (question and passage in one language), "xquad-cross/accuracy" (in two), and
@@ -59,21 +58,19 @@ class CrossRetrieval(Suite):
     def score(self, encoder: Encoder, data: dict[str, Grid], settings: Settings) -> Scored:
         """Accuracy and mean reciprocal rank of each pair of languages."""
         limit = row_limit(settings)
-        prompts = {side: str(settings.get(f"{side}_prompt") or "") for side in ("query", "corpus")}
+        asking = Prompted(encoder, "query", settings.get("query_prompt"))
+        answering = Prompted(encoder, "document", settings.get("corpus_prompt"))
         place = scoring_device(settings.get("device"))
         scores: dict[str, float] = {}
         for task, grid in data.items():
-            scores |= _scores(encoder, task, grid, prompts, place)
+            scores |= _scores(asking, answering, task, grid, place)
         return self.result(
             encoder,
             scores,
             name="question_to_passage",
             aggregation="mean over questions of a pair of languages; mean over pairs",
             sentences=[
-                prompts["corpus"] + text
-                for grid in data.values()
-                for q in grid.values()
-                for text in q.passages
+                answering.text + text for grid in data.values() for q in grid.values() for text in q.passages
             ],
             data={
                 task: {
@@ -84,21 +81,19 @@ class CrossRetrieval(Suite):
                 for task, grid in data.items()
             },
             warnings=limit_note(limit),
-            prompts=prompts,
+            prompts={"query": asking.text, "corpus": answering.text},
         )
 
 
-def _scores(
-    encoder: Encoder, task: str, grid: Grid, prompts: Mapping[str, str], place: str
-) -> dict[str, float]:
+def _scores(asking: Encoder, answering: Encoder, task: str, grid: Grid, place: str) -> dict[str, float]:
     passages: dict[str, list[str]] = {}
     for q in grid.values():
         # A limit leaves some pairs of languages fewer passages than others.
         if len(q.passages) > len(passages.get(q.passage_language, ())):
-            passages[q.passage_language] = [prompts["corpus"] + text for text in q.passages]
-    documents = {name: embed(encoder, texts).to(place) for name, texts in passages.items()}
-    asked = {pair: [prompts["query"] + text for text in q.questions] for pair, q in grid.items()}
-    vectors = Vectors(encoder, [text for several in asked.values() for text in several])
+            passages[q.passage_language] = list(q.passages)
+    documents = {name: embed(answering, texts).to(place) for name, texts in passages.items()}
+    asked = {pair: list(q.questions) for pair, q in grid.items()}
+    vectors = Vectors(asking, [text for several in asked.values() for text in several])
     vectors.require_finite()
     queries = {pair: vectors.take(several).to(place) for pair, several in asked.items()}
     found, pooled = {}, []

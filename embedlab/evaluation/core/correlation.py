@@ -99,6 +99,11 @@ def of_pairs(pairs: Collection[tuple[str, str]], same: str, across: str) -> dict
     }
 
 
+def accuracy(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:
+    """Percent of labels that are right."""
+    return 100 * float((predicted == gold).mean())
+
+
 def f1(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:
     """F1 of label 1 in percent; 0 where it is neither predicted nor true."""
     hits = int(((predicted == 1) & (gold == 1)).sum())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from embedlab.errors import UserError
@@ -17,7 +18,6 @@ from embedlab.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _LINES = ("-", "--", "-.", ":", (0, (1, 1)), (0, (5, 1)))
 _MARKS = "os^Dvx*P<>hp+"
@@ -32,6 +32,29 @@ def _axes(axes: Axes | None) -> Axes:
     return plt.subplots(figsize=(5, 3.2))[1] if axes is None else axes
 
 
+def _lines(axes: Axes, series: Mapping[str, tuple[Any, Any]], marks: str = " ") -> Axes:
+    """A line for each name: its x and y."""
+    for i, (name, (x, y)) in enumerate(series.items()):
+        style = {"linestyle": _LINES[i % len(_LINES)], "marker": marks[i % len(marks)]}
+        axes.plot(x, y, color="k", label=name, **style)
+    axes.legend(fontsize=8)
+    return axes
+
+
+def grid(panels: int, across: int, width: float, **shared: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with `panels`, at most `across` in a row, each `width` inches wide; without a display.
+
+    shared: ``sharex`` or ``sharey``.
+    """
+    across = min(across, panels)
+    down = -(-panels // across)
+    figure = Figure(figsize=(width * across, 3.2 * down))
+    axes = figure.subplots(down, across, squeeze=False, **shared)
+    for empty in axes.flat[panels:]:
+        empty.set_visible(False)
+    return figure, list(axes.flat[:panels])
+
+
 def cosine_density(
     groups: Mapping[str, NDArray[np.float64]], title: str = "", axes: Axes | None = None
 ) -> Axes:
@@ -42,9 +65,8 @@ def cosine_density(
     x = np.linspace(-0.2, 1.0, 300)
     for i, (name, values) in enumerate(groups.items()):
         if len(values) > 2 and np.ptp(values) > 1e-6:
-            axes.plot(
-                x, gaussian_kde(values)(x), linestyle=_LINES[i % len(_LINES)], color=str(0.12 * i), label=name
-            )
+            style = {"linestyle": _LINES[i % len(_LINES)], "color": str(0.12 * i)}
+            axes.plot(x, gaussian_kde(values)(x), label=name, **style)
     axes.set(xlabel="cosine", ylabel="density", title=f"{title} separation {separation(groups):.2f}".strip())
     axes.legend(title="rating", fontsize=8)
     return axes
@@ -53,17 +75,8 @@ def cosine_density(
 def spectrum(values: Mapping[str, NDArray[np.float64]], axes: Axes | None = None) -> Axes:
     """Singular values, each series divided by its largest: name -> ``[k]``, in descending order."""
     axes = _axes(axes)
-    for i, (name, series) in enumerate(values.items()):
-        axes.plot(
-            np.arange(1, len(series) + 1),
-            series / series[0],
-            linestyle=_LINES[i % len(_LINES)],
-            color="k",
-            label=name,
-        )
     axes.set(xscale="log", yscale="log", xlabel="index", ylabel="singular value / largest")
-    axes.legend(fontsize=8)
-    return axes
+    return _lines(axes, {name: (np.arange(1, len(s) + 1), s / s[0]) for name, s in values.items()})
 
 
 def alignment_uniformity(points: Mapping[str, tuple[float, float]], axes: Axes | None = None) -> Axes:
@@ -95,18 +108,8 @@ def task_bars(scores: Mapping[str, Mapping[str, float]], axes: Axes | None = Non
 def layer_line(scores: Mapping[str, Sequence[float]], axes: Axes | None = None) -> Axes:
     """Score by layer, 0 being the embeddings: name -> one score a layer."""
     axes = _axes(axes)
-    for i, (name, series) in enumerate(scores.items()):
-        axes.plot(
-            range(len(series)),
-            series,
-            linestyle=_LINES[i % len(_LINES)],
-            marker=_MARKS[i],
-            color="k",
-            label=name,
-        )
     axes.set(xlabel="layer", ylabel="Spearman x100")
-    axes.legend(fontsize=8)
-    return axes
+    return _lines(axes, {name: (range(len(s)), s) for name, s in scores.items()}, _MARKS)
 
 
 def scatter(points: NDArray[np.float64], labels: Sequence[str], axes: Axes | None = None) -> Axes:
@@ -232,8 +235,6 @@ def profile_figure(runs: Mapping[str, Scores]) -> Figure:
     Args:
         runs: scores of `cls_energy` by the name of the encoder, such as before and after.
     """
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     energy, mass, kinds = figure.subplots(1, 3)
     for name, scores in runs.items():

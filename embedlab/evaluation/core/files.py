@@ -88,9 +88,32 @@ class Hub:
     converted: bool = False
 
     def rows(self, columns: Sequence[str] = ()) -> dict[str, list[Any]]:
-        """`hub_rows` of this split."""
-        wanted = list(self.columns or columns)
-        return hub_rows(self.name, self.config, self.split, wanted, self.files, self.converted)
+        """The columns as lists: those of `Hub.columns`, else `columns`.
+
+        Raises UserError when the hub cannot be reached or the data set has no such column or no rows.
+        """
+        fix = f"give data_dir=FOLDER with {self.files}"
+        try:
+            from datasets import load_dataset
+
+            with quiet("huggingface_hub"):  # it reports every retry, and the error below says it all
+                if self.converted:
+                    branch = {"data_dir": self.config, "revision": "refs/convert/parquet"}
+                    rows = load_dataset(self.name, **branch, split=self.split)
+                else:
+                    rows = load_dataset(self.name, self.config, split=self.split)
+        except Exception as error:  # the hub client raises a dozen unrelated types when it is offline
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            what = f"cannot load {self.name} from the hub ({reason[0]})"
+            raise UserError(what, key="data_dir", fix=fix) from error
+        wanted = self.columns or columns
+        if missing := [column for column in wanted if column not in rows.column_names]:
+            what = f"has no column {missing[0]!r} (it has {', '.join(rows.column_names)})"
+            raise UserError(what, file=f"hub:{self.name}", fix=fix)
+        found = {column: list(rows[column]) for column in wanted}
+        if not all(found.values()):
+            raise UserError("has no rows", file=f"hub:{self.name}", fix=fix)
+        return found
 
 
 def read_columns(path: Path | None, columns: Sequence[str], hub: Hub) -> tuple[list[list[Any]], str]:
@@ -98,35 +121,6 @@ def read_columns(path: Path | None, columns: Sequence[str], hub: Hub) -> tuple[l
     if path is None:
         return list(hub.rows(columns).values()), f"hub:{hub.name}"
     return list(read_tsv(path, columns).values()), str(path)
-
-
-def hub_rows(
-    name: str, config: str | None, split: str, columns: list[str], files: str, converted: bool = False
-) -> dict[str, list[Any]]:
-    """The named columns of one split as lists; arguments as of `Hub`.
-
-    Raises UserError when the hub cannot be reached or the data set has no such column or no rows.
-    """
-    fix = f"give data_dir=FOLDER with {files}"
-    try:
-        from datasets import load_dataset
-
-        with quiet("huggingface_hub"):  # it reports every retry, and the error below says it all
-            if converted:
-                rows = load_dataset(name, data_dir=config, revision="refs/convert/parquet", split=split)
-            else:
-                rows = load_dataset(name, config, split=split)
-    except Exception as error:  # the hub client raises a dozen unrelated types when it is offline
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"cannot load {name} from the hub ({reason[0]})", key="data_dir", fix=fix) from error
-    missing = [column for column in columns if column not in rows.column_names]
-    if missing:
-        there = ", ".join(rows.column_names)
-        raise UserError(f"has no column {missing[0]!r} (it has {there})", file=f"hub:{name}", fix=fix)
-    found = {column: list(rows[column]) for column in columns}
-    if not all(found.values()):
-        raise UserError("has no rows", file=f"hub:{name}", fix=fix)
-    return found
 
 
 @dataclass(frozen=True)

@@ -18,35 +18,29 @@ from embedlab.config.read import read_record
 from embedlab.errors import UserError
 from embedlab.files import whole_file
 
-REQUIRED: tuple[str, ...] = (
-    "suite",
-    "name",
-    "aggregation",
-    "pooling",
-    "template",
-    "preparation",
-    "max_length",
-    "truncated",
-    "dtype",
-    "attention",
-    "checkpoint",
-    "seed",
-    "text",
-    "versions",
-    "device",
-    "date",
-    "data",
-    "warnings",
-    "notes",
-)
+UNKNOWN = "unknown"
+FACTS: dict[str, Any] = {
+    "pooling": UNKNOWN,
+    "template": None,
+    "preparation": None,
+    "max_length": None,
+    "truncated": None,
+    "dtype": UNKNOWN,
+    "attention": UNKNOWN,
+    "checkpoint": UNKNOWN,
+    "seed": None,
+    "device": UNKNOWN,
+}
+"""What an encoder may state, and what stands for it where it does not."""
+
+REQUIRED = (*FACTS, "suite", "name", "aggregation", "text", "versions", "date", "data", "warnings", "notes")
 """Keys of a protocol block."""
 
 KINDS = {"suite": str, "checkpoint": str, "warnings": list}
 """What the values are by which one score is told from another."""
 
-MAY_BE_NULL = frozenset({"template", "preparation", "max_length", "truncated", "seed", "text"})
+MAY_BE_NULL = frozenset({"text", *(key for key, value in FACTS.items() if value is None)})
 """Keys whose null means something: no template, the model's own length, no seed known, no text variants."""
-UNKNOWN = "unknown"
 _PACKAGES = ("embedlab", "torch", "transformers", "tokenizers", "numpy", "scipy")
 
 
@@ -68,18 +62,7 @@ def encoder_facts(encoder: object, sentences: Sequence[str] | None = None) -> di
     Read from what an encoder states in a method `provenance(sentences)` (by its former name: `facts`). What nobody
     states is "unknown", never guessed.
     """
-    facts: dict[str, Any] = {
-        "pooling": UNKNOWN,
-        "template": None,
-        "preparation": None,
-        "max_length": None,
-        "truncated": None,
-        "dtype": UNKNOWN,
-        "attention": UNKNOWN,
-        "checkpoint": UNKNOWN,
-        "seed": None,
-        "device": UNKNOWN,
-    }
+    facts = dict(FACTS)
     state = getattr(encoder, "provenance", None) or getattr(encoder, "facts", None)
     if callable(state):
         facts |= {key: value for key, value in state(sentences).items() if key in facts}
@@ -128,10 +111,9 @@ def describe(
 def check(block: Mapping[str, Any]) -> None:
     """Raises ValueError when a protocol block lacks a key of `REQUIRED`, or holds null where it must not or another
     kind of value than `KINDS` says."""
-    missing = [key for key in REQUIRED if key not in block]
-    empty = [key for key in REQUIRED if key in block and block[key] is None and key not in MAY_BE_NULL]
-    if missing or empty:
-        raise ValueError(f"incomplete protocol block: missing {missing}, null {empty}")
+    empty = [key for key in REQUIRED if block.get(key) is None and not (key in block and key in MAY_BE_NULL)]
+    if empty:
+        raise ValueError(f"incomplete protocol block: {', '.join(empty)} missing or null")
     for key, kind in KINDS.items():
         if not isinstance(block[key], kind):
             raise ValueError(f"odd protocol block: {key} is {block[key]!r}")

@@ -16,12 +16,7 @@ def row_limit(settings: Mapping[str, Any], default: int | None = None) -> int | 
 
     Raises UserError when it is no positive whole number.
     """
-    limit = settings.get("limit")
-    if limit is None:
-        return default
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise UserError("must be a positive whole number", key="limit", value=limit, fix="limit=100")
-    return limit
+    return default if settings.get("limit") is None else whole(settings, "limit", 100)
 
 
 def whole(settings: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
@@ -44,22 +39,20 @@ def names(settings: Mapping[str, Any], key: str) -> list[str] | None:
     return list(dict.fromkeys(value.split(",") if isinstance(value, str) else map(str, value)))
 
 
-def chosen(wanted: Sequence[str] | None, there: Sequence[str], key: str) -> list[str]:
-    """`wanted` in the order of `there`, or all of it. UserError for one that is not there."""
-    unknown = [name for name in wanted or () if name not in there]
-    if unknown:
-        raise UserError("is not there", key=key, value=unknown[0], fix=f"choose from {', '.join(there)}")
+def chosen(
+    wanted: Sequence[str] | None, there: Sequence[str], key: str, unknown: str = "is not there"
+) -> list[str]:
+    """`wanted` in the order of `there`, or all of it. UserError with the message `unknown` for one not there."""
+    for name in wanted or ():
+        if name not in there:
+            raise UserError(unknown, key=key, value=name, fix=f"choose from {', '.join(there)}")
     return [name for name in there if wanted is None or name in wanted]
 
 
 def task_names(settings: Mapping[str, Any], known: Sequence[str], kind: str) -> list[str]:
     """The key `tasks` in the order given, or all that are `known`. UserError for one that is not."""
     wanted = names(settings, "tasks") or list(known)
-    unknown = [name for name in wanted if name not in known]
-    if unknown:
-        raise UserError(
-            f"no such {kind} task", key="tasks", value=unknown[0], fix=f"choose from {', '.join(known)}"
-        )
+    chosen(wanted, known, "tasks", f"no such {kind} task")
     return wanted
 
 

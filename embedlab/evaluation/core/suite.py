@@ -110,13 +110,28 @@ class Suite(ABC):
         return scores, describe(encoder, suite=self.name, text=text, **facts)
 
     def tables(self, name: str, scores: Scores, protocol: Mapping[str, Any]) -> list[Table]:
-        """What `embedlab evaluate` prints of the scores of the encoder `name`; the caption is the protocol, short."""
+        """What `embedlab evaluate` prints.
+
+        Args:
+            name: of the encoder.
+            scores, protocol: as `score` gave them.
+
+        Returns: tables in their order; the caption is the protocol, short.
+        """
         if self.quantities:
             return [suite_table(scores, 1, self.title(name), self.quantities, protocol_line(protocol))]
         return [task_table(scores, 1, self.title(name), protocol_line(protocol))]
 
     def figures(self, scores: Scores, protocol: Mapping[str, Any], settings: Settings) -> None:  # noqa: B027
-        """Draw what the settings ask for."""
+        """Draw what the settings ask for.
+
+        Args:
+            scores, protocol: as `score` gave them.
+            settings: those that `score` was given.
+
+        Raises:
+            UserError: a picture of an unknown format.
+        """
 
     def run(self, encoder: Any, settings: Settings | None = None, data: Any = None) -> Scored:
         """Load the data, score, draw what the settings ask for: the whole suite in one call.
@@ -150,7 +165,13 @@ class Suite(ABC):
         return self.load(settings)
 
     def folder(self, data_dir: str | Path | None) -> str | None:
-        """Where its data are: `data_dir`, or its own folder in it (``sts/``, ``retrieval/``, ...); None: the hub."""
+        """Where its data are.
+
+        Args:
+            data_dir: folder of its own data or of several kinds; None: the hub.
+
+        Returns: `data_dir`, or its own folder in it (``sts/``, ``retrieval/``, ...); None: the hub.
+        """
         if data_dir is None:
             return None
         inner = Path(data_dir, *self.folders) if len(self.folders) == 1 else Path(data_dir)

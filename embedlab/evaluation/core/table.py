@@ -156,9 +156,17 @@ class Table:
 def score_table(
     runs: Mapping[str, Sequence[Scores]], metrics: Sequence[Metric], title: str, caption: str = ""
 ) -> Table:
-    """One row an encoder: mean ± SD over its seeds (`runs`: name -> the scores of each seed) and n.
+    """One row an encoder: mean ± SD over its seeds, and n.
 
-    Metrics that no run has are left out; ValueError for an encoder without any scores.
+    Args:
+        runs: name of the encoder to the scores of each seed.
+        metrics: columns; those that no run has are left out.
+        title, caption: of the table.
+
+    Returns: the table; "-" where a seed lacks a metric that others have.
+
+    Raises:
+        ValueError: an encoder without any scores.
     """
     shown = [m for m in metrics if any(m.key in scores for seeds in runs.values() for scores in seeds)]
     rows = []
@@ -179,11 +187,15 @@ def suite_table(
 ) -> Table:
     """One row a metric: for suites with many quantities. `n` is the number of training seeds behind the
     scores."""
-    if n < 1:
-        raise ValueError("a score without its number of seeds is not shown: n must be at least 1")
     known = metrics or [Metric(key, key) for key in scores]
     rows = [(m.label, _with_interval(scores, m)) for m in known if m.key in scores]
-    return Table(f"{title} (n={n})", ("metric", "score"), tuple(rows), caption)
+    return Table(_with_seeds(title, n), ("metric", "score"), tuple(rows), caption)
+
+
+def _with_seeds(title: str, n: int) -> str:
+    if n < 1:
+        raise ValueError("a score without its number of seeds is not shown: n must be at least 1")
+    return f"{title} (n={n})"
 
 
 def before_after_table(
@@ -246,15 +258,13 @@ def _verdict(change: float, metric: Metric) -> str:
 
 def task_table(scores: Scores, n: int, title: str, caption: str = "") -> Table:
     """One row a task, one column a metric, from keys "task/metric"; `n` is the number of training seeds."""
-    if n < 1:
-        raise ValueError("a score without its number of seeds is not shown: n must be at least 1")
     keys = [key.rpartition("/") for key in scores]
     metrics = tuple(dict.fromkeys(metric for _, _, metric in keys))
     rows = tuple(
         (task, *(number(scores[f"{task}/{m}"]) if f"{task}/{m}" in scores else "" for m in metrics))
         for task in dict.fromkeys(task for task, _, _ in keys)
     )
-    return Table(f"{title} (n={n})", ("task", *metrics), rows, caption)
+    return Table(_with_seeds(title, n), ("task", *metrics), rows, caption)
 
 
 def protocol_line(protocol: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,28 @@ class Encoder(Protocol):
     def encode(self, sentences: list[str], /) -> Any:
         """`n` sentences -> [n, D], a numpy array or a tensor."""
         ...
+
+
+class Prompted:
+    """An encoder with a text before each sentence, in place of its own default prompt.
+
+    Args:
+        encoder: any; one without `Encoder.usage` has no prompts of its own.
+        role: what the sentences are.
+        text: the prompt; None: the encoder's own for this role.
+    """
+
+    def __init__(self, encoder: Encoder, role: Literal["query", "document"], text: str | None = None) -> None:
+        self.encoder = encoder
+        self._usage = getattr(encoder, "usage", None)
+        own = self._usage.role(role) if self._usage is not None else ""
+        self.text: str = own if text is None else text
+
+    def encode(self, sentences: list[str], **options: Any) -> Any:
+        """`encoder.encode` with the prompt."""
+        if self._usage is None:
+            return self.encoder.encode([self.text + sentence for sentence in sentences])
+        return self.encoder.encode(sentences, prompt=self.text, **options)  # type: ignore[call-arg]
 
 
 def unique(texts: Iterable[str]) -> tuple[list[str], dict[str, int]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from embedlab.config.build import build
+from embedlab.config.build import from_dict
 from embedlab.errors import UserError
 from embedlab.evaluation.core.suite import Settings, Suite
 
@@ -58,12 +58,7 @@ class FineTuneConfig:
         Raises UserError for an unknown key or a value of the wrong kind.
         """
         given = {key: value for key, value in (settings.get("finetune") or {}).items() if value is not None}
-        known = asdict(self)
-        for key, value in given.items():
-            if key not in known:
-                fix = f"one of {', '.join(known)}"
-                raise UserError("unknown key", key=f"finetune.{key}", value=value, fix=fix)
-        return build(FineTuneConfig, known | given, "finetune")
+        return from_dict(FineTuneConfig, asdict(self) | given, "finetune")
 
     def plain(self) -> dict[str, Any]:
         """For the protocol block."""

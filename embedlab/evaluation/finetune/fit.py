@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
@@ -18,11 +17,16 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from embedlab.config.optimizer import OptimizerConfig
-from embedlab.console import LEAF_SPEC
+from embedlab.console import LEAF_SPEC, quiet
 from embedlab.engine.optimizer import build_optimizer
 from embedlab.errors import UserError
 from embedlab.evaluation.finetune.buckets import Batch, Buckets, Epochs
 from embedlab.evaluation.finetune.config import FineTuneConfig
+from embedlab.evaluation.finetune.models import sentence_encoder, trainable_copy
+from embedlab.evaluation.finetune.rows import Rows
+
+if TYPE_CHECKING:
+    from embedlab.backbones import Backbone
 
 _REPORTS = 10  # progress lines of one training, where there is no terminal
 
@@ -98,8 +102,10 @@ def train(
     device = data.device
     terminal = sys.stderr.isatty()
     started = time.perf_counter()
-    with _quiet(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(config.seed)
+    quieter = quiet("lightning.pytorch", "lightning.fabric")  # the data are on the device already
+    with quieter, warnings.catch_warnings(), seeded(config.seed, device):
+        warnings.filterwarnings("ignore", module="lightning.*")
+        warnings.filterwarnings("ignore", message=LEAF_SPEC)
         trainer = Trainer(
             max_steps=steps,
             accelerator={"cuda": "gpu"}.get(device.type, device.type),
@@ -149,6 +155,54 @@ def use_half(settings: Any, device: torch.device) -> bool:
             "fine-tuning needs bfloat16 or float32", key="dtype", value=dtype, fix="dtype=bfloat16"
         )
     return dtype == "bfloat16" or (dtype is None and device.type == "cuda")
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers from `seed` inside; those outside go on as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+class Learner:
+    """A head on a copy of an encoder's backbone, to be trained and asked; the encoder itself stays as it is.
+
+    Args:
+        encoder: as a suite gets it.
+        config: how to train.
+        settings: of the suite.
+        head: makes the model of the copied backbone.
+    """
+
+    def __init__(
+        self,
+        encoder: object,
+        config: FineTuneConfig,
+        settings: Mapping[str, Any],
+        head: Callable[[Backbone], nn.Module],
+    ) -> None:
+        source = sentence_encoder(encoder)
+        self.config, self.device = config, source.device
+        self.half = use_half(settings, self.device)
+        self.rows = Rows(source, config.max_length)
+        # The new head's weights depend on the seed too.
+        with seeded(config.seed, self.device):
+            self.model = head(trainable_copy(source)).to(self.device)
+
+    def buckets(self, rows: Sequence[Sequence[int]], **targets: Tensor) -> Buckets:
+        """Rows of token ids with their targets, on the device."""
+        return Buckets(rows, targets, self.rows.pad_id, self.device)
+
+    def fit(self, data: Buckets, name: str, dev: Callable[[], float] | None = None) -> dict[str, Any]:
+        """`train` on `data`; says for the protocol block what the training was."""
+        fitted = train(self.model, data, self.config, name=name, half=self.half, dev=dev)
+        precision = "bf16-mixed" if self.half else "float32"
+        return {"row_tokens": self.rows.max_length, "precision": precision} | fitted.plain()
+
+    def predict(self, data: Buckets) -> Iterator[tuple[Batch, Tensor]]:
+        """`predict` of the model."""
+        return predict(self.model, data, self.half)
 
 
 class _Losses(Callback):
@@ -207,20 +261,3 @@ class _Looks(Callback):
         if self._best is not None:
             model.load_state_dict(self._best)
             self._best = None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Lightning's notes on hardware, loaders and workers: the data are on the device already."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="lightning.*")
-            warnings.filterwarnings("ignore", message=LEAF_SPEC)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

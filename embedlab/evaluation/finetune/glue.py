@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.evaluation.core.correlation import f1
+from embedlab.evaluation.core.correlation import accuracy, f1
 from embedlab.evaluation.core.files import Hub, Labelled, find_file, read_labelled
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings
@@ -19,19 +19,19 @@ from embedlab.evaluation.finetune.classify import classify
 from embedlab.evaluation.finetune.config import FineTuneConfig, FineTunedSuite
 
 DEFAULTS = FineTuneConfig(epochs=3, lr=2e-5, batch_size=16, max_length=128)
-_PAIR = ("premise", "hypothesis")
+_PAIR, _HUB_PAIR = ("premise", "hypothesis"), ("sentence1", "sentence2")
 _ENTAILED = ("entailment", "not_entailment")
 
 
 @dataclass(frozen=True)
 class Task:
-    """texts: columns of the local files; hub_texts: of the hub; classes: labels in the order of the hub's
-    numbers; metrics: the first one is the task's score in GLUE's average; folder, test: where the local files
-    are and what the scored one is called."""
+    """texts: columns of the local files; hub_texts: of the hub, () for the same; classes: labels in the order of
+    the hub's numbers; metrics: the first one is the task's score in GLUE's average; folder, test: where the local
+    files are and what the scored one is called."""
 
-    texts: tuple[str, ...]
-    hub_texts: tuple[str, ...]
-    classes: tuple[str, ...]
+    texts: tuple[str, ...] = ("sentence",)
+    hub_texts: tuple[str, ...] = ()
+    classes: tuple[str, ...] = ("0", "1")
     metrics: tuple[str, ...] = ("accuracy",)
     folder: str = "glue"
     test: str = "dev"
@@ -39,23 +39,16 @@ class Task:
 
 
 TASKS: dict[str, Task] = {
-    "cola": Task(("sentence",), ("sentence",), ("0", "1"), ("mcc", "accuracy")),
+    "cola": Task(metrics=("mcc", "accuracy")),
     # SentEval's copy: the same phrases and the same dev set as GLUE's, tokenised and lower-cased.
-    "sst2": Task(("sentence",), ("sentence",), ("0", "1"), folder="transfer"),
+    "sst2": Task(folder="transfer"),
     # SentEval's: train is GLUE's train and dev, so the test set is scored.
-    "mrpc": Task(
-        ("sentence1", "sentence2"),
-        ("sentence1", "sentence2"),
-        ("0", "1"),
-        ("accuracy", "f1"),
-        "transfer",
-        "test",
-    ),
-    "rte": Task(_PAIR, ("sentence1", "sentence2"), _ENTAILED),
-    "wnli": Task(_PAIR, ("sentence1", "sentence2"), _ENTAILED[::-1]),
+    "mrpc": Task(_HUB_PAIR, metrics=("accuracy", "f1"), folder="transfer", test="test"),
+    "rte": Task(_PAIR, _HUB_PAIR, _ENTAILED),
+    "wnli": Task(_PAIR, _HUB_PAIR, _ENTAILED[::-1]),
     "qnli": Task(_PAIR, ("question", "sentence"), _ENTAILED),
-    "qqp": Task(("question1", "question2"), ("question1", "question2"), ("0", "1"), ("accuracy", "f1")),
-    "mnli": Task(_PAIR, _PAIR, ("entailment", "neutral", "contradiction"), hub_test="validation_matched"),
+    "qqp": Task(("question1", "question2"), metrics=("accuracy", "f1")),
+    "mnli": Task(_PAIR, classes=("entailment", "neutral", "contradiction"), hub_test="validation_matched"),
 }
 SMALL = ("cola", "sst2", "mrpc", "rte")
 
@@ -88,10 +81,11 @@ class GLUE(FineTunedSuite):
         fits = {}
         for name, (training, test) in data.items():
             task = TASKS[name]
-            result = classify(encoder, training, {name: test}, len(task.classes), config, settings, name)
-            fits[name] = result.plain()
+            found, fits[name] = classify(
+                encoder, training, {name: test}, len(task.classes), config, settings, name
+            )
             for metric in task.metrics:
-                scores[f"{name}/{metric}"] = METRICS[metric](result.predictions[name], test.labels)
+                scores[f"{name}/{metric}"] = METRICS[metric](found[name], test.labels)
         if len(data) > 1:
             scores["glue/mean"] = fmean(scores[f"{name}/{TASKS[name].metrics[0]}"] for name in data)
         local_mrpc = "mrpc" in data and not data["mrpc"][0].source.startswith("hub:")
@@ -127,15 +121,10 @@ def load(name: str, settings: Mapping[str, Any]) -> tuple[Labelled, Labelled]:
 
     def read(split: str, hub_split: str) -> Labelled:
         path = folder and find_file(folder, f"{name}_{split}")
-        hub = Hub("nyu-mll/glue", name, hub_split, files, ("label", *task.hub_texts))
+        hub = Hub("nyu-mll/glue", name, hub_split, files, ("label", *(task.hub_texts or task.texts)))
         return read_labelled(path, task.texts, task.classes, hub)
 
     return read("train", "train"), read(task.test, task.hub_test)
-
-
-def accuracy(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:
-    """Percent of labels that are right."""
-    return 100 * float((predicted == gold).mean())
 
 
 def mcc(predicted: NDArray[np.int64], gold: NDArray[np.int64]) -> float:

@@ -16,10 +16,9 @@ from embedlab.evaluation.core.correlation import group_means, of_pairs
 from embedlab.evaluation.core.settings import folder_of, limit_note, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings
 from embedlab.evaluation.finetune.answers import scores as answer_scores
-from embedlab.evaluation.finetune.buckets import Buckets
 from embedlab.evaluation.finetune.config import FineTuneConfig, FineTunedSuite
-from embedlab.evaluation.finetune.fit import Fitted, predict, train, use_half
-from embedlab.evaluation.finetune.models import SpanReader, sentence_encoder, trainable_copy
+from embedlab.evaluation.finetune.fit import Learner
+from embedlab.evaluation.finetune.models import SpanReader
 from embedlab.evaluation.finetune.qa_data import (
     Grid,
     Questions,
@@ -27,7 +26,6 @@ from embedlab.evaluation.finetune.qa_data import (
     load_grids,
     load_training,
 )
-from embedlab.evaluation.finetune.rows import Rows
 from embedlab.evaluation.finetune.windows import (
     Passages,
     best_spans,
@@ -76,7 +74,7 @@ class QA(FineTunedSuite):
         """Train a reader, and score its answers."""
         config, limit = self.config(settings), row_limit(settings)
         reader = Reader(encoder, config, settings)
-        fitted = reader.fit(data.training)
+        fitted = reader.learn(data.training)
         scores: dict[str, float] = {}
         matrices: dict[str, Any] = {}
         for task, grid in data.grids.items():
@@ -101,7 +99,7 @@ class QA(FineTunedSuite):
                     "source": data.training.source,
                     "rows": len(data.training.rows),
                     "dropped": data.training.dropped,
-                    "windows": reader.training_windows,
+                    "windows": fitted.pop("windows"),
                 },
                 **{
                     task: {
@@ -119,7 +117,7 @@ class QA(FineTunedSuite):
             ],
             seed=config.seed,
             matrices=matrices,
-            finetune=config.plain() | reader.plain() | fitted.plain(),
+            finetune=config.plain() | fitted,
         )
 
 
@@ -128,22 +126,17 @@ def _task_scores(task: str, found: Mapping[tuple[str, str], Mapping[str, float]]
     return scores | {f"{task}-{by}-{of}/{m}": each[m] for (of, by), each in found.items() for m in _METRICS}
 
 
-class Reader:
+class Reader(Learner):
     """A span reader on a copy of an encoder's backbone."""
 
-    def __init__(self, encoder: Any, config: FineTuneConfig, settings: Mapping[str, Any]) -> None:
-        source = sentence_encoder(encoder)
-        self.config = config
-        self.device = source.device
-        self.half = use_half(settings, self.device)
-        self.rows = Rows(source, config.max_length)
-        self.training_windows = 0
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(config.seed)
-            self.model = SpanReader(trainable_copy(source)).to(self.device)
+    def __init__(self, encoder: object, config: FineTuneConfig, settings: Mapping[str, Any]) -> None:
+        super().__init__(encoder, config, settings, SpanReader)
 
-    def fit(self, training: TrainingQuestions) -> Fitted:
-        """Trains on the windows of `training`; a window without the answer points at its first token."""
+    def learn(self, training: TrainingQuestions) -> dict[str, Any]:
+        """Trains on the windows of `training`; a window without the answer points at its first token.
+
+        Says for the protocol block what the training was.
+        """
         texts = list(dict.fromkeys(row.passage for row in training.rows))
         number = {text: i for i, text in enumerate(texts)}
         passages = Passages(self.rows, texts)
@@ -155,10 +148,9 @@ class Reader:
                 questions.append(row.question)
                 spans.append(span)
         several = windows(self.rows, questions, passages, gold, self.config.stride)
-        self.training_windows = len(several)
-        targets = {"span": training_spans(several, spans)}
-        data = Buckets([w.row for w in several], targets, self.rows.pad_id, self.device)
-        return train(self.model, data, self.config, name="qa", half=self.half)
+        data = self.buckets([w.row for w in several], span=training_spans(several, spans))
+        asked = {"windows": len(several), "question_tokens": question_tokens(self.rows)}
+        return asked | self.fit(data, "qa")
 
     def answers(self, grid: Grid) -> list[tuple[tuple[str, str], list[str]]]:
         """The answers to each cell's questions."""
@@ -175,21 +167,12 @@ class Reader:
     def read(self, asked: Questions, passages: Passages) -> list[str]:
         """The answer to each question, a piece of its passage."""
         several = windows(self.rows, asked.questions, passages, asked.gold, self.config.stride)
-        data = Buckets([w.row for w in several], {"inside": bounds(several)}, self.rows.pad_id, self.device)
+        data = self.buckets([w.row for w in several], inside=bounds(several))
         best = torch.empty(len(several), device=self.device)
         places = torch.empty(len(several), 2, dtype=torch.int64, device=self.device)
-        for batch, output in predict(self.model, data, self.half):
+        for batch, output in self.predict(data):
             value, first, last = best_spans(output, batch["inside"])
             best[batch["rows"]] = value
             places[batch["rows"]] = torch.stack([first, last], dim=1)
         places = places.cpu()
         return read_answers(several, best.cpu(), places[:, 0], places[:, 1], passages, asked.gold)
-
-    def plain(self) -> dict[str, Any]:
-        """For the protocol block."""
-        precision = "bf16-mixed" if self.half else "float32"
-        return {
-            "row_tokens": self.rows.max_length,
-            "question_tokens": question_tokens(self.rows),
-            "precision": precision,
-        }

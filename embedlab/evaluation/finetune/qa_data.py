@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core.files import find_file, hub_rows, read_tsv
+from embedlab.evaluation.core.files import Hub, find_file, inner, names_in, read_tsv
 from embedlab.evaluation.core.settings import chosen, folder_of, names, row_limit
 
 TASKS = ("xquad", "mlqa")
-XQUAD_LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
-MLQA_LANGUAGES = ("ar", "de", "en", "es", "hi", "vi", "zh")
+LANGUAGES = {
+    "xquad": ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh"),
+    "mlqa": ("ar", "de", "en", "es", "hi", "vi", "zh"),
+}
+_STEMS = {"xquad": "xquad", "mlqa": "mlqa_dev"}
+_HUB_COLUMNS = ("context", "question", "answers")
 
 
 @dataclass(frozen=True)
@@ -66,130 +70,73 @@ def load_grid(
     if task not in TASKS:
         raise UserError("no such task", key="tasks", value=task, fix=f"choose from {', '.join(TASKS)}")
     if folder is None:
-        grid = _xquad_hub(languages) if task == "xquad" else _mlqa_hub(languages)
-    elif task == "xquad":
-        grid = _xquad_files(folder, languages)
+        grid = _hub_grid(task, languages)
     else:
-        grid = _mlqa_files(folder, languages)
+        inside = inner(folder, _STEMS[task])
+        there = names_in(inside, f"{_STEMS[task]}_*_passages")
+        grid = _files_grid(task, inside, chosen(languages, there, "languages"))
     return {pair: questions.head(limit) for pair, questions in grid.items()}
 
 
-def there(task: str, folder: Path | None) -> bool:
-    """Whether `folder` has the files of `task`; the hub has all."""
-    return folder is None or bool(_stems(folder, task)[1])
-
-
-def _stems(folder: Path, task: str) -> tuple[Path, list[str]]:
-    """The folder of a task's files, and the languages it has."""
-    name = {"xquad": "xquad", "mlqa": "mlqa_dev"}[task]
-    inner = folder / name if (folder / name).is_dir() else folder
-    found = {path.name.split(".")[0] for path in inner.glob(f"{name}_*_passages.tsv*")}
-    return inner, sorted(stem.removeprefix(f"{name}_").removesuffix("_passages") for stem in found)
-
-
-def _languages(folder: Path, task: str, wanted: Sequence[str] | None) -> tuple[Path, list[str]]:
-    inner, found = _stems(folder, task)
-    if not found:
-        raise UserError(
-            f"has no {task} files",
-            file=inner,
-            key="data_dir",
-            fix=f"give the folder of {task}_*_passages.tsv.gz",
-        )
-    return inner, chosen(wanted, found, "languages")
-
-
-def _passages(folder: Path, stem: str) -> tuple[list[str], dict[str, int]]:
-    table = read_tsv(find_file(folder, f"{stem}_passages"), ["pid", "passage"])
-    return table["passage"], {pid: i for i, pid in enumerate(table["pid"])}
-
-
-def _gold(path: Path, pids: Sequence[str], position: dict[str, int]) -> list[int]:
-    for row, pid in enumerate(pids, start=2):
-        if pid not in position:
-            raise UserError("no passage has this pid", file=path, row=row, key="pid", value=pid)
-    return [position[pid] for pid in pids]
-
-
-def _xquad_files(folder: Path, wanted: Sequence[str] | None) -> Grid:
-    inner, names = _languages(folder, "xquad", wanted)
+def _files_grid(task: str, folder: Path, names: Sequence[str]) -> Grid:
+    # XQuAD has a file of questions a language, row by row the same; MLQA one a passage language.
+    columns = ["pid", "question", "answer", "qid" if task == "xquad" else "question_lang"]
     passages, questions = {}, {}
     for name in names:
-        passages[name] = _passages(inner, f"xquad_{name}")
-        path = find_file(inner, f"xquad_{name}_questions")
-        questions[name] = path, read_tsv(path, ["qid", "pid", "question", "answer"])
+        passages[name] = read_tsv(find_file(folder, f"{_STEMS[task]}_{name}_passages"), ["pid", "passage"])
+        path = find_file(folder, f"{_STEMS[task]}_{name}_questions")
+        questions[name] = path, read_tsv(path, columns)
     grid = {}
     for of, asked in product(names, names):
-        texts, position = passages[of]
-        path, table = questions[asked]
-        answer = dict(zip(questions[of][1]["qid"], questions[of][1]["answer"], strict=True))
-        if missing := [qid for qid in table["qid"] if qid not in answer]:
-            raise UserError(f"asks what {of} does not", file=path, key="qid", value=missing[0])
-        grid[of, asked] = Questions(
-            of, asked, texts, table["question"], _gold(path, table["pid"], position),
-            [[answer[qid]] for qid in table["qid"]], str(path),
-        )  # fmt: skip
+        path, table = questions[asked if task == "xquad" else of]
+        gold = _gold(path, table["pid"], passages[of]["pid"])
+        answers, rows = table["answer"], list(range(len(gold)))
+        if task == "xquad":
+            own = questions[of][1]
+            answer = dict(zip(own["qid"], own["answer"], strict=True))
+            if missing := [qid for qid in table["qid"] if qid not in answer]:
+                raise UserError(f"asks what {of} does not", file=path, key="qid", value=missing[0])
+            answers = [answer[qid] for qid in table["qid"]]
+        else:
+            rows = [i for i in rows if table["question_lang"][i] == asked]
+        if rows:
+            grid[of, asked] = Questions(
+                of, asked, passages[of]["passage"], [table["question"][i] for i in rows],
+                [gold[i] for i in rows], [[answers[i]] for i in rows], str(path),
+            )  # fmt: skip
     return grid
 
 
-def _mlqa_files(folder: Path, wanted: Sequence[str] | None) -> Grid:
-    inner, names = _languages(folder, "mlqa", wanted)
+def _gold(path: Path, asked: Sequence[str], pids: Sequence[str]) -> list[int]:
+    position = {pid: i for i, pid in enumerate(pids)}
+    for row, pid in enumerate(asked, start=2):
+        if pid not in position:
+            raise UserError("no passage has this pid", file=path, row=row, key="pid", value=pid)
+    return [position[pid] for pid in asked]
+
+
+def _hub_grid(task: str, wanted: Sequence[str] | None) -> Grid:
+    names = chosen(wanted, LANGUAGES[task], "languages")
+    pairs = list(product(names, names))
+    if task == "xquad":
+        # The rows of all languages are the same questions in the same order.
+        sets = {name: Hub("google/xquad", f"xquad.{name}", "validation", "xquad_*.tsv.gz") for name in names}
+        rows = {name: hub.rows(_HUB_COLUMNS) for name, hub in sets.items()}
+        tables = {(of, asked): rows[of] | {"question": rows[asked]["question"]} for of, asked in pairs}
+    else:
+        hubs = {
+            (of, asked): Hub("facebook/mlqa", f"mlqa.{of}.{asked}", "test", "mlqa_dev_*.tsv.gz", (), True)
+            for of, asked in pairs
+        }
+        tables = {pair: hub.rows(_HUB_COLUMNS) for pair, hub in hubs.items()}
     grid = {}
-    for of in names:
-        texts, position = _passages(inner, f"mlqa_dev_{of}")
-        path = find_file(inner, f"mlqa_dev_{of}_questions")
-        table = read_tsv(path, ["question_lang", "pid", "question", "answer"])
-        gold = _gold(path, table["pid"], position)
-        for asked in names:
-            rows = [i for i, language in enumerate(table["question_lang"]) if language == asked]
-            if rows:
-                grid[of, asked] = Questions(
-                    of, asked, texts, [table["question"][i] for i in rows], [gold[i] for i in rows],
-                    [[table["answer"][i]] for i in rows], str(path),
-                )  # fmt: skip
+    for (of, asked), table in tables.items():
+        position: dict[str, int] = {}
+        gold = [position.setdefault(context, len(position)) for context in table["context"]]
+        answers = [list(answer["text"]) for answer in table["answers"]]
+        source = "hub:google/xquad" if task == "xquad" else "hub:facebook/mlqa"
+        grid[of, asked] = Questions(of, asked, list(position), table["question"], gold, answers, source)
     return grid
-
-
-def _xquad_hub(wanted: Sequence[str] | None) -> Grid:
-    names = chosen(wanted, XQUAD_LANGUAGES, "languages")
-    columns = ["context", "question", "answers"]
-    rows = {
-        name: hub_rows("google/xquad", f"xquad.{name}", "validation", columns, "xquad_*.tsv.gz")
-        for name in names
-    }
-    # The rows of all languages are the same questions in the same order.
-    return {
-        (of, asked): _from_rows(of, asked, rows[of]["context"], rows[asked]["question"], rows[of]["answers"],
-                                "hub:google/xquad")
-        for of, asked in product(names, names)
-    }  # fmt: skip
-
-
-def _mlqa_hub(wanted: Sequence[str] | None) -> Grid:
-    names = chosen(wanted, MLQA_LANGUAGES, "languages")
-    grid = {}
-    for of, asked in product(names, names):
-        columns = ["context", "question", "answers"]
-        rows = hub_rows(
-            "facebook/mlqa", f"mlqa.{of}.{asked}", "test", columns, "mlqa_dev_*.tsv.gz", converted=True
-        )
-        grid[of, asked] = _from_rows(
-            of, asked, rows["context"], rows["question"], rows["answers"], "hub:facebook/mlqa"
-        )
-    return grid
-
-
-def _from_rows(
-    of: str,
-    asked: str,
-    contexts: list[str],
-    questions: list[str],
-    answers: list[dict[str, list[str]]],
-    source: str,
-) -> Questions:
-    position: dict[str, int] = {}
-    gold = [position.setdefault(context, len(position)) for context in contexts]
-    return Questions(of, asked, list(position), questions, gold, [list(a["text"]) for a in answers], source)
 
 
 @dataclass(frozen=True)
@@ -219,15 +166,14 @@ def load_training(folder: Path | None, name: str = "en", limit: int | None = Non
     Raises UserError for a missing or broken file, or when no answer was found.
     """
     if folder is None:
-        columns = ["context", "question", "answers"]
-        rows = hub_rows("rajpurkar/squad", None, "train", columns, "tydiqa_goldp_train/en.tsv.gz")
+        squad = Hub("rajpurkar/squad", None, "train", "tydiqa_goldp_train/en.tsv.gz")
+        rows = squad.rows(_HUB_COLUMNS)
         kept = [
             Located(question, context, answers["text"][0], answers["answer_start"][0])
-            for context, question, answers in zip(*(rows[c][:limit] for c in columns), strict=True)
+            for context, question, answers in zip(*(rows[c][:limit] for c in _HUB_COLUMNS), strict=True)
         ]
         return TrainingQuestions(kept, 0, "hub:rajpurkar/squad")
-    inner = folder / "tydiqa_goldp_train" if (folder / "tydiqa_goldp_train").is_dir() else folder
-    path = find_file(inner, name)
+    path = find_file(inner(folder, "tydiqa_goldp_train"), name)
     table = read_tsv(path, ["question", "passage", "answer"])
     triples = list(zip(*(table[c][:limit] for c in ("question", "passage", "answer")), strict=True))
     located = [Located(q, p, a, p.find(a)) for q, p, a in triples if a]
@@ -247,5 +193,7 @@ def load_grids(settings: Mapping[str, Any]) -> dict[str, Grid]:
     folder, limit = folder_of(settings, "retrieval"), row_limit(settings)
     wanted = names(settings, "tasks")
     tasks = chosen(wanted, TASKS, "tasks")
-    tasks = [task for task in tasks if wanted is not None or there(task, folder)] or list(TASKS)
+    if wanted is None and folder is not None:
+        there = [t for t, stem in _STEMS.items() if any(inner(folder, stem).glob(f"{stem}_*_passages.tsv*"))]
+        tasks = there or tasks
     return {task: load_grid(task, folder, names(settings, "languages"), limit) for task in tasks}

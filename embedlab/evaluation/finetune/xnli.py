@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from embedlab.errors import UserError
+from embedlab.evaluation.core.correlation import accuracy
 from embedlab.evaluation.core.files import Hub, Labelled, find_file, is_there, names_in, read_labelled
 from embedlab.evaluation.core.settings import chosen, folder_of, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings
@@ -113,13 +114,10 @@ class XNLI(FineTunedSuite):
     def score(self, encoder: Any, data: XNLIData, settings: Settings) -> Scored:
         """Train on English, and name the labels of each language."""
         config = self.config(settings)
-        result = classify(
+        labels, fitted = classify(
             encoder, data.training, data.tests, len(CLASSES), config, settings, "xnli", data.dev
         )
-        found = {
-            language: 100 * float((result.predictions[language] == test.labels).mean())
-            for language, test in data.tests.items()
-        }
+        found = {language: accuracy(labels[language], test.labels) for language, test in data.tests.items()}
         scores = {"xnli/accuracy": fmean(found.values())}
         if others := [score for language, score in found.items() if language != "en"]:
             scores["xnli-zeroshot/accuracy"] = fmean(others)
@@ -142,5 +140,5 @@ class XNLI(FineTunedSuite):
                 "encoder template and pooling play no part: the head reads the backbone's last layer",
             ],
             seed=config.seed,
-            finetune=config.plain() | result.plain(),
+            finetune=config.plain() | fitted,
         )

@@ -11,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
-from embedlab.evaluation.core.vectors import Encoder
+from embedlab.evaluation.core.vectors import Encoder, Prompted
 
 LISTS = Path(__file__).parent / "task_lists"
 _SAID = "#:"  # begins the lines of a list file that are said where the list is used
@@ -35,12 +35,16 @@ class MTEBTasks:
     notes: list[str]
 
 
+_ROLES: tuple[Literal["query", "document"], ...] = ("query", "document")
+
+
 class MTEB(Suite):
     """Tasks of the package `mteb`.
 
     Settings: tasks (names of mteb, names of our lists such as jtcse_zeroshot, paths of .txt files with a name
     a line; default STSBenchmark), data_dir (folder with local copies: ORGANISATION/NAME or NAME of the data
-    set, or the task's name; what is not there comes from the hub or its cache), prompts (mteb's key -> text),
+    set, or the task's name; what is not there comes from the hub or its cache), prompts (mteb's key -> text;
+    default: the encoder's own),
     languages (three letters; only these subsets), mteb_cache (folder in which mteb keeps results, to go on
     after an interruption).
 
@@ -65,7 +69,8 @@ class MTEB(Suite):
         mteb = _mteb()
         for note in data.notes:  # before hours of scoring
             log.warning("%s", note)
-        prompts = dict(settings.get("prompts") or {})
+        own = {role: Prompted(encoder, role).text for role in _ROLES}
+        prompts = dict(settings.get("prompts") or {role: text for role, text in own.items() if text})
         model = _adapter(encoder, prompts)
         folder = settings.get("mteb_cache")
         cache = mteb.ResultCache(cache_path=folder) if folder else None
@@ -86,7 +91,7 @@ class MTEB(Suite):
                 key="tasks",
                 fix="data_dir=FOLDER with the task's data, or a machine that reaches the hub",
             )
-        scores = _flat([(task_result, _task_type(data.tasks, task_result.task_name)) for task_result in done])
+        scores = _flat(done)
         return self.result(
             encoder,
             scores,
@@ -196,33 +201,25 @@ def _use_local_data(tasks: Sequence[Any], data_dir: Any) -> dict[str, str]:
     return found
 
 
-def _flat(results: Sequence[tuple[Any, str]]) -> dict[str, float]:
+def _flat(results: Sequence[Any]) -> dict[str, float]:
     scores: dict[str, float] = {}
     types: dict[str, list[float]] = defaultdict(list)
-    for result, kind in results:
-        entries = [entry for split in result.scores.values() for entry in split]
-        metric = _main_metric(result)
+    for result in results:
+        task = result.task.metadata
+        metric = str(task.main_score)
         subsets: dict[str, list[float]] = defaultdict(list)
-        for entry in entries:
+        for entry in (entry for split in result.scores.values() for entry in split):
             subsets[entry["hf_subset"]].append(100 * float(entry["main_score"]))
         if len(subsets) > 1:
             for subset, values in subsets.items():
                 scores[f"{result.task_name}[{subset}]/{metric}"] = float(np.mean(values))
         mean = float(np.mean([value for values in subsets.values() for value in values]))
         scores[f"{result.task_name}/{metric}"] = mean
-        types[kind.lower()].append(mean)
+        types[str(task.type).lower()].append(mean)
     for kind, values in types.items():
         if len(values) > 1:
             scores[f"mteb_{kind}/main_score"] = float(np.mean(values))
     return scores
-
-
-def _main_metric(result: Any) -> str:
-    return str(result.task.metadata.main_score)
-
-
-def _task_type(tasks: Sequence[Any], name: str) -> str:
-    return next(str(task.metadata.type) for task in tasks if task.metadata.name == name)
 
 
 def _adapter(encoder: Encoder, prompts: Mapping[str, str]) -> Any:

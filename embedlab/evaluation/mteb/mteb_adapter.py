@@ -9,7 +9,7 @@ import numpy as np
 from mteb.models.abs_encoder import AbsEncoder, get_prompt_name
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 
-from embedlab.evaluation.core.vectors import Encoder, embed
+from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
 
 
 class MTEBEncoder(AbsEncoder):  # type: ignore[misc]  # mteb is untyped here
@@ -49,12 +49,13 @@ class MTEBEncoder(AbsEncoder):  # type: ignore[misc]  # mteb is untyped here
         "text").
         """
         prompt = self._prompt(task_metadata, prompt_type)
-        vectors = embed(self.model, [prompt + text for batch in inputs for text in batch["text"]])
+        model = self.model if prompt is None else Prompted(self.model, "query", prompt)
+        vectors = embed(model, [text for batch in inputs for text in batch["text"]])
         return np.asarray(vectors.numpy())
 
-    def _prompt(self, task_metadata: Any, prompt_type: Any) -> str:
+    def _prompt(self, task_metadata: Any, prompt_type: Any) -> str | None:
         key = get_prompt_name(self.model_prompts, task_metadata, prompt_type)
         if key is None or self.model_prompts is None:
-            return ""
+            return None
         self.used.setdefault(task_metadata.name, {})[key] = self.model_prompts[key]
         return str(self.model_prompts[key])

@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
+from embedlab.evaluation.core.correlation import flat
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Scores
 from embedlab.evaluation.core.vectors import unique
-from embedlab.evaluation.sts.sts import STSPairs, all_sentences, load_sts, row_count_warning
+from embedlab.evaluation.sts.sts import STSPairs, all_sentences, load_sts, row_count_warnings
 
 if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
@@ -67,30 +68,25 @@ def profile(tower: SentenceEncoder, sentences: Sequence[str], batch_tokens: int 
     punctuation = _punctuation(tower.tokenizer).to(tower.device)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     total = torch.zeros(tower.backbone.info.layers, len(METRICS), dtype=torch.float64)
-    training = tower.training
-    tower.eval()
-    try:
-        with torch.inference_mode():
-            start = 0
-            while start < len(order):
-                size = max(1, batch_tokens // max(1, len(rows[order[start]])))
-                chosen = [rows[i] for i in order[start : start + size]]
-                start += size
-                padded = tower.tokenization.pad(chosen)
-                ids = padded["input_ids"].to(tower.device)
-                mask = padded["attention_mask"].to(tower.device)
-                states = tower.backbone(ids, mask, all_layers=True)
-                frame = parts.frame(states[0], mask)
-                marks = _marks(mask, punctuation[ids])
-                for m in range(tower.backbone.info.layers):
-                    heads = parts.project(m, states[m], frame)
-                    weights = parts.weights(m, heads, frame)
-                    context = (weights @ heads.value.float()).transpose(1, 2).flatten(2)
-                    written = parts.output(m, context.to(states[m].dtype))
-                    found = measure(states[m + 1], written, written + states[m], weights, mask, *marks)
-                    total[m] += torch.stack([found[name].sum() for name in METRICS]).cpu().double()
-    finally:
-        tower.train(training)
+    with tower.evaluating(None):
+        start = 0
+        while start < len(order):
+            size = max(1, batch_tokens // max(1, len(rows[order[start]])))
+            chosen = [rows[i] for i in order[start : start + size]]
+            start += size
+            padded = tower.tokenization.pad(chosen)
+            ids = padded["input_ids"].to(tower.device)
+            mask = padded["attention_mask"].to(tower.device)
+            states = tower.backbone(ids, mask, all_layers=True)
+            frame = parts.frame(states[0], mask)
+            marks = _marks(mask, punctuation[ids])
+            for m in range(tower.backbone.info.layers):
+                heads = parts.project(m, states[m], frame)
+                weights = parts.weights(m, heads, frame)
+                context = (weights @ heads.value.float()).transpose(1, 2).flatten(2)
+                written = parts.output(m, context.to(states[m].dtype))
+                found = measure(states[m + 1], written, written + states[m], weights, mask, *marks)
+                total[m] += torch.stack([found[name].sum() for name in METRICS]).cpu().double()
     means = total / len(rows)
     return Profile({name: means[:, i] for i, name in enumerate(METRICS)}, len(rows))
 
@@ -204,14 +200,12 @@ def flatten(profiles: Sequence[Profile]) -> dict[str, float]:
     each, means over the towers; with two, ``tower1/E1`` and so on at the last layer of each.
     """
     mean = {name: torch.stack([p.values[name] for p in profiles]).mean(0) for name in METRICS}
-    scores = {"cls_energy/E_CLS": float(mean["E1"][-1])}
-    scores |= {f"cls_energy/{name}": float(mean[name][-1]) for name in METRICS}
-    for m in range(profiles[0].layers):
-        scores |= {f"layer{m + 1:02d}/{name}": float(mean[name][m]) for name in METRICS}
+    parts = {"cls_energy": (mean, -1)}
+    parts |= {f"layer{m + 1:02d}": (mean, m) for m in range(profiles[0].layers)}
     if len(profiles) > 1:
-        for i, p in enumerate(profiles, 1):
-            scores |= {f"tower{i}/{name}": float(p.values[name][-1]) for name in METRICS}
-    return scores
+        parts |= {f"tower{i}": (p.values, -1) for i, p in enumerate(profiles, 1)}
+    found = {part: {name: float(of[name][m]) for name in METRICS} for part, (of, m) in parts.items()}
+    return {"cls_energy/E_CLS": found["cls_energy"]["E1"], **flat(found)}
 
 
 class CLSEnergy(Suite):
@@ -239,7 +233,6 @@ class CLSEnergy(Suite):
         sentences, _ = unique(all_sentences([data]))
         profiles = [profile(tower, sentences) for tower in towers(encoder)]
         scores = flatten(profiles)
-        warning = row_count_warning(data)
         return self.result(
             encoder,
             scores,
@@ -248,7 +241,7 @@ class CLSEnergy(Suite):
             text=data.text,
             sentences=sentences,
             data={"stsb (dev)": {"source": data.source, "sentences": len(sentences)}},
-            warnings=[warning] if warning else [],
+            warnings=row_count_warnings([data]),
             notes=[
                 "our reading of E_CLS: the paper's formula is not known",
                 "attention weights without dropout, fp32",

@@ -7,7 +7,7 @@ from embedlab.evaluation.core.ratings import RatedCosines, separation, written
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Metric
 from embedlab.evaluation.core.vectors import Encoder, Vectors
-from embedlab.evaluation.sts.sts import STSPairs, Text, all_sentences, load_sts, row_count_warning
+from embedlab.evaluation.sts.sts import STSPairs, Text, all_sentences, load_sts, row_count_warnings
 
 
 class Geometry(Suite):
@@ -51,7 +51,7 @@ class Geometry(Suite):
             text=data[0].text,
             sentences=vectors.sentences,
             data={f"stsb_{pairs.split}": {"source": pairs.source, "pairs": len(pairs)} for pairs in data},
-            warnings=[warning for pairs in data if (warning := row_count_warning(pairs))],
+            warnings=row_count_warnings(data),
             notes=["alignment_ratio, uniformity_ratio: this project's reconstruction, not CSE-SFP's formula"],
             cosines_by_rating=written(groups),
         )

@@ -18,6 +18,7 @@ from torch import Tensor
 from embedlab.errors import UserError
 from embedlab.evaluation.bitext.parallel_texts import NTREX, ParallelTable, parallel_table
 from embedlab.evaluation.core import geometry
+from embedlab.evaluation.core.correlation import flat
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.settings import folder_of, limit_note, names, row_limit, scoring_device, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
@@ -226,14 +227,12 @@ def _spectra(table: ParallelTable, stack: Tensor) -> tuple[dict[str, float], dic
 def _cosine_scores(table: ParallelTable, pivot: str, related: Tensor, unrelated: Tensor) -> dict[str, float]:
     at = table.languages.index(pivot)
     apart = ~torch.eye(len(table.languages), dtype=torch.bool, device=related.device)
-    sets = {"cosine": (float(related[apart].mean()), float(unrelated[apart].mean()))}
+    sets = {"cosine": (related[apart].mean(), unrelated[apart].mean())}
     for i, name in enumerate(table.languages):
         if i != at:
-            sets[f"cosine-{pivot}-{name}"] = (float(related[at, i]), float(unrelated[at, i]))
-    scores: dict[str, float] = {}
-    for name, (close, far) in sets.items():
-        scores |= {f"{name}/related": close, f"{name}/unrelated": far, f"{name}/gap": close - far}
-    return scores
+            sets[f"cosine-{pivot}-{name}"] = (related[at, i], unrelated[at, i])
+    means = {name: (float(close), float(far)) for name, (close, far) in sets.items()}
+    return flat({name: {"related": c, "unrelated": f, "gap": c - f} for name, (c, f) in means.items()})
 
 
 def _language_scores(stack: Tensor, neighbours: int) -> dict[str, float]:

@@ -11,11 +11,11 @@ import torch
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.correlation import spearman
-from embedlab.evaluation.core.settings import task_names, whole
+from embedlab.evaluation.core.settings import whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 from embedlab.evaluation.probes.noise import NOISES, perturb
-from embedlab.evaluation.sts.sts import SEVEN, STSPairs, Text, all_sentences, load_sts, score_tasks
+from embedlab.evaluation.sts.sts import STSPairs, all_sentences, load_tasks, score_tasks
 
 DEFAULT_RATE = 0.2
 LENGTHS = ((1, 10), (11, 20), (21, 32), (33, None))
@@ -46,11 +46,9 @@ class Robustness(Suite):
 
     def load(self, settings: Settings) -> list[STSPairs]:
         """The tasks without noise."""
-        tasks = task_names(settings, SEVEN, "STS")
         _rates(settings.get("noises"), settings.get("noise_rate"))
         whole(settings, "noise_seed", 0, least=0)
-        text: Text = settings.get("sts_text") or "raw"
-        return [load_sts(task, settings.get("data_dir"), text) for task in tasks]
+        return load_tasks(settings)
 
     def score(self, encoder: Encoder, data: list[STSPairs], settings: Settings) -> Scored:
         """Spearman with and without noise, and by length."""

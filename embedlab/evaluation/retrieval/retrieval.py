@@ -7,22 +7,24 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import BACKENDS, Backend, TopK, unit
-from embedlab.evaluation.core.settings import require, scoring_device, whole
+from embedlab.evaluation.core.settings import chosen, folder_of, names, require, scoring_device, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
-from embedlab.evaluation.core.vectors import Encoder, embed
+from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
 from embedlab.evaluation.retrieval.beir import Collection, is_collection, load_collection
 
 SIMILARITIES = ("cosine", "dot")
 _BLOCK = 16384  # documents encoded and searched at once
+_SIDES: dict[Literal["query", "document"], str] = {"query": "query", "document": "corpus"}
+"""Roles of texts, and what the settings call them."""
 Run = dict[str, dict[str, float]]
 """query id -> document id -> score."""
 
@@ -32,7 +34,8 @@ class Retrieval(Suite):
 
     Settings: data_dir (a BEIR folder, or a folder of such folders), tasks (names of those folders; default
     all), split (test), similarity (cosine or dot), depth (documents a query, 1000: MAP is over these), index
-    (torch or faiss: both exact), query_prompt and corpus_prompt (put before each text), codes
+    (torch or faiss: both exact), query_prompt and corpus_prompt (before each text; default: the encoder's own
+    prompts), codes
     (`load_collection`), skip_same_id (drop the document that has the query's own id, as BEIR does for ArguAna
     and Quora), device.
 
@@ -59,25 +62,25 @@ class Retrieval(Suite):
     def load(self, settings: Settings) -> list[Collection]:
         """The collections."""
         how = _how(settings)
-        folders = _folders(settings.get("data_dir"), settings.get("tasks"))
-        return [load_collection(folder, settings.get("split") or "test", how["codes"]) for folder in folders]
+        split = settings.get("split") or "test"
+        return [load_collection(folder, split, how["codes"]) for folder in _folders(settings)]
 
     def score(self, encoder: Encoder, data: list[Collection], settings: Settings) -> Scored:
         """nDCG, MRR, recall and MAP of each collection."""
         require("ir_measures", "ir-measures")
-        how = _how(settings)
+        sides = {role: Prompted(encoder, role, settings.get(f"{key}_prompt")) for role, key in _SIDES.items()}
+        how = _how(settings) | {"prompts": {_SIDES[role]: side.text for role, side in sides.items()}}
         scores: dict[str, float] = {}
         for collection in data:
             found = search(
-                encoder, collection, how["depth"], similarity=how["similarity"], index=how["index"],
-                query_prompt=how["prompts"]["query"], corpus_prompt=how["prompts"]["corpus"],
-                skip_same_id=how["skip_same_id"], device=settings.get("device"),
+                sides["query"], collection, how["depth"], documents_by=sides["document"],
+                similarity=how["similarity"], index=how["index"], skip_same_id=how["skip_same_id"],
+                device=settings.get("device"),
             )  # fmt: skip
             measured = measure(found, collection.qrels)
             scores |= {f"{collection.name}/{name}": value for name, value in measured.items()}
-        if len(data) > 1:
-            for name in _MEASURES:
-                scores[f"retrieval/{name}"] = float(np.mean([scores[f"{c.name}/{name}"] for c in data]))
+        for name in _MEASURES if len(data) > 1 else ():
+            scores[f"retrieval/{name}"] = float(np.mean([scores[f"{c.name}/{name}"] for c in data]))
         return self.result(
             encoder,
             scores,
@@ -114,7 +117,6 @@ def _how(settings: Settings) -> dict[str, Any]:
         "similarity": similarity,
         "depth": whole(settings, "depth", 1000),
         "index": index,
-        "prompts": {side: settings.get(f"{side}_prompt") or "" for side in ("query", "corpus")},
         "skip_same_id": bool(settings.get("skip_same_id")),
         "codes": settings.get("codes") or "binary",
     }
@@ -125,22 +127,21 @@ def search(
     collection: Collection,
     depth: int = 1000,
     *,
+    documents_by: Encoder | None = None,
     similarity: str = "cosine",
     index: Backend = "torch",
-    query_prompt: str = "",
-    corpus_prompt: str = "",
     skip_same_id: bool = False,
     device: str | None = None,
 ) -> Run:
-    """The `depth` best documents of each query with their scores, exact."""
+    """The `depth` best documents of each query with their scores, exact; `documents_by` encodes the documents."""
     place = scoring_device(device)
     shape = unit if similarity == "cosine" else lambda vectors: vectors
-    queries = shape(embed(encoder, [query_prompt + text for text in collection.queries.values()]).to(place))
+    queries = shape(embed(encoder, list(collection.queries.values())).to(place))
     # One more where the query's own document may have to go.
     top = TopK(queries, depth + skip_same_id, index)
-    documents = [corpus_prompt + text for text in collection.documents.values()]
+    documents = list(collection.documents.values())
     for first in range(0, len(documents), _BLOCK):
-        top.add(shape(embed(encoder, documents[first : first + _BLOCK]).to(place)))
+        top.add(shape(embed(documents_by or encoder, documents[first : first + _BLOCK]).to(place)))
     names = list(collection.documents)
     found: Run = {}
     for query, scores, rows in zip(collection.queries, top.scores.tolist(), top.rows.tolist(), strict=True):
@@ -168,27 +169,17 @@ def measure(found: Run, qrels: Mapping[str, Mapping[str, int]]) -> dict[str, flo
     return {name: 100 * float(values[measure]) for name, measure in measures.items()}
 
 
-def _folders(data_dir: Any, tasks: str | Sequence[str] | None) -> list[Path]:
-    if data_dir is None:
+def _folders(settings: Settings) -> list[Path]:
+    folder = folder_of(settings, "retrieval")
+    if folder is None:
         raise UserError(
             "retrieval reads local collections",
             key="data_dir",
             fix="data_dir=FOLDER in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv), or suite=mteb",
-        )
-    folder = Path(data_dir)
-    if not folder.is_dir():
-        raise UserError(
-            "no such folder", file=folder, key="data_dir", value=data_dir, fix="give a BEIR folder"
         )
     inside = {path.name: path for path in sorted(folder.iterdir()) if path.is_dir() and is_collection(path)}
     if is_collection(folder):
         inside = {folder.resolve().name: folder}
     if not inside:
         raise UserError("holds no corpus.jsonl", file=folder, key="data_dir", fix="give a BEIR folder")
-    names = tasks.split(",") if isinstance(tasks, str) else list(tasks or inside)
-    unknown = [name for name in names if name not in inside]
-    if unknown:
-        raise UserError(
-            "no such collection", key="tasks", value=unknown[0], fix=f"choose from {', '.join(inside)}"
-        )
-    return [inside[name] for name in dict.fromkeys(names)]
+    return [inside[name] for name in chosen(names(settings, "tasks"), list(inside), "tasks")]

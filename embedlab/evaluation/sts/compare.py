@@ -18,7 +18,7 @@ from embedlab.evaluation.core import protocol as protocols
 from embedlab.evaluation.core.settings import whole
 from embedlab.evaluation.core.table import Table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
-from embedlab.evaluation.sts.sts import SEVEN, STSPairs, Text, all_sentences, load_sts
+from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_tasks
 
 log = logging.getLogger(__name__)
 RESAMPLES, SEED, LEVEL = 1000, 0, 0.95
@@ -71,25 +71,37 @@ def compare_sts(
     scores: dict[str, float] = {}
     points, samples = [], []
     for number, pairs in enumerate(tasks):
-        gold = np.asarray(pairs.gold, dtype=np.float64)
+        gold = pairs.gold
         one, other = (v.cosine(pairs.first, pairs.second).numpy() for v in vectors)
         before, after = (float(spearman_rows(c[None], gold[None])[0]) for c in (one, other))
         points.append(after - before)
         samples.append(bootstrap(gold, one, other, resamples=resamples, seed=seed + number))
-        scores |= _summary(pairs.task, points[-1], samples[-1])
+        scores |= change_interval(f"{pairs.task}/", points[-1], samples[-1])
     if len(tasks) > 1:
         name = "sts7" if {p.task for p in tasks} == set(SEVEN) else "sts"
-        scores |= _summary(name, float(np.mean(points)), np.mean(samples, axis=0))
+        scores |= change_interval(f"{name}/", float(np.mean(points)), np.mean(samples, axis=0))
     return scores
 
 
-def _summary(task: str, point: float, samples: NDArray[np.float64]) -> dict[str, float]:
-    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+def change_interval(
+    prefix: str, point: float, samples: NDArray[np.float64], level: float = LEVEL
+) -> dict[str, float]:
+    """A difference with its bootstrap interval.
+
+    Args:
+        prefix: of the names.
+        point: the difference on the whole set.
+        samples: it on each sample, ``[resamples]``.
+        level: share of the samples in the interval.
+
+    Returns: ``change``, ``change_low``, ``change_high``, and ``worse``, the share of negative samples.
+    """
+    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
     return {
-        f"{task}/change": point,
-        f"{task}/change_low": float(low),
-        f"{task}/change_high": float(high),
-        f"{task}/worse": float((samples < 0).mean()),
+        f"{prefix}change": point,
+        f"{prefix}change_low": float(low),
+        f"{prefix}change_high": float(high),
+        f"{prefix}worse": float((samples < 0).mean()),
     }
 
 
@@ -105,8 +117,7 @@ class Comparison:
             UserError: a wrong setting, a missing or broken file.
         """
         whole(settings, "resamples", RESAMPLES)
-        text: Text = settings.get("sts_text") or "raw"
-        return [load_sts(task, settings.get("data_dir"), text) for task in settings.get("tasks") or SEVEN]
+        return load_tasks(settings)
 
     def score(
         self, first: Encoder, second: Encoder, tasks: list[STSPairs], settings: Mapping[str, Any]
@@ -118,7 +129,7 @@ class Comparison:
             suite="compare",
             name="sts_paired_bootstrap",
             aggregation=f"all; {resamples} resamples of sentence pairs, the same for both encoders; 95 % interval",
-            text=settings.get("sts_text") or "raw",
+            text=tasks[0].text,
             sentences=all_sentences(tasks),
             data={pairs.task: {"source": pairs.source, "pairs": len(pairs)} for pairs in tasks},
             seed=SEED,

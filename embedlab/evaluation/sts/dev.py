@@ -27,30 +27,23 @@ class DevSet:
     def __init__(self, pairs: STSPairs) -> None:
         self.pairs = pairs
         self.sentences, position = unique(all_sentences([pairs]))
-        self._first = torch.tensor([position[s] for s in pairs.first])
-        self._second = torch.tensor([position[s] for s in pairs.second])
+        sides = [[position[s] for s in side] for side in (pairs.first, pairs.second)]
+        self._pairs = torch.tensor(sides)  # [2, n_pairs]
         gold = torch.from_numpy(pairs.gold)
         self._gold = standardise(ranks(gold))
-        positive = gold > POSITIVE_RATING
-        self._positive_first = self._first[positive]
-        self._positive_second = self._second[positive]
+        self._positive = self._pairs[:, gold > POSITIVE_RATING]
 
     def to(self, device: torch.device | str) -> DevSet:
         """Moves the index tensors to `device`, in place; `score` does it by itself when the vectors live
         elsewhere."""
-        self._first, self._second = self._first.to(device), self._second.to(device)
-        self._positive_first, self._positive_second = (
-            self._positive_first.to(device),
-            self._positive_second.to(device),
-        )
+        self._pairs, self._positive = self._pairs.to(device), self._positive.to(device)
         target = torch.device(device)
         self._gold = self._gold.to(target, torch.float32 if target.type == "mps" else torch.float64)
         return self
 
     def pair_cosines(self, vectors: Tensor) -> Tensor:
         """Cosine of each rated pair [n_pairs], on the vectors' device, in float64."""
-        first, second = (index.to(vectors.device) for index in (self._first, self._second))
-        return pair_cosine(vectors[first], vectors[second])
+        return pair_cosine(*(vectors[side] for side in self._pairs.to(vectors.device)))
 
     def score(self, vectors: Tensor, geometry: bool = True, rank: bool = True) -> dict[str, float]:
         """Scores of `vectors` [n_unique, D], row i for `sentences[i]`, on any device and in any float type.
@@ -63,15 +56,15 @@ class DevSet:
         if vectors.ndim != 2 or vectors.shape[0] != len(self.sentences):
             raise ValueError(f"vectors of shape {tuple(vectors.shape)} for {len(self.sentences)} sentences")
         vectors = vectors.detach()
-        if self._first.device != vectors.device:
+        if self._pairs.device != vectors.device:
             self.to(vectors.device)
-        cosine = pair_cosine(vectors[self._first], vectors[self._second])
+        cosine = self.pair_cosines(vectors)
         values = {
             "spearman": 100 * (standardise(ranks(cosine)) * self._gold).sum().clamp(-1, 1),
             "mean_cosine": mean_cosine(vectors),
         }
         if geometry:
-            values["alignment"] = alignment(vectors[self._positive_first], vectors[self._positive_second])
+            values["alignment"] = alignment(*(vectors[side] for side in self._positive))
             # A device waits for its host rather than for n x n products: one piece, where a cache prefers many.
             chunk = 4096 if vectors.device.type == "cuda" else 256
             values["uniformity"] = uniformity(vectors, chunk=chunk)

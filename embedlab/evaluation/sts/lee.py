@@ -7,6 +7,7 @@ every score comes with a bootstrap interval over documents (pairs share document
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -22,10 +23,12 @@ from embedlab.evaluation.core.settings import whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import Metric
 from embedlab.evaluation.core.vectors import Encoder, embed
+from embedlab.evaluation.sts.compare import change_interval
 
 RESAMPLES = 1000
 SEED = 0
 _DOCUMENTS = 50
+_METRICS = ("spearman", "pearson")
 
 
 @dataclass(frozen=True)
@@ -72,24 +75,23 @@ def _correlations(cosine: NDArray[np.float64], human: NDArray[np.float64]) -> tu
     return _correlation(rankdata(cosine), rankdata(human)), _correlation(cosine, human)
 
 
-class _Resamples:
-    """Bootstrap samples of documents, the same for every encoder with the same seed, so that two are compared
-    on the same samples. A pair of a document with itself is left out: its similarity of 1 is no judgement."""
+def _bootstrap(
+    cosines: Sequence[NDArray[np.float64]], human: NDArray[np.float64], resamples: int, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Spearman and Pearson of encoders given by their cosines, on the whole set [encoders, 2] and on bootstrap
+    samples of documents [encoders, resamples, 2], which are the same for all.
 
-    def __init__(self, n: int, resamples: int, seed: int) -> None:
-        generator = np.random.default_rng(seed)
-        self._upper = np.triu_indices(n, k=1)
-        self._drawn = [generator.integers(0, n, size=n) for _ in range(resamples)]
-
-    def correlations(self, cosine: NDArray[np.float64], human: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[resamples, 2]: Spearman and Pearson of each sample."""
-        result = np.empty((len(self._drawn), 2))
-        for i, drawn in enumerate(self._drawn):
-            first, second = drawn[self._upper[0]], drawn[self._upper[1]]
-            apart = first != second
-            first, second = first[apart], second[apart]
-            result[i] = _correlations(cosine[first, second], human[first, second])
-        return result
+    A pair of a document with itself is left out: its similarity of 1 is no judgement.
+    """
+    upper = np.triu_indices(len(human), k=1)
+    generator = np.random.default_rng(seed)
+    found = np.empty((len(cosines), resamples, 2))
+    for i in range(resamples):
+        drawn = generator.integers(0, len(human), size=len(human))
+        pair = drawn[upper[0]], drawn[upper[1]]
+        pair = tuple(side[pair[0] != pair[1]] for side in pair)
+        found[:, i] = [_correlations(cosine[pair], human[pair]) for cosine in cosines]
+    return np.array([_correlations(cosine[upper], human[upper]) for cosine in cosines]), found
 
 
 def _cosines(vectors: torch.Tensor) -> NDArray[np.float64]:
@@ -104,19 +106,13 @@ def score(
     """Spearman and Pearson (x100) of cosine against the human ratings over all pairs of `vectors` [50, D],
     each with the bootstrap interval: spearman, spearman_low, spearman_high, pearson, pearson_low,
     pearson_high."""
-    cosine = _cosines(vectors)
-    upper = np.triu_indices(len(lee.documents), k=1)
-    point = _correlations(cosine[upper], lee.human[upper])
-    samples = _Resamples(len(lee.documents), resamples, seed).correlations(cosine, lee.human)
+    (point,), (samples,) = _bootstrap([_cosines(vectors)], lee.human, resamples, seed)
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    result: dict[str, float] = {}
-    for i, name in enumerate(("spearman", "pearson")):
-        result |= {
-            name: 100 * point[i],
-            f"{name}_low": 100 * float(low[i]),
-            f"{name}_high": 100 * float(high[i]),
-        }
-    return result
+    return {
+        f"{name}{end}": 100 * float(values[i])
+        for i, name in enumerate(_METRICS)
+        for end, values in (("", point), ("_low", low), ("_high", high))
+    }
 
 
 def compare(
@@ -130,20 +126,11 @@ def compare(
     """Paired bootstrap of `after` minus `before` (vectors [50, D] of two encoders), x100: spearman_change
     with its interval spearman_change_low / _high, and spearman_worse, the share of samples in which `after`
     is lower; the same for pearson."""
-    pair = [_cosines(before), _cosines(after)]
-    upper = np.triu_indices(len(lee.documents), k=1)
-    points = [_correlations(cosine[upper], lee.human[upper]) for cosine in pair]
-    drawn = _Resamples(len(lee.documents), resamples, seed)
-    change = drawn.correlations(pair[1], lee.human) - drawn.correlations(pair[0], lee.human)
-    low, high = np.quantile(change, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    points, samples = _bootstrap([_cosines(before), _cosines(after)], lee.human, resamples, seed)
+    change = 100 * (samples[1] - samples[0])
     result: dict[str, float] = {}
-    for i, name in enumerate(("spearman", "pearson")):
-        result |= {
-            f"{name}_change": 100 * (points[1][i] - points[0][i]),
-            f"{name}_change_low": 100 * float(low[i]),
-            f"{name}_change_high": 100 * float(high[i]),
-            f"{name}_worse": float((change[:, i] < 0).mean()),
-        }
+    for i, name in enumerate(_METRICS):
+        result |= change_interval(f"{name}_", 100 * float(points[1, i] - points[0, i]), change[:, i], level)
     return result
 
 

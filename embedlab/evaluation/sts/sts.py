@@ -100,12 +100,9 @@ def load_sts(
     """
     source = _SOURCES.get((task, split))
     if source is None:
-        known = ", ".join(
-            sorted({name if where == "test" else f"{name} ({where})" for name, where in _SOURCES})
-        )
-        raise UserError(
-            "no such STS task", key="task", value=f"{task} ({split})", fix=f"choose one of {known}"
-        )
+        known = sorted(name if where == "test" else f"{name} ({where})" for name, where in _SOURCES)
+        fix = f"choose one of {', '.join(known)}"
+        raise UserError("no such STS task", key="task", value=f"{task} ({split})", fix=fix)
     if text not in ("raw", "tok"):
         raise UserError("no such text variant", key="sts_text", value=text, fix="choose raw or tok")
     if data_dir is None and text == "tok":
@@ -115,16 +112,16 @@ def load_sts(
             value=text,
             fix="give data_dir=FOLDER with SentEval's tokens, or use sts_text=raw",
         )
-    path = None if data_dir is None else find_file(data_dir, source.file, "sts")
     columns = [source.gold, "sentence1", "sentence2"]
-    if path is None:
+    if data_dir is None:
+        where = f"hub:{source.hub}"
         hub = Hub(
             source.hub, None, source.hub_split, "the STS files (sts12_test.tsv.gz ... sick_test.tsv.gz)"
         )
         table = dict(zip(columns, hub.rows(("score", "sentence1", "sentence2")).values(), strict=True))
     else:
-        table = read_tsv(path, columns, optional=[*_TOKENS, *([source.subset] if source.subset else [])])
-    where = f"hub:{source.hub}" if path is None else str(path)
+        where = str(path := find_file(data_dir, source.file, "sts"))
+        table = read_tsv(path, columns, [*_TOKENS, *filter(None, [source.subset])])
     first, second, notes = _sentences(task, text, table, where)
     kept, gold = rated(table[source.gold], where, source.gold)
     subsets = table.get(source.subset or "")
@@ -200,14 +197,24 @@ def rated(ratings: Sequence[Any], source: str, column: str) -> tuple[list[int], 
     return kept, gold
 
 
-def row_count_warning(pairs: STSPairs) -> str | None:
-    """A sentence for the protocol when the number of pairs is not the published one, else None."""
-    if pairs.expected is None or len(pairs) == pairs.expected:
-        return None
-    return (
+def row_count_warnings(tasks: Sequence[STSPairs]) -> list[str]:
+    """A sentence for the protocol for each task whose number of pairs is not the published one."""
+    return [
         f"{pairs.task} ({pairs.split}, {pairs.source}) has {len(pairs)} pairs where SentEval has "
         f"{pairs.expected}: not comparable with published scores"
-    )
+        for pairs in tasks
+        if pairs.expected not in (None, len(pairs))
+    ]
+
+
+def load_tasks(settings: Settings, text: Text | None = None) -> list[STSPairs]:
+    """The tasks that the key ``tasks`` names, all seven by default; `text` None: that of ``sts_text``, raw by default.
+
+    Raises:
+        UserError: a wrong setting, a missing or broken file.
+    """
+    text = text or settings.get("sts_text") or "raw"
+    return [load_sts(task, settings.get("data_dir"), text) for task in task_names(settings, SEVEN, "STS")]
 
 
 def score_pairs(vectors: Vectors, pairs: STSPairs) -> dict[str, float]:
@@ -241,12 +248,10 @@ def score_tasks(vectors: Vectors, tasks: Sequence[STSPairs]) -> dict[str, float]
     scores: dict[str, float] = {}
     for pairs in tasks:
         scores |= {f"{pairs.task}/{metric}": value for metric, value in score_pairs(vectors, pairs).items()}
-    if set(SEVEN) <= {pairs.task for pairs in tasks}:
-        for metric in ("spearman", "spearman_mean", "spearman_wmean", "pearson"):
-            values = [scores.get(f"{task}/{metric}") for task in SEVEN]
-            present = [value for value in values if value is not None]
-            if len(present) == len(SEVEN):
-                scores[f"sts7/{metric}"] = float(np.mean(present))
+    for metric in ("spearman", "spearman_mean", "spearman_wmean", "pearson"):
+        seven = [scores[key] for task in SEVEN if (key := f"{task}/{metric}") in scores]
+        if len(seven) == len(SEVEN):
+            scores[f"sts7/{metric}"] = float(np.mean(seven))
     return scores
 
 
@@ -281,14 +286,12 @@ class STS(Suite):
 
     def load(self, settings: Settings) -> Variants:
         """The tasks as the headline has them, and in the other text variant."""
-        headline: Text = settings.get("sts_text") or "raw"
-        tasks = task_names(settings, SEVEN, "STS")
-        main = [load_sts(task, settings.get("data_dir"), headline) for task in tasks]
-        second: Text = "tok" if headline == "raw" else "raw"
+        main = load_tasks(settings)
+        second: Text = "tok" if main[0].text == "raw" else "raw"
         notes = [note for pairs in main for note in pairs.notes]
         other: list[STSPairs] = []
         try:
-            other = [load_sts(task, settings.get("data_dir"), second) for task in tasks]
+            other = load_tasks(settings, second)
             notes += [note for pairs in other for note in pairs.notes]
         except UserError:
             notes.append(f"text variant {second} is not in this source, so it was not scored")
@@ -302,8 +305,7 @@ class STS(Suite):
         for key, value in score_tasks(vectors, data.other).items():
             task, metric = key.split("/")
             scores[f"{task}_{data.other[0].text}/{metric}"] = value
-        warnings = [warning for pairs in data.main if (warning := row_count_warning(pairs))]
-        warnings += vectors.non_finite_note()
+        warnings = row_count_warnings(data.main) + vectors.non_finite_note()
         if len(vectors.matrix) > 1 and bool((vectors.matrix == vectors.matrix[0]).all()):
             warnings.append(
                 "all sentence vectors are equal (a collapsed encoder): no correlation, counted as 0"

@@ -19,14 +19,18 @@ class MetricsFile(Logger):
     Args:
         path: of the file. Its columns grow as new names appear.
         after: when resuming, the step of the checkpoint: later rows, which will be made again, are dropped.
+
+    Raises:
+        UserError: the file to go on with is no table.
     """
 
     def __init__(self, path: Path, after: int | None = None) -> None:
         super().__init__()
         self.path = Path(path)
         self._columns: list[str] = ["step"]
-        self._after = after
         self._opened = False
+        rows = self._read() if after is not None and self.path.exists() else []
+        self._kept = [r for r in rows if (r.get("step") or "").isdecimal() and int(r["step"]) <= (after or 0)]
 
     @property
     def name(self) -> str:
@@ -58,10 +62,8 @@ class MetricsFile(Logger):
 
     def _open(self) -> None:
         self._opened = True
-        rows = self._read() if self._after is not None and self.path.exists() else []
-        kept = [r for r in rows if (r.get("step") or "").isdecimal() and int(r["step"]) <= (self._after or 0)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._rewrite(kept)
+        self._rewrite(self._kept)
 
     def _read(self) -> list[dict[str, str]]:
         try:

@@ -63,7 +63,7 @@ from embedlab.run.record import Record, check_recipe
 from embedlab.run.resume import finished
 
 log = logging.getLogger(__name__)
-_OF_STRUCTURE = (AttributeError, LookupError, TypeError, ValueError, AssertionError)
+_OF_STRUCTURE = (AttributeError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
 
 
 def train(config: RunConfig, folder: Path) -> dict[str, float]:
@@ -197,8 +197,9 @@ class Run:
             return
         if self.record is not None:
             self.record.put_back()
-        of_weights = str(error).startswith("Error(s) in loading state_dict")
-        if self.checkpoint is not None and (of_weights or isinstance(error, _OF_STRUCTURE)):
+        # torch's own errors of memory and of a card are of further types.
+        of_torch = type(error) is RuntimeError
+        if self.checkpoint is not None and (of_torch or isinstance(error, _OF_STRUCTURE)):
             raise UserError(
                 f"the checkpoint cannot be restored ({type(error).__name__}: {error})",
                 file=self.checkpoint,

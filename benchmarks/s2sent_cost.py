@@ -19,8 +19,7 @@ from torch import Tensor
 from transformers import AutoModel, BertConfig
 
 from embedlab.backbones import Backbone, load_backbone
-from embedlab.config.backbone import BackboneConfig
-from embedlab.config.published import KNOWN
+from embedlab.config.backbone import KNOWN, BackboneConfig
 from embedlab.kernels.attention import register
 from embedlab.pooling import build_pooling
 from embedlab.report.pooling_cost import captured, compare, parameters

@@ -363,7 +363,7 @@ def main(argv: list[str]) -> None:
     if options.work is not None:
         rank_main(options)
         return
-    from embedlab.cli.processes import start_ranks
+    from embedlab.run.processes import start_ranks
 
     worlds = [int(w) for w in options.worlds.split(",")]
     found, began = {}, time.perf_counter()
@@ -380,7 +380,7 @@ def main(argv: list[str]) -> None:
                 )
                 os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[:world])
             arguments = [*argv, "--work", str(work)]
-            if start_ranks("benchmarks.scaling", arguments, world):
+            if start_ranks(["benchmarks.scaling", *arguments], world):
                 raise SystemExit(f"the run on {world} devices failed")
             found[world] = json.loads((work / f"world{world}.json").read_text())
             print(f"{world}: {time.perf_counter() - began:.0f} s so far", file=sys.stderr)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from embedlab.errors import printable
+from embedlab.files import locked
 
 
 def markdown_text(text: str) -> str:
@@ -37,6 +38,12 @@ def quiet(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
+def show_log() -> None:
+    """The log on stderr: of the first rank what is worth knowing, of the others their warnings."""
+    level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING
+    logging.basicConfig(level=level, format="[%(asctime)s][%(name)s][%(levelname)s] - %(message)s")
+
+
 SAID = "EMBEDLAB_SAID"
 """The variable that names the file, in the environment of ranks that one command has started."""
 
@@ -45,8 +52,7 @@ def say_once(line: str) -> None:
     """Print a line on stderr, unless another rank has."""
     path = os.environ.get(SAID)
     if path is not None:
-        with open(path, "a+", encoding="utf-8") as said:
-            fcntl.flock(said, fcntl.LOCK_EX)
+        with locked(Path(path)), open(path, "a+", encoding="utf-8") as said:
             said.seek(0)
             if line in said.read().splitlines():
                 return

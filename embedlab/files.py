@@ -7,12 +7,15 @@ import fcntl
 import logging
 import os
 import pickle
+import platform
 import re
+import secrets
+import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from embedlab.errors import UserError
@@ -75,24 +78,128 @@ def check_writable(path: Path, key: str = "out") -> None:
         ) from error
 
 
+def check_replaceable(folder: Path, marks: Sequence[str], what: str, overwrite: bool = True) -> None:
+    """Whether a folder may be written: it is not there, or empty, or holds `what` (one of the files `marks`).
+
+    Raises:
+        UserError: it is a file, holds other things, or what is there must not be overwritten.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError("is a file", file=folder, fix="name a folder")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not any((folder / mark).is_file() for mark in marks):
+        raise UserError(f"holds other things than {what}", file=folder, fix="another folder, or empty it")
+    if not overwrite:
+        fix = "overwrite=true, or another folder"
+        raise UserError(f"holds {what} already", file=folder, key="overwrite", value="false", fix=fix)
+
+
+_BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)\.(?P<process>\d+)\.[a-z0-9_]{8}\.(?P<kind>new|old)")
+"""What a process writes beside a target until it is whole (``new``), and what it is about to replace (``old``)."""
+_HOST = re.sub(r"[^\w-]", "-", platform.node()) or "localhost"
+_own: set[str] = set()
+"""Paths in use by this process; others with its number are of an earlier one, as in a container that is restarted."""
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Gives a file beside `path` to write, which takes its place when the block ends well: a reader sees the old
     file or the new one, never a part."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    new = Path(name)
-    try:
+    with _beside(path, "new") as new:
+        new.touch()
         yield new
-        ordinary_mode(new)
+        _finish(new)
         os.replace(new, path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with whole_file(path) as new:
+        new.write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def locked(path: Path, wait: bool = True) -> Iterator[bool]:
+def whole_folder(target: Path) -> Iterator[Path]:
+    """Gives an empty folder beside `target`, which takes its place when the block ends well, and is gone otherwise.
+
+    Between two renames there is no `target`. What kills the process there leaves the old folder hidden; the next
+    `whole_folder` or `whole_file` beside it on the same machine puts it back, and removes what dead processes left.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(target, "new") as new, _beside(target, "old") as old:
+        new.mkdir()
+        yield new
+        for path in (*new.rglob("*"), new):
+            _finish(path)
+        try:
+            if target.exists():
+                target.rename(old)
+            new.rename(target)
+        except BaseException:
+            if old.exists() and not target.exists():
+                old.rename(target)
+            raise
+
+
+@contextmanager
+def _beside(target: Path, kind: str) -> Iterator[Path]:
+    """A path in the folder of `target` that says whose it is; whatever lies there at the end is removed."""
+    _sweep(target.parent)
+    draw = secrets.token_hex(4)
+    path = target.with_name(f".{target.name}.{_HOST}.{os.getpid()}.{draw}.{kind}")
+    _own.add(path.name)
+    try:
+        yield path
+    finally:
+        if kind == "new" or target.exists():
+            _remove(path)
+        _own.discard(path.name)
+
+
+def _sweep(folder: Path) -> None:
+    """Put back or remove what dead processes of this machine left in a folder."""
+    found = [match for name in os.listdir(folder) if (match := _BESIDE.fullmatch(name))]
+    for match in sorted(found, key=lambda m: m["kind"], reverse=True):  # old ones first
+        if match["host"] == _HOST and match[0] not in _own and not _lives(int(match["process"])):
+            left, target = folder / match[0], folder / match["name"]
+            with suppress(OSError):  # of another user, or another process sweeps too
+                if match["kind"] == "old" and not target.exists():
+                    left.rename(target)
+                else:
+                    _remove(left)
+
+
+def _lives(process: int) -> bool:
+    """Whether another process has this number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return process != os.getpid()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _finish(path: Path) -> None:
+    """On the disk before a rename shows it, with the mode of what `open` or `mkdir` makes."""
+    if path.is_symlink():
+        return
+    ordinary_mode(path)
+    if path.is_file():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+@contextmanager
+def locked(path: Path, wait: bool = True, doing: str = "holds this lock") -> Iterator[bool]:
     """Hold the lock file `path` (made where it is missing, and left there); gives whether it is held.
 
     The kernel lets go of the lock when its holder ends in any way, so a dead process never keeps it. Where
@@ -101,26 +208,25 @@ def locked(path: Path, wait: bool = True) -> Iterator[bool]:
     Args:
         path: the lock file.
         wait: wait for another holder; otherwise give False at once.
+        doing: what a holder does, for the line in the log that says for what this process waits.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        yield _take(handle, path, wait)
-    finally:
-        os.close(handle)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        yield _take(file.fileno(), path, wait, doing)
 
 
-def _take(handle: int, path: Path, wait: bool) -> bool:
+def _take(handle: int, path: Path, wait: bool, doing: str) -> bool:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     except OSError as bad:
         if bad.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             log.warning(
-                "no file locks in %s (%s); two runs may build the same cache", path.parent, bad.strerror
+                "no file locks in %s (%s); other processes are not waited for", path.parent, bad.strerror
             )
             return wait
     if wait:
-        log.info("another process is building this token cache; waiting for it")
+        log.info("another process %s; waiting for it (%s)", doing, path)
         fcntl.flock(handle, fcntl.LOCK_EX)
     return wait
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from embedlab.cli.lightning_cli import EmbedlabCLI
-from embedlab.cli.lightning_values import from_file
+from embedlab.cli.run_file import from_file
 from embedlab.distributed.devices import device_count
 from embedlab.run.parse import parse_run
 

@@ -1,12 +1,33 @@
+"""Folders of the package, and how it writes: whole or not at all, full disks, places that refuse, damaged files."""
+
 from __future__ import annotations
 
+import errno
+import io
+import json
 import os
 import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import SafetensorError
 
+import embedlab
 from embedlab import files as _paths
+from embedlab.cli import main as command
+from embedlab.cli.exits import as_user_error
+from embedlab.errors import UserError
+from embedlab.files import check_writable, corruption, writing
+from embedlab.run.callbacks.checkpoints import find_checkpoint
+from tests.encoders.test_encoder import build
+
+Tiny = Callable[..., Path]
 
 
 def test_conf_is_found_beside_the_package() -> None:
@@ -66,3 +87,282 @@ def test_an_ordinary_mode_is_the_umasks(tmp_path: Path, umask: int, file: int, f
     finally:
         os.umask(before)
     assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "ab"] == [file, folder]
+
+
+KILLED = """
+import json, os, signal, sys
+from contextlib import suppress
+from pathlib import Path
+from embedlab import files
+
+home, kind, there = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "there"
+target = home / "a.b"
+
+def put(text):
+    if kind == "file":
+        return files.write_whole(target, text)
+    with files.whole_folder(target) as new:
+        (new / "1").write_text(text)
+        (new / "inner").mkdir()
+        (new / "inner" / "2").write_text(text)
+
+def content():
+    if kind == "file":
+        return target.read_text() if target.exists() else None
+    return "/".join(p.read_text() for p in sorted(target.rglob("*")) if p.is_file()) if target.exists() else None
+
+def killed_at(step):
+    left = step
+    def trace(frame, event, argument):
+        nonlocal left
+        left -= event == "line" and Path(frame.f_code.co_filename).name in ("files.py", "shutil.py")
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    child = os.fork()
+    if child == 0:
+        sys.settrace(trace)
+        put("new")
+        os._exit(0)
+    return os.waitpid(child, 0)[1] != 0
+
+found, step = [], 0
+while True:
+    if there:
+        put("old")
+    elif target.exists():
+        files._remove(target)
+    if not killed_at(step):
+        break
+    with suppress(ZeroDivisionError), files.whole_file(home / "next"):
+        1 / 0
+    found.append([content(), [p.name for p in home.iterdir() if p != target]])
+    step += 1
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("there", ["there", "absent"])
+@pytest.mark.parametrize(("kind", "old", "new"), [("file", "old", "new"), ("folder", "old/old", "new/new")])
+def test_whatever_kills_a_writer_leaves_the_old_or_the_new(
+    tmp_path: Path, kind: str, old: str | None, new: str, there: str
+) -> None:
+    """A writer is killed at each of its lines; what is seen after the next write beside it is whole."""
+    command = [sys.executable, "-c", KILLED, str(tmp_path), kind, there]
+    environment = {**os.environ, "PYTHONPATH": str(Path(embedlab.__file__).parents[1])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert {content for content, _ in found} == {old if there == "there" else None, new}
+    assert [left for _, left in found if left] == []
+
+
+def test_a_folder_that_cannot_take_its_place_leaves_the_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, rename = tmp_path / "e", Path.rename
+    target.mkdir()
+    (target / "1").write_text("old")
+
+    def broken(path: Path, to: Path) -> Path:
+        if path.suffix == ".new":
+            raise PermissionError(13, "no")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", broken)
+    with pytest.raises(PermissionError), _paths.whole_folder(target) as new:
+        (new / "1").write_text("new")
+    assert (target / "1").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_a_living_process_or_another_machine_writes_is_left_alone(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = _paths._HOST
+    names = [f".e.{host}.{dead.pid}.00000000.new", f".e.{host}.{os.getpid()}.00000000.old",  # of an earlier process
+             f".e.{host}.{os.getppid()}.00000000.new", f".e.elsewhere.{dead.pid}.00000000.new", ".e.new"]  # fmt: skip
+    for name in names:
+        (tmp_path / name).mkdir()
+    with _paths.whole_folder(tmp_path / "other"):
+        pass
+    assert {p.name for p in tmp_path.iterdir()} == {"other", "e", *names[2:]}
+
+
+def test_a_second_holder_of_a_lock_is_told_or_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, order = tmp_path / "new" / ".lock", []
+
+    def second() -> None:
+        with _paths.locked(path, doing="trains here") as held:
+            order.append(("second", held))
+
+    with caplog.at_level("INFO"), _paths.locked(path) as held:
+        thread = threading.Thread(target=second)
+        thread.start()
+        while "another process trains here; waiting for it" not in caplog.text:
+            time.sleep(0.01)
+        with _paths.locked(path, wait=False) as other:
+            order.append(("first", held and not other))
+    thread.join()
+    assert order == [("first", True), ("second", True)]
+
+
+def test_folders_above_need_not_exist_and_are_not_made(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a" / "b" / "scores.json")
+    check_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(
+        UserError, match=r"scores\.json: cannot be written \(.*file: Not a directory\) \(out\)"
+    ):
+        check_writable(tmp_path / "file" / "scores.json")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["evaluate", "ckpt=mini", "suite=lee", "out={file}/scores.json"],
+        ["evaluate", "ckpt=mini", "suite=lee", "out={file}"],
+        ["evaluate", "ckpt=mini", "suite=lee", "out=/proc/no/scores.json"],
+        ["evaluate", "ckpt=mini", "suite=lee", "out={folder}.json"],
+        ["export", "ckpt=mini", "to=hf", "out={file}/export"],
+        ["export", "ckpt=mini", "to=hf", "out=/proc/export"],
+        ["search", "index", "{file}", "{file}/index", "ckpt=mini"],
+        ["search", "index", "{file}", "/proc/index", "ckpt=mini"],
+    ],
+    ids=" ".join,
+)
+def test_commands_look_at_their_output_first(
+    arguments: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("embedlab.load", lambda *_: pytest.fail("weights were loaded first"))
+    (tmp_path / "file.txt").write_text("a cat\n")
+    (tmp_path / "scores.json").mkdir()
+    names = {"file": tmp_path / "file.txt", "folder": tmp_path / "scores"}
+    assert command.main([argument.format(**names) for argument in arguments]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "cannot be written" in line or "is a folder" in line
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file.txt", "scores.json"]
+    assert (tmp_path / "file.txt").read_text() == "a cat\n"
+
+
+def torch_meets_it() -> None:
+    try:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    except OSError:
+        # What torch 2.13 raises of a file object that takes no more.
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 768 vs 662")  # noqa: B904
+
+
+def safetensors_meets_it() -> None:
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+def the_system_meets_it() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")  # as `write` does, of no name
+
+
+@pytest.mark.parametrize("meet", [torch_meets_it, safetensors_meets_it, the_system_meets_it])
+def test_a_full_disk_is_one_line_with_the_path_and_the_fix(meet: Callable[[], None], tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught, writing(tmp_path / "export"):
+        meet()
+    line = (
+        f"{tmp_path / 'export'}: no space left on device. Fix: free space on this disk, or a path on another"
+    )
+    assert str(as_user_error(caught.value)) == line
+
+
+@pytest.mark.parametrize(
+    "error", [SafetensorError("a header too large"), RuntimeError("of a shape"), OSError(errno.EIO, "broken")]
+)
+def test_an_error_of_another_kind_stays_what_it_is(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(type(error)) as caught, writing(tmp_path):
+        raise error
+    assert caught.value is error
+
+
+def saved(content: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+FILES = {
+    "x": b"x",
+    "empty": b"",
+    "text": b"no checkpoint at all",
+    "cut": saved({"state_dict": {"w": torch.zeros(1000)}})[:1500],
+    "objects": saved({"state_dict": Path}),
+    "list": saved([1]),
+    "foreign": saved({"state_dict": {}}),
+}
+
+
+def says_what_to_do(error: UserError) -> None:
+    text = str(error)
+    assert error.fix
+    assert "\n" not in text
+    assert not any(word in text for word in ("weights_only", "trust", "PyTorch 2.6", "miniz", "KeyError"))
+    assert any(word in text for word in ("damaged", "never loaded", "no checkpoint", "weights alone"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_checkpoint(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.ckpt"
+    file.write_bytes(FILES[name])
+    with pytest.raises(UserError, match=r"a\.ckpt") as loading:
+        embedlab.load(file)
+    says_what_to_do(loading.value)
+    with pytest.raises(UserError, match=r"a\.ckpt") as resuming:
+        find_checkpoint(str(file), tmp_path)
+    says_what_to_do(resuming.value)
+
+
+def test_the_command_says_so_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.ckpt").write_bytes(b"x")
+    assert command.main(["evaluate", f"ckpt={tmp_path / 'a.ckpt'}", "suite=sts"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "damaged" in error
+    assert "weights_only" not in error
+
+
+def test_no_checkpoint_of_a_folder_is_whole(tmp_path: Path) -> None:
+    for name in ("last.ckpt", "previous.ckpt"):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(UserError, match=r"none of last\.ckpt, previous\.ckpt can be read") as error:
+        find_checkpoint("auto", tmp_path)
+    assert error.value.fix
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pooling.safetensors"])
+@pytest.mark.parametrize("left", [0, 4, 0.5, 0.999])
+def test_weights_that_are_cut_short(name: str, left: float, tiny: Tiny, tmp_path: Path) -> None:
+    build(tiny("bert"), "cls_mlp").save(tmp_path / "e")
+    file = tmp_path / "e" / name
+    content = file.read_bytes()
+    file.write_bytes(content[: int(left if left >= 1 else left * len(content))])
+    with pytest.raises(UserError) as error:
+        embedlab.load(tmp_path / "e")
+    says_what_to_do(error.value)
+
+
+@pytest.mark.parametrize("name", ["x", "cut", "objects"])
+def test_a_damaged_pickle_of_hugging_face(name: str, tiny: Tiny, tmp_path: Path) -> None:
+    build(tiny("bert"), "mean").save(tmp_path / "e")
+    (tmp_path / "e" / "model.safetensors").unlink()
+    (tmp_path / "e" / "pytorch_model.bin").write_bytes(FILES[name])
+    with pytest.raises(UserError) as error:
+        embedlab.load(tmp_path / "e")
+    says_what_to_do(error.value)
+
+
+def test_other_errors_speak_for_themselves() -> None:
+    assert corruption(RuntimeError("size mismatch for weight")) is None
+    assert corruption(FileNotFoundError(2, "No such file")) is None

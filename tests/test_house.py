@@ -13,7 +13,6 @@ MAY_IMPORT_BY_STRING = {
     "__init__.py": "the two public names, so that `import embedlab` does not wait for torch",
     "backbones/__init__.py": "the same for the names of its room",
     "parts.py": "parts are found by name",
-    "cli/main.py": "a command is a module of its name",
 }
 
 

@@ -125,7 +125,7 @@ def rank_ids(parent: int) -> list[int]:
             name = (entry / "cmdline").read_bytes()
         except OSError:
             continue
-        if int(parts[1]) == parent and b"embedlab.cli.worker" in name:
+        if int(parts[1]) == parent and b"embedlab\0worker" in name:
             found.append(int(entry.name))
     return sorted(found)
 

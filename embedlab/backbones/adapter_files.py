@@ -25,7 +25,7 @@ from embedlab.backbones.load import load_backbone
 from embedlab.config.adapter import Adapter
 from embedlab.config.read import record
 from embedlab.errors import UserError
-from embedlab.files import corruption, ordinary_mode
+from embedlab.files import corruption
 
 
 def write_adapter(backbone: Backbone, folder: Path) -> None:
@@ -40,7 +40,6 @@ def write_adapter(backbone: Backbone, folder: Path) -> None:
     peft.save_pretrained(folder)
     state = adapter_state(backbone.model)
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
-    ordinary_mode(folder / WEIGHTS)
     check_saved(state, load_file(folder / WEIGHTS), str(folder / WEIGHTS))
 
 

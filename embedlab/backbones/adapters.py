@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.config.adapter import Adapter, AdapterConfig
-from embedlab.distributed.ranks import local_rank
+from embedlab.distributed.devices import local_rank
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:

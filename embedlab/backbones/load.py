@@ -28,7 +28,6 @@ from embedlab.backbones.resolve import (
 from embedlab.backbones.scratch import FreshConfig, fresh_config
 from embedlab.config.backbone import BackboneConfig, BackboneInfo
 from embedlab.errors import UserError
-from embedlab.files import ordinary_mode
 from embedlab.kernels.attention import register
 
 if TYPE_CHECKING:
@@ -329,8 +328,6 @@ def write_model(backbone: Backbone, folder: Path, dtype: torch.dtype | None = No
                 state[name] = cast.setdefault(key, value.to(dtype))
     with quiet():
         whole.save_pretrained(folder, state_dict=state)
-    for weights in folder.glob("*.safetensors"):
-        ordinary_mode(weights)
     if dtype is not None:
         file = folder / "config.json"
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from embedlab.backbones.architecture import describe, effective_dropout, kind_of, set_dropout
 from embedlab.backbones.hub import snapshot
-from embedlab.config.backbone import BackboneConfig, BackboneInfo
-from embedlab.config.published import known
+from embedlab.config.backbone import BackboneConfig, BackboneInfo, known
 from embedlab.errors import UserError, one_line
 from embedlab.files import assets_dir, corruption
 

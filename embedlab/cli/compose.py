@@ -8,7 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import hydra
 import yaml
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from embedlab import files as _paths
 from embedlab.cli.config_errors import explain, unreadable
@@ -18,7 +23,12 @@ from embedlab.errors import UserError
 _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)")
 
 
-class _Parser(argparse.ArgumentParser):
+_COUNTS = ("batch_size", "chunk", "k", "max_length")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what cannot be parsed."""
+
     def error(self, message: str) -> NoReturn:
         raise UserError(message, fix=f"{self.prog} --help")
 
@@ -37,10 +47,8 @@ def compose(config_name: str, argv: Sequence[str], positional: Sequence[str] = (
         UserError: an unknown key or choice, a value that cannot be read, a key without its value (``???``).
         SystemExit: status 0, after ``--help`` or ``--cfg`` has printed.
     """
-    from omegaconf import OmegaConf
-
     names = " ".join(name.rpartition(".")[2].upper() for name in positional)
-    parser = _Parser(prog=f"embedlab {config_name.replace('_', ' ')}", add_help=False, allow_abbrev=False)
+    parser = Parser(prog=f"embedlab {config_name.replace('_', ' ')}", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-c", "--cfg", nargs="?", const="job", choices=["job"])
     parser.add_argument("arguments", nargs="*")
@@ -71,7 +79,7 @@ def compose(config_name: str, argv: Sequence[str], positional: Sequence[str] = (
 
 
 def _check_scalars(config_name: str, values: dict[str, Any]) -> None:
-    """A switch is true or false and a number a number, as the key's default is."""
+    """A switch is true or false and a number a number, as the key's default is; a count is positive."""
     defaults = yaml.safe_load((_paths.conf_dir() / f"{config_name}.yaml").read_text(encoding="utf-8"))
     if config_name == "train":  # whose records check themselves
         return
@@ -81,8 +89,8 @@ def _check_scalars(config_name: str, values: dict[str, Any]) -> None:
         value = values.get(key)
         if isinstance(default, bool) and not isinstance(value, bool):
             message, fix = "not true or false", f"{key}={str(default).lower()}"
-        elif type(default) is int and type(value) is not int:
-            message, fix = "must be a positive whole number", f"{key}={default}"
+        elif key in _COUNTS and value != default and (type(value) is not int or value < 1):
+            message, fix = "must be a positive whole number", f"{key}={default or 64}"
         elif isinstance(default, dict) and not isinstance(value, dict):
             message, fix = "a group of keys is meant here, not a value", f"{key}.KEY=VALUE"
         else:
@@ -95,9 +103,6 @@ def plain(config: Any) -> dict[str, Any]:
 
     Raises: UserError where a key has no value or an interpolation leads nowhere.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
@@ -113,17 +118,11 @@ def readable(override: str) -> str:
         return override
     if "=" not in value and not (re.search(r"[^\w./~-]", value) and Path(value).exists()):
         return override
-    from hydra.core.override_parser.types import Quote, QuotedString
-
     return f"{key}={QuotedString(text=value, quote=Quote.single).with_quotes()}"
 
 
 def known_keys(config_name: str, overrides: Sequence[str] = ()) -> list[str]:
     """Every key of the configuration, inner ones too, as far as it composes: ``data``, ``data.limit``."""
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     for attempt in (list(overrides), []):
         try:
             return list(_walk(OmegaConf.to_container(_hydra_compose(config_name, attempt))))
@@ -142,9 +141,6 @@ def explained(error: Exception, config_name: str, overrides: Sequence[str]) -> U
 
 
 def _compose(config_name: str, overrides: list[str]) -> Any:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         return _hydra_compose(config_name, overrides)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
@@ -155,8 +151,6 @@ def _compose(config_name: str, overrides: list[str]) -> Any:
 
 
 def _hydra_compose(config_name: str, overrides: list[str]) -> Any:
-    import hydra
-
     with hydra.initialize_config_dir(str(_paths.conf_dir()), version_base="1.3"):
         return hydra.compose(config_name, overrides)
 
@@ -169,8 +163,6 @@ def _walk(node: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _print_help(config_name: str, usage: str, config: Any) -> None:
-    from omegaconf import OmegaConf
-
     about = _leading_comment(_paths.conf_dir() / f"{config_name}.yaml")
     print("\n\n".join(part for part in (usage, about, "keys and their values:") if part))
     print("\n".join(f"  {line}".rstrip() for line in OmegaConf.to_yaml(config).splitlines()))

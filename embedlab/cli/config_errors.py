@@ -25,21 +25,16 @@ def explain(
     if isinstance(error, UserError):
         return error
     # A library that was not imported raised nothing, and importing it here would slow `embedlab --help`.
-    if "yaml" in sys.modules:
-        import yaml
-
-        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-            mark = error.problem_mark
-            return UserError(f"this is not YAML: {error.problem}", file=mark.name, row=mark.line + 1)
+    if (yaml := sys.modules.get("yaml")) and isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        mark = error.problem_mark
+        return UserError(f"this is not YAML: {error.problem}", file=mark.name, row=mark.line + 1)
     if str(error).startswith(_NO_CHOICE) and isinstance(error, ValueError):
         odd = [o for o in overrides if re.fullmatch(r"\+{0,2}[\w/@]+=(null|true|false|[-+.\w]*\d)", o, re.I)]
         key, _, value = (odd[0] if odd else "").partition("=")
         key = key.lstrip("+")
         fix = f"{key or 'GROUP'}=NAME, one of those that --help lists"
         return UserError("a group is chosen by a name", key=key or None, value=value or None, fix=fix)
-    if "hydra" in sys.modules:
-        from hydra import errors
-
+    if errors := sys.modules.get("hydra.errors"):
         if isinstance(error, errors.InstantiationException):
             return None  # raised by the code that was called, not by the configuration
         if isinstance(error, errors.OverrideParseException):
@@ -48,11 +43,9 @@ def explain(
             return _no_such_choice(error.missing_cfg_file or "", error.options or (), str(error))
         if isinstance(error, errors.HydraException):
             return _not_composed(error, keys, overrides)
-    if "omegaconf" in sys.modules:
-        from omegaconf.errors import OmegaConfBaseException
-
-        if isinstance(error, OmegaConfBaseException):
-            return _invalid_value(error, overrides)
+    omegaconf = sys.modules.get("omegaconf.errors")
+    if omegaconf and isinstance(error, omegaconf.OmegaConfBaseException):
+        return _invalid_value(error, overrides)
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ EMPTY = ("error", "zero", "skip")
 _USUAL_COLUMNS = ("sentence", "text")
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("encode", argv, positional=("input", "output"))
     reader, column, out = _checked(config)
@@ -45,10 +45,6 @@ def _checked(config: dict[str, Any]) -> tuple[FileReader, str, Path]:
         raise UserError(
             "no such treatment of empty rows", key="empty", value=config["empty"], fix="error, zero or skip"
         )
-    if not isinstance(config["chunk"], int) or config["chunk"] < 1:
-        raise UserError(
-            "must be a positive whole number", key="chunk", value=config["chunk"], fix="chunk=8192"
-        )
     vector_file(out)
     if out.is_dir():
         raise UserError("is a folder", file=out, key="output", fix="name a file")
@@ -59,12 +55,19 @@ def _checked(config: dict[str, Any]) -> tuple[FileReader, str, Path]:
             value="skip",
             fix="write to a .parquet file, or use empty=zero",
         )
-    if not source.is_file():
-        raise UserError("no such file", file=source, fix="give a .txt, .csv, .tsv, .jsonl or .parquet file")
+    reader, column = text_input(config)
     if out.exists() and source.samefile(out):
         raise UserError("input and output are the same file", file=out, fix="write to another file")
+    return reader, column, out
+
+
+def text_input(config: Mapping[str, Any]) -> tuple[FileReader, str]:
+    """What ``input`` names, and its column to read."""
+    source = Path(str(config["input"]))
+    if not source.is_file():
+        raise UserError("no such file", file=source, fix="give a .txt, .csv, .tsv, .jsonl or .parquet file")
     reader = open_reader(source)
-    return reader, text_column(reader, config["column"]), out
+    return reader, text_column(reader, config["column"])
 
 
 def text_column(reader: FileReader, wanted: str | None) -> str:
@@ -79,14 +82,11 @@ def text_column(reader: FileReader, wanted: str | None) -> str:
     if wanted is None:
         usual = [name for name in _USUAL_COLUMNS if name in columns]
         found = usual[:1] or (columns if len(columns) == 1 else [])
-        if found:
-            return found[0]
-        raise reader.error(f"has the columns {', '.join(columns)}", key="column", fix="column=NAME")
-    if wanted not in columns:
-        raise reader.error(
-            f"has the columns {', '.join(columns)}", key="column", value=wanted, fix="column=NAME"
-        )
-    return wanted
+    else:
+        found = [wanted] if wanted in columns else []
+    if found:
+        return found[0]
+    raise reader.error(f"has the columns {', '.join(columns)}", key="column", value=wanted, fix="column=NAME")
 
 
 def _encode(

@@ -23,7 +23,6 @@ def load_encoder(
     import embedlab
     from embedlab.encoders.tokenization import Tokenization
 
-    _check_count("max_length", max_length, "max_length=128")
     encoder = embedlab.load(str(ckpt))
     if max_length is not None:
         settings = encoder.tokenization.to_dict() | {"max_length": max_length}
@@ -68,12 +67,11 @@ class Configured:
         """From a command's keys: batch_size, device (the encoder is moved there), dtype, normalize (if it has
         one).
 
-        UserError for a device that is not there, an unknown dtype, or a batch size that is no positive whole number.
+        UserError for a device that is not there, or an unknown dtype.
         """
         device, dtype = check_device(config["device"]), config["dtype"]
         if dtype is not None and dtype not in DTYPES:
             raise UserError("no such dtype", key="dtype", value=dtype, fix=f"one of {', '.join(DTYPES)}")
-        _check_count("batch_size", config["batch_size"], "batch_size=64")
         arguments = {
             "batch_size": config["batch_size"],
             "dtype": dtype,
@@ -104,11 +102,6 @@ class Configured:
         """The encoder's part of a protocol block, with the dtype that is really used."""
         stated, dtype = self.encoder.provenance(sentences), self.arguments["dtype"]
         return stated if dtype is None else stated | {"dtype": dtype}
-
-
-def _check_count(key: str, value: Any, fix: str) -> None:
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise UserError("must be a positive whole number", key=key, value=value, fix=fix)
 
 
 def check_device(device: str | None) -> str:

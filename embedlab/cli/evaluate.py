@@ -24,7 +24,7 @@ _SHARED = ("tasks", "languages", "limit", "sts_text", "mode", "finetune")
 _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("evaluate", [_as_list(argument) for argument in argv])
     names = _names(config["suite"])

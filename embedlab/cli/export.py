@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
 from embedlab.errors import UserError
-from embedlab.files import check_writable, writing
+from embedlab.files import check_replaceable, check_writable, whole_folder, writing
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
@@ -21,7 +18,7 @@ _EXPORTED = ("embedlab.json", "modules.json", "config.json", "model.onnx")
 Encode = Callable[[Sequence[str]], Any]
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0.
 
     Raises RuntimeError (exit status 1) when the exported encoder gives other vectors; nothing is kept then.
@@ -35,23 +32,18 @@ def main(argv: list[str]) -> int:
     if config["push_revision"] is not None and not config["push"]:
         key, value = "push_revision", config["push_revision"]
         raise UserError("nothing is pushed", key=key, value=value, fix="push=ORG/NAME too")
-    if out.exists() and not out.is_dir():
-        raise UserError("is a file", file=out, key="out", fix="name a folder")
-    if out.is_dir() and any(out.iterdir()):
-        if not config["overwrite"]:
-            raise UserError("is not empty", file=out, key="out", fix="another folder, or overwrite=true")
-        if not any((out / name).is_file() for name in _EXPORTED):
-            raise UserError("holds other things than an encoder", file=out, key="out", fix="another folder")
-
+    check_replaceable(out, _EXPORTED, "an encoder", config["overwrite"])
     check_writable(out)
     from embedlab.backbones.hub import push
     from embedlab.cli.encoders import load_encoder
     from embedlab.export.card import model_card
 
     encoder = load_encoder(config["ckpt"])
-    difference = export(encoder, target, out, normalize=bool(config["normalize"]))
-    card = model_card(encoder, out.name, config["licence"], out)
-    (out / "README.md").write_text(card, encoding="utf-8")
+
+    def card(made: Path) -> str:
+        return model_card(encoder, out.name, config["licence"], made)
+
+    difference = export(encoder, target, out, bool(config["normalize"]), card)
     print(f"{target}: {out} (32 sentences, largest difference {difference:.1e})")
     if config["push"]:
         name, revision = str(config["push"]), config["push_revision"]
@@ -60,7 +52,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def export(encoder: Encoder, target: str, out: Path, normalize: bool = True) -> float:
+def export(
+    encoder: Encoder,
+    target: str,
+    out: Path,
+    normalize: bool = True,
+    card: Callable[[Path], str] | None = None,
+) -> float:
     """Writes `encoder` as `target` to the folder `out` (replaced if it exists), whole or not at all.
 
     Returns the largest difference of a round trip on 32 sentences; raises RuntimeError, and writes nothing, when
@@ -70,11 +68,7 @@ def export(encoder: Encoder, target: str, out: Path, normalize: bool = True) -> 
 
     write, tolerance = FORMATS[target]
     encoder = encoder.merged()
-    out = out.absolute()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # Beside `out`, so that the last step is a rename; in a folder of its own, as some writers make their own.
-    with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
-        made = Path(temporary) / "export"
+    with writing(out), whole_folder(out.absolute()) as made:
         encode = write(encoder, made, normalize)
         difference = largest_difference(encoder, encode, normalize=normalize and target == "onnx")
         if not difference <= tolerance:
@@ -82,9 +76,8 @@ def export(encoder: Encoder, target: str, out: Path, normalize: bool = True) -> 
                 f"the exported encoder gives other vectors: they differ by up to {difference:.1e} "
                 f"(at most {tolerance:.0e}) on {len(SENTENCES)} sentences, so {out} was not written"
             )
-        if out.exists():
-            shutil.move(out, Path(temporary) / "replaced")
-        os.replace(made, out)
+        if card is not None:
+            (made / "README.md").write_text(card(made), encoding="utf-8")
     return difference
 
 
@@ -122,7 +115,6 @@ def _hugging_face(encoder: Encoder, folder: Path, normalize: bool) -> Encode:
 def _onnx(encoder: Encoder, folder: Path, normalize: bool) -> Encode:
     from embedlab.export.onnx import export_onnx, load_onnx
 
-    folder.mkdir()
     export_onnx(encoder, folder, normalize)
     return load_onnx(folder)
 

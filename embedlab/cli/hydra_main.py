@@ -11,11 +11,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, InstantiationException
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from embedlab import files as _paths
 from embedlab.cli.compose import explained, plain, readable
 from embedlab.errors import UserError
+from embedlab.run.run_folder import check_free
 
 Task = Callable[[dict[str, Any]], Any]
+_FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
 class Refusal(BaseException):
@@ -24,6 +34,20 @@ class Refusal(BaseException):
     def __init__(self, error: UserError) -> None:
         super().__init__(str(error))
         self.error = error
+
+
+class FreeFolder(Callback):
+    """Refuses a taken run folder before Hydra writes its own records there (``conf/train.yaml`` names it)."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Raises `Refusal` where the folder holds another run."""
+        try:
+            folder = Path(str(OmegaConf.select(config, "hydra.run.dir")))
+            check_free(folder, OmegaConf.select(config, "ckpt_path"), "hydra.run.dir")
+        except OmegaConfBaseException:  # what does not resolve, Hydra says itself
+            return
+        except UserError as error:
+            raise Refusal(error) from error
 
 
 def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
@@ -39,17 +63,12 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
             is.
         SystemExit: after ``--help`` and the like, or from ``task`` or a launcher.
     """
-    import hydra
-    from hydra.errors import HydraException, InstantiationException
-    from omegaconf.errors import OmegaConfBaseException
-
     arguments = [readable(a) for a in argv]
     raised: list[Exception] = []
     started: list[bool] = []
     job = _job(task, raised, started, sys.argv)
     try:
-        # Hydra would otherwise print every exception itself and exit 1.
-        with _arguments([sys.argv[0], *arguments]), _environment("HYDRA_FULL_ERROR", "1"):
+        with _as_hydra_reads_it(arguments):
             hydra.main(str(_paths.conf_dir()), config_name, version_base="1.3")(job)()
     except Refusal as refusal:
         raise refusal.error from None
@@ -78,8 +97,6 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
 
 def run_dir() -> Path:
     """The folder of the job that is running (``hydra.run.dir``, or its part of ``hydra.sweep.dir``)."""
-    from hydra.core.hydra_config import HydraConfig
-
     return Path(HydraConfig.get().runtime.output_dir)
 
 
@@ -92,9 +109,6 @@ def arguments() -> list[str]:
 
 def in_sweep() -> bool:
     """Whether the job that is running is one of ``-m``, which a launcher of Hydra's kind calls."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
-
     return bool(HydraConfig.get().mode == RunMode.MULTIRUN)
 
 
@@ -104,8 +118,6 @@ def _job(task: Task, raised: list[Exception], started: list[bool], argv: list[st
     A single run's exception goes to ``raised``, as Hydra would announce it in a line of its own; under ``-m``
     it is Hydra's launcher that must hear of it. ``started`` is no longer empty once a task has begun.
     """
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
 
     @functools.wraps(task)
     def job(config: Any) -> Any:
@@ -133,23 +145,15 @@ def _remove_if_unused(folder: Path) -> None:
 
 
 @contextmanager
-def _arguments(argv: list[str]) -> Iterator[None]:
-    before = sys.argv
-    sys.argv = argv
+def _as_hydra_reads_it(arguments: list[str]) -> Iterator[None]:
+    """Hydra takes its arguments from the process, and would print every exception itself and exit 1."""
+    argv, full = sys.argv, os.environ.get(_FULL_ERROR)
+    sys.argv, os.environ[_FULL_ERROR] = [argv[0], *arguments], "1"
     try:
         yield
     finally:
-        sys.argv = before
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
+        sys.argv = argv
+        if full is None:
+            del os.environ[_FULL_ERROR]
         else:
-            os.environ[name] = before
+            os.environ[_FULL_ERROR] = full

@@ -14,19 +14,19 @@ import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from embedlab.cli.lightning_values import from_file
 from embedlab.cli.permission import check_permission
-from embedlab.cli.processes import start_ranks, wants_processes
+from embedlab.cli.run_file import from_file
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.data import DataConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig
-from embedlab.distributed.devices import device_count
-from embedlab.distributed.ranks import launched
+from embedlab.console import show_log
+from embedlab.distributed.devices import device_count, launched
 from embedlab.errors import UserError
-from embedlab.run.check import check_rows, check_run
-from embedlab.run.folder import check_free
+from embedlab.run.check import check_run
+from embedlab.run.processes import start_ranks, wants_processes
+from embedlab.run.run_folder import check_free
 
 if TYPE_CHECKING:
     from embedlab.run.run import Run
@@ -109,38 +109,26 @@ class EmbedlabCLI(LightningCLI):
         self.status = self._begin(values, folder, extra)
 
     def _begin(self, values: dict[str, Any], folder: Path, extra: dict[str, Any]) -> int:
-        from embedlab.cli.train import fit, train_one
+        from embedlab.cli.train import train_one
         from embedlab.run.parse import parse_run
         from embedlab.run.run import Run
-        from embedlab.run.stages import has_stages, run_stages, summary
+        from embedlab.run.stages import has_stages, run_stages
+        from embedlab.run.validate import validate
 
-        if self.subcommand == "fit":
+        subcommand = str(self.subcommand)
+        command = ["embedlab", subcommand, *self.command_line, f"--trainer.default_root_dir={folder}"]
+        if subcommand == "fit":
             check_free(folder, values.get("ckpt_path"), "trainer.default_root_dir")
-        whole = values
-        staged = has_stages(values)
-        if staged:
+            return train_one(values, folder, extra=extra, command=command)
+        if has_stages(values):
             status, values = run_stages(values, folder, lambda stage, place: train_one(stage, place, folder))
             if status:
                 return status
-        values = {k: v for k, v in values.items() if k not in ("stages", "stages_dir")}
         config = parse_run(values)
         if wants_processes(config):
             check_run(config)
-            if self.subcommand == "fit":
-                check_rows(config, config.data.most_rows)
-            arguments = [*self.command_line, f"--trainer.default_root_dir={folder}"]
-            if staged:
-                raise UserError("a run with stages on several devices", key="stages", fix="embedlab train")
-            module = f"embedlab.cli.{self.subcommand}"
-            return start_ranks(module, arguments, device_count(config.trainer))
-        if self.subcommand == "fit":
-            status = fit(config, folder, extra=extra)
-            if staged and not status:
-                summary(folder, whole)
-            return status
-        from embedlab.run.validate import validate
-
-        validate(Run(config, folder, str(self.subcommand), extra), str(self.subcommand))
+            return start_ranks(command, device_count(config.trainer))
+        validate(Run(config, folder, subcommand, extra), subcommand)
         return 0
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -153,6 +141,7 @@ def main(subcommand: str, argv: Sequence[str]) -> int:
     Raises:
         UserError: a file or an argument that cannot be read, in one line.
     """
+    show_log()
     try:
         return EmbedlabCLI(subcommand, argv).status
     except UnicodeDecodeError as error:

@@ -1,17 +1,15 @@
-"""The console command: ``embedlab COMMAND …`` hands over to ``embedlab.cli.COMMAND``.
+"""The console command: ``embedlab COMMAND …`` hands over to a module of this package.
 
-A command is a module of this package with ``main(argv: list[str]) -> int`` and a line in `COMMANDS`. It is
-imported when it is called, so that `embedlab --help` does not wait for torch.
+A command is a function ``(argv: Sequence[str]) -> int`` with a line in `COMMANDS` and a case in `_command`.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib
-import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import embedlab
 from embedlab.cli.exits import guarded
@@ -30,17 +28,13 @@ COMMANDS = {
     "test": "score the test sets of a LightningCLI run",
     "predict": "encode the data of a LightningCLI run",
 }
-
-
-def available_commands() -> dict[str, str]:
-    """The commands whose module is part of this installation, with the line that describes each."""
-    return {name: line for name, line in COMMANDS.items() if importlib.util.find_spec(f"embedlab.cli.{name}")}
+WORKER = "worker"
+"""The command that starts a rank or a trial; this program's own, and not listed."""
 
 
 def usage() -> str:
     """The text of ``embedlab --help``."""
-    commands = available_commands()
-    width = max(map(len, commands), default=0)
+    width = max(map(len, COMMANDS))
     return "\n".join(
         [
             "usage: embedlab COMMAND key=value …",
@@ -48,7 +42,7 @@ def usage() -> str:
             "Train, score and inspect sentence encoders.",
             "",
             "commands:",
-            *(f"  {name:<{width}}  {line}" for name, line in commands.items()),
+            *(f"  {name:<{width}}  {line}" for name, line in COMMANDS.items()),
             "",
             "embedlab COMMAND --help shows a command's keys and their defaults; --version the version.",
         ]
@@ -76,14 +70,38 @@ def _dispatch(argv: list[str]) -> int:
     if not name:
         print(usage(), file=sys.stderr)
         return 2
-    commands = available_commands()
-    if name not in commands:
-        close = difflib.get_close_matches(name, commands, n=1)
-        fix = f"embedlab {close[0]}" if close else f"one of {', '.join(commands)}"
+    if name not in (*COMMANDS, WORKER):
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        fix = f"embedlab {close[0]}" if close else f"one of {', '.join(COMMANDS)}"
         raise UserError(f"there is no command {name!r}", fix=fix)
     _set_environment()
-    status: int = importlib.import_module(f"embedlab.cli.{name}").main(rest)
-    return status
+    return _command(name)(rest)
+
+
+def _command(name: str) -> Callable[[Sequence[str]], int]:
+    """Imported when it is called, so that `embedlab --help` does not wait for torch."""
+    match name:
+        case "train":
+            from embedlab.cli.train import main
+        case "evaluate":
+            from embedlab.cli.evaluate import main
+        case "encode":
+            from embedlab.cli.encode import main
+        case "export":
+            from embedlab.cli.export import main
+        case "report":
+            from embedlab.cli.report import main
+        case "search":
+            from embedlab.cli.search import main
+        case "tune":
+            from embedlab.cli.tune import main
+        case "worker":
+            from embedlab.cli.train import worker as main
+        case _:
+            from embedlab.cli.lightning_cli import main as lightning
+
+            return partial(lightning, name)
+    return main
 
 
 def _set_environment() -> None:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from embedlab.cli.compose import Parser
 from embedlab.errors import UserError
-from embedlab.files import check_writable, whole_file
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message, fix="embedlab report --help")
+from embedlab.files import check_writable, write_whole
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the table, and write report.md, .csv, .html, .tex, a box plot for a sweep over numbers, and the density of
     cosines by rating where the runs were scored by ``geometry``."""
-    parser = _Parser(
+    parser = Parser(
         prog="embedlab report",
         description="Mean ± SD over seeds, paired differences to a baseline, the figure of a sweep.",
         epilog="Options may also be given as key=value.",
@@ -65,7 +59,6 @@ def main(argv: Sequence[str]) -> int:
         figures["density.png"] = "density of STS-B cosines by rating"
     written += figures
     for name, text in (("md", report.markdown()), ("tex", report.latex()), ("html", report.html(figures))):
-        with whole_file(out / f"report.{name}") as new:
-            new.write_text(text, encoding="utf-8")
+        write_whole(out / f"report.{name}", text)
     print(f"Written to {out}: {', '.join(written)}")
     return 0

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedlab.cli.compose import compose
-from embedlab.cli.encode import text_column
-from embedlab.data.readers import FileReader, open_reader
+from embedlab.cli.encode import text_input
+from embedlab.data.readers import FileReader
 from embedlab.errors import UserError, printable
 from embedlab.files import check_writable
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _USAGE = "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search query INDEX TEXT [k=10]"
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     actions = {"index": _index, "query": _query}
     if argv and argv[0] in ("-h", "--help"):
@@ -36,13 +36,9 @@ def main(argv: list[str]) -> int:
     return actions[argv[0]](argv[1:])
 
 
-def _index(argv: list[str]) -> int:
+def _index(argv: Sequence[str]) -> int:
     config = compose("search_index", argv, positional=("input", "index"))
-    source = Path(str(config["input"]))
-    if not source.is_file():
-        raise UserError("no such file", file=source, fix="give a .txt, .csv, .tsv, .jsonl or .parquet file")
-    reader = open_reader(source)
-    column = text_column(reader, config["column"])
+    reader, column = text_input(config)
     check_writable(Path(str(config["index"])), key="index")
 
     from embedlab.cli.encoders import Configured, load_encoder
@@ -56,20 +52,18 @@ def _index(argv: list[str]) -> int:
         Configured.of(encoder, config),
         reference=_reference(encoder, str(config["ckpt"])),
         fingerprint=encoder.fingerprint(),
-        source=str(source),
+        source=str(config["input"]),
         overwrite=bool(config["overwrite"]),
     )
     print(f"{info.rows:,} texts in {time.perf_counter() - start:.1f} s: {config['index']}")
     return 0
 
 
-def _query(argv: list[str]) -> int:
+def _query(argv: Sequence[str]) -> int:
     config = compose("search_query", argv, positional=("index", "text"))
     text = str(config["text"])
     if not text.strip():
         raise UserError("the query is empty", key="text", fix='embedlab search query INDEX "some words"')
-    if not isinstance(config["k"], int) or config["k"] < 1:
-        raise UserError("must be a positive whole number", key="k", value=config["k"], fix="k=10")
 
     from embedlab.cli.encoders import Configured, load_encoder
     from embedlab.corpus.search import Index

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from embedlab.cli.hydra_main import arguments, in_sweep, run, run_dir
 from embedlab.cli.permission import check_permission
-from embedlab.cli.processes import start_ranks, wants_processes
-from embedlab.console import say_once
+from embedlab.config.read import read_values
+from embedlab.console import say_once, show_log
 from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count
-from embedlab.run.folder import check_free
+from embedlab.errors import UserError
 from embedlab.run.parse import parse_run, parse_shared
+from embedlab.run.processes import start_ranks, wants_processes
+from embedlab.run.run_folder import CONFIG, check_free, write_config
 
 log = logging.getLogger(__name__)
 AS_FILE = "--cli-config"
@@ -49,35 +49,61 @@ def main(argv: Sequence[str]) -> int:
     return max(status, default=0)
 
 
-def train_one(values: dict[str, Any], folder: Path, whole: Path | None = None) -> int:
+def train_one(
+    values: dict[str, Any],
+    folder: Path,
+    whole: Path | None = None,
+    extra: dict[str, Any] | None = None,
+    command: Sequence[str] | None = None,
+) -> int:
     """One run in ``folder``, its stages first; returns its exit status.
 
-    ``whole``: the folder to resume in, where this run is a stage of a larger one.
+    Args:
+        values: of the whole configuration.
+        folder: of the run.
+        whole: the folder to resume in, where this run is a stage of a larger one.
+        extra: arguments of Lightning's trainer beyond the configuration's.
+        command: that starts a rank of this run, where ``extra`` holds what only it can make.
+
+    Raises:
+        UserError: bad input; stages of a run whose ranks only ``command`` can start.
     """
     shared = None
     if not values.get("stages"):  # whose results may be values that are not there yet
         shared = parse_shared(values)
         if shared["ckpt_path"] is None:  # a run that goes on may have nothing left to read
             check_source(shared["data"])
+    from embedlab.run.callbacks.checkpoints import find_checkpoint
     from embedlab.run.check import check_rows, check_run
+    from embedlab.run.resume import check_recipe, finished
     from embedlab.run.stages import has_stages, run_stages, summary
 
     if has_stages(values):
         home = whole or folder
         status, main = run_stages(values, folder, lambda stage, place: train_one(stage, place, home))
-        status = status or train_one(main, folder, whole)
+        if not status:
+            status = train_one(main, folder, whole, extra)
         if not status:
             summary(folder, values)
         return status
     config = parse_run(values, shared)
     if wants_processes(config):
         check_run(config)
-        if _has_ended(config, folder):
+        checkpoint = find_checkpoint(config.ckpt_path, folder)
+        if checkpoint is not None:
+            check_recipe(checkpoint, config.plain)
+        if finished(config, folder, checkpoint) is not None:
             return 0
         check_source(config.data)
         check_rows(config, config.data.most_rows)
-        return _spawn(values, folder, device_count(config.trainer), whole or folder)
-    return fit(config, folder, whole)
+        if extra and command is None:
+            raise UserError("a run with stages on several devices", key="stages", fix="embedlab train")
+        # Not in the run's folder: a start that is refused leaves nothing there.
+        with tempfile.TemporaryDirectory(prefix="embedlab-") as kept:
+            if not extra:
+                command = _worker_command(values, Path(kept), folder, whole or folder)
+            return start_ranks(command, device_count(config.trainer))
+    return fit(config, folder, whole, extra)
 
 
 def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, Any] | None = None) -> int:
@@ -107,25 +133,20 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
     return 0
 
 
-def _has_ended(config: Any, folder: Path) -> bool:
-    """Whether there is nothing to start processes for; `UserError` where less is asked for than is done."""
-    from embedlab.run.callbacks.checkpoints import find_checkpoint
-    from embedlab.run.record import check_recipe
-    from embedlab.run.resume import finished
-
-    checkpoint = find_checkpoint(config.ckpt_path, folder)
-    if checkpoint is None:
-        return False
-    check_recipe(checkpoint, config.plain)
-    return finished(config, folder, checkpoint) is not None
+def _worker_command(values: dict[str, Any], kept: Path, folder: Path, whole: Path) -> list[str]:
+    """What starts a rank of the resolved run: all read the same file in ``kept`` and write to the same folder."""
+    path = kept / CONFIG
+    write_config(path, values)
+    return ["embedlab", "worker", *(str(p.resolve()) for p in (path, folder, whole))]
 
 
-def _spawn(values: dict[str, Any], folder: Path, processes: int, whole: Path) -> int:
-    """Hand the resolved run to fresh processes: every rank reads the same file and the same folder."""
-    # Not in the run's folder: a start that is refused leaves nothing there.
-    with tempfile.TemporaryDirectory(prefix="embedlab-") as kept:
-        path = Path(kept) / "config.yaml"
-        path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
-        return start_ranks(
-            "embedlab.cli.worker", [str(p.resolve()) for p in (path, folder, whole)], processes
-        )
+def worker(argv: Sequence[str]) -> int:
+    """A run in a process that another has started, ``embedlab worker CONFIG FOLDER [WHOLE]``; returns its exit status.
+
+    Without WHOLE it is a trial of a sweep, which trains its stages itself. A rank of a run has it, the folder to
+    resume in: FOLDER, or that of the run of which this one is a stage.
+    """
+    show_log()
+    path, folder, *whole = map(Path, argv)
+    values = read_values(path)
+    return fit(parse_run(values), folder, whole[0]) if whole else train_one(values, folder)

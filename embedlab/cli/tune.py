@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import yaml
 
 from embedlab.cli.compose import compose
 from embedlab.cli.permission import check_permission
+from embedlab.console import show_log
 from embedlab.errors import UserError
 from embedlab.run.check import check_run
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     import optuna  # noqa: F401 - missing, it is one line that names the extra
 
-    logging.basicConfig(level=logging.INFO, format="[%(asctime)s][%(name)s][%(levelname)s] - %(message)s")
+    show_log()
     own = dict(_own(a) for a in argv if a.startswith("tune."))
     config = from_dict(TuneConfig, own, "tune")
     space = Space([a for a in argv if not a.startswith("tune.")])

@@ -5,20 +5,23 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from embedlab.config.backbone import DTYPES, BackboneConfig
+from embedlab.config.backbone import BackboneConfig, Dtype
+from embedlab.config.build import Record, within
 from embedlab.errors import UserError
 
 
 @dataclass(frozen=True)
-class AdapterConfig:
+class AdapterConfig(Record):
     """How a backbone's weights are trained."""
 
+    section = "adapter"
+
     name: str = "none"
-    r: int | None = None
+    r: int | None = within(None, least=1)
     """Rank; None trains all weights."""
     alpha: float = 16.0
     """The update is scaled by alpha / r."""
-    dropout: float = 0.05
+    dropout: float = within(0.05, least=0, below=1)
     """Of the input of the update, in training."""
     targets: tuple[str, ...] = ()
     """The linear layers to adapt, by the last part of their names (``q_proj``); empty: all in the blocks."""
@@ -26,7 +29,7 @@ class AdapterConfig:
     """4-bit base weights; needs ``r``."""
     double_quantization: bool = True
     """Quantise the scales of the 4-bit weights too."""
-    compute_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    compute_dtype: Dtype = "float32"
     """Of the products with 4-bit weights; autocast, where it is on, decides instead."""
     gradient_checkpointing: bool = False
     """Keep one activation a block and compute the others again in the backward pass."""
@@ -34,24 +37,13 @@ class AdapterConfig:
     def __post_init__(self) -> None:
         if isinstance(self.targets, str):
             object.__setattr__(self, "targets", (self.targets,))
-        if self.r is not None and self.r < 1:
-            raise UserError("the rank must be at least 1, or null", key="adapter.r", value=self.r)
-        if not 0 <= self.dropout < 1:
-            raise UserError("must lie in [0, 1)", key="adapter.dropout", value=self.dropout)
-        if self.quantization not in (None, "nf4"):
-            raise UserError(
-                "unknown quantisation", key="adapter.quantization", value=self.quantization, fix="nf4 or null"
-            )
+        super().__post_init__()
         if self.quantization is not None and self.r is None:
             raise UserError(
                 "4-bit weights cannot be trained themselves",
                 key="adapter.r",
                 value=None,
                 fix="adapter=qlora, or adapter.quantization=null",
-            )
-        if self.compute_dtype not in DTYPES:
-            raise UserError(
-                "unknown dtype", key="adapter.compute_dtype", value=self.compute_dtype, fix=", ".join(DTYPES)
             )
 
     def check(self, source: str) -> None:

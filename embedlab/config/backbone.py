@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from embedlab.config.build import Record, within
 from embedlab.errors import UserError
 
-SOURCES = ("shipped", "hub", "local", "fresh")
-ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
-DTYPES = ("float32", "bfloat16", "float16")
+Dtype = Literal["float32", "bfloat16", "float16"]
 TOKENIZERS = ("wordpiece", "bpe", "unigram")
 
 
 @dataclass(frozen=True)
-class BackboneConfig:
+class BackboneConfig(Record):
     """A transformer and how to load it.
 
     Args:
@@ -37,25 +36,21 @@ class BackboneConfig:
         UserError: a value that cannot be meant, by key.
     """
 
-    source: str = "hub"
+    section = "backbone"
+
+    source: Literal["shipped", "hub", "local", "fresh"] = "hub"
     name: str = ""
     path: str | None = None
     revision: str | None = None
-    attention: str = "sdpa"
-    dtype: str = "float32"
-    dropout: float | None = None
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    dtype: Dtype = "float32"
+    dropout: float | None = within(None, least=0, below=1)
     trust_remote_code: bool = False
     new_head: bool = False
     fresh: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        _one_of("source", self.source, SOURCES)
-        _one_of("attention", self.attention, ATTENTIONS)
-        _one_of("dtype", self.dtype, DTYPES)
-        if self.dropout is not None and not (_is_number(self.dropout) and 0 <= self.dropout < 1):
-            raise UserError(
-                "not a probability below 1", key="backbone.dropout", value=self.dropout, fix="0.1"
-            )
+        super().__post_init__()
         if self.source == "local" and not self.path:
             raise UserError(
                 "a local backbone needs its folder",
@@ -114,10 +109,38 @@ class BackboneInfo:
             object.__setattr__(self, "inner_width", self.width)
 
 
-def _one_of(key: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UserError("unknown value", key=f"backbone.{key}", value=value, fix=f"one of {', '.join(known)}")
+def _encoder(
+    model_type: str, layers: int, width: int, positions: int = 512, dropout: float = 0.1
+) -> BackboneInfo:
+    return BackboneInfo("encoder", layers, width, positions, True, dropout, model_type, True)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _decoder(model_type: str, layers: int, width: int, positions: int, dropout: float = 0.0) -> BackboneInfo:
+    return BackboneInfo("decoder", layers, width, positions, False, dropout, model_type, False)
+
+
+# With them a configuration is checked at once and without a hub. Loading reads the checkpoint itself.
+KNOWN: dict[str, BackboneInfo] = {
+    "google-bert/bert-base-uncased": _encoder("bert", 12, 768),
+    "google-bert/bert-large-uncased": _encoder("bert", 24, 1024),
+    "FacebookAI/roberta-base": _encoder("roberta", 12, 768),
+    "FacebookAI/roberta-large": _encoder("roberta", 24, 1024),
+    "distilbert/distilbert-base-uncased": _encoder("distilbert", 6, 768),
+    "FacebookAI/xlm-roberta-base": _encoder("xlm-roberta", 12, 768),
+    "answerdotai/ModernBERT-base": _encoder("modernbert", 22, 768, 8192, 0.0),
+    "HuggingFaceTB/SmolLM2-135M": _decoder("llama", 30, 576, 8192),
+    "Qwen/Qwen2.5-0.5B": _decoder("qwen2", 24, 896, 32768),
+    "facebook/opt-6.7b": _decoder("opt", 32, 4096, 2048, 0.1),
+    "meta-llama/Llama-2-7b-hf": _decoder("llama", 32, 4096, 4096),
+    "meta-llama/Meta-Llama-3-8B": _decoder("llama", 32, 4096, 8192),
+    "mistralai/Mistral-7B-v0.1": _decoder("mistral", 32, 4096, 32768),
+}
+"""Facts of the published checkpoints that `conf/backbone` names, by the hub's full name."""
+
+SHORT = {name.partition("/")[2]: name for name in KNOWN}
+"""The hub redirects the old short names (``bert-base-uncased``)."""
+
+
+def known(name: str) -> BackboneInfo | None:
+    """Facts of a hub name, if it is one of ours."""
+    return KNOWN.get(SHORT.get(name, name))

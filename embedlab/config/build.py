@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from embedlab.errors import UserError
 
@@ -18,6 +20,24 @@ _SCALARS: dict[Any, tuple[str, str]] = {
     float: ("not a finite number", "a number"),
     str: ("not text", "quoted, digits are text: \"{key}='{value}'\""),
 }
+
+
+@dataclass(frozen=True)
+class Record:
+    """A frozen dataclass of the configuration: its values are checked, by type and range, wherever it is made."""
+
+    section: ClassVar[str]
+    """Of the configuration, the first part of a key at fault."""
+
+    def __post_init__(self) -> None:
+        check_values(type(self), vars(self), self.section)
+
+
+def within(
+    default: Any, *, least: float | None = None, above: float | None = None, below: float | None = None
+) -> Any:
+    """A field whose numbers are at least ``least``, or above ``above``, and below ``below``."""
+    return field(default=default, metadata={"least": least, "above": above, "below": below})
 
 
 def build(cls: type[C], values: Mapping[str, Any], group: str) -> C:
@@ -38,9 +58,9 @@ def build(cls: type[C], values: Mapping[str, Any], group: str) -> C:
     except UserError:
         raise
     except Exception:
-        _check(cls, values, group)
+        check_values(cls, values, group)
         raise
-    _check(cls, {f.name: getattr(made, f.name) for f in fields(cls)}, group)  # type: ignore[arg-type]
+    check_values(cls, {f.name: getattr(made, f.name) for f in fields(cls)}, group)  # type: ignore[arg-type]
     return made
 
 
@@ -60,11 +80,37 @@ def section(values: Any, group: str) -> Mapping[str, Any]:
     return values
 
 
-def _check(cls: Any, values: Mapping[str, Any], group: str) -> None:
-    hints = get_type_hints(cls)
-    for field in fields(cls):
-        if field.name in values and not fits(values[field.name], hints[field.name]):
-            raise refused(f"{group}.{field.name}", values[field.name], hints[field.name])
+_hints = cache(get_type_hints)
+
+
+def check_values(cls: Any, values: Mapping[str, Any], group: str) -> None:
+    """Whether the values, by field, are of their fields' types and ranges.
+
+    Raises:
+        UserError: one that is not, by its key in the group of the configuration ("": beside the groups).
+    """
+    for one in fields(cls):
+        if one.name in values:
+            value, hint, key = values[one.name], _hints(cls)[one.name], f"{group}.{one.name}".lstrip(".")
+            if not fits(value, hint):
+                raise refused(key, value, hint)
+            if one.metadata and isinstance(value, int | float):
+                _check_range(one, value, key)
+
+
+def _check_range(one: Field[Any], value: float, key: str) -> None:
+    least, above, below = (one.metadata[name] for name in ("least", "above", "below"))
+    inside = (least is None or value >= least) and (above is None or value > above)
+    if inside and (below is None or value < below):
+        return
+    words = f"at least {least}" if above is None else f"above {above}"
+    null = one.default is None
+    raise UserError(
+        f"must be {words}" + ("" if below is None else f" and below {below}") + (", or null" if null else ""),
+        key=key,
+        value=value,
+        fix=f"{key}={'null' if null else one.default}",
+    )
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -91,7 +137,7 @@ def fits(value: Any, hint: Any) -> bool:
     if hint in (bool, str):
         return isinstance(value, hint)
     if is_dataclass(hint) and isinstance(hint, type):
-        return isinstance(value, hint | Mapping)
+        return isinstance(value, hint | Mapping)  # LightningCLI makes its own records of plain values first
     return True
 
 
@@ -107,6 +153,10 @@ def refused(key: str, value: Any, hint: Any) -> UserError:
     union = get_origin(hint) in (Union, types.UnionType)
     choices = [h for h in (get_args(hint) if union else (hint,)) if h is not type(None)]
     nullable = union and len(choices) < len(get_args(hint))
+    if get_origin(choices[0]) is dict and isinstance(value, Mapping):
+        inner = get_args(choices[0])[1]
+        name = next(name for name, one in value.items() if not fits(one, inner))
+        return refused(f"{key}.{name}", value[name], inner)
     literals = [c for h in choices if get_origin(h) is Literal for c in get_args(h)]
     if literals:
         message = "unknown value"
@@ -137,15 +187,25 @@ def refused(key: str, value: Any, hint: Any) -> UserError:
     )
 
 
-def from_dict(cls: type[C], values: dict[str, Any], group: str) -> C:
+def from_dict(cls: type[C], values: Mapping[str, Any], group: str) -> C:
     """Build a configuration dataclass from plain values.
 
     Raises:
         UserError: an unknown key, or a value of another type than its field's, by key.
     """
-    section(values, group)
-    known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-    unknown = sorted(set(values) - known)
-    if unknown:
-        raise UserError(f"unknown key; {group} has {', '.join(sorted(known))}", key=f"{group}.{unknown[0]}")
-    return build(cls, {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}, group)
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for key, value in section(values, group).items():
+        if key not in known:
+            near = get_close_matches(str(key), known, n=1)
+            fix = f"did you mean {group}.{near[0]}?" if near else f"one of {', '.join(known)}"
+            raise UserError("unknown key", key=f"{group}.{key}", value=value, fix=fix)
+    hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
+    return build(cls, {k: _as_declared(v, hints[k], f"{group}.{k}") for k, v in values.items()}, group)
+
+
+def _as_declared(value: Any, hint: Any, key: str) -> Any:
+    """YAML's list as a tuple, where the field is one, and a group of keys as the record that the field is."""
+    if is_dataclass(hint) and isinstance(value, Mapping):
+        return from_dict(hint, value, key)  # type: ignore[arg-type]
+    lists = any(get_origin(h) is list for h in (hint, *get_args(hint)))
+    return tuple(value) if isinstance(value, list) and not lists else value

@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from embedlab.config.build import Record, within
 from embedlab.errors import UserError
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Record):
     """One data set: a source, the columns to read, the rows to keep and the shape of the batches.
 
     Args:
@@ -48,6 +49,8 @@ class DataConfig:
         UserError: a value that cannot be meant, by key.
     """
 
+    section = "data"
+
     name: str = "wikipedia"
     hub: str | None = None
     hub_config: str | list[str] | None = None
@@ -57,40 +60,34 @@ class DataConfig:
     files: str | list[str] | None = None
     package: str | None = None
     columns: dict[str, str | None] | None = None
-    limit: int | None = None
-    min_chars: int = 0
-    max_chars: int = 10_000
+    limit: int | None = within(None, least=1)
+    min_chars: int = within(0, least=0)
+    max_chars: int = within(10_000, least=1)
     overlong: Literal["error", "drop", "truncate"] = "error"
     duplicates: Literal["keep", "drop"] = "keep"
     languages: list[str] | None = None
     pairs: list[str] | None = None
     pivot: str | None = None
-    pair_limit: int | None = None
+    pair_limit: int | None = within(None, least=1)
     pair_sample: Literal["random", "first"] = "random"
-    pair_seed: int = 42
-    max_length: int | None = 32
-    batch_size: int = 64
-    mega_batch: int = 1
-    pad_to_multiple: int = 8
+    pair_seed: int = within(42, least=0)
+    max_length: int | None = within(32, least=1)
+    batch_size: int = within(64, least=1)
+    mega_batch: int = within(1, least=1)
+    pad_to_multiple: int = within(8, least=1)
     drop_last: bool = True
-    pack: int | None = None
+    pack: int | None = within(None, least=8)
     shuffle: bool = True
-    processes: int | None = None
+    processes: int | None = within(None, least=1)
     cache_dir: str | None = None
     report: bool = True
 
     def __post_init__(self) -> None:
-        for key in ("batch_size", "mega_batch", "pad_to_multiple", "max_chars"):
-            _at_least(1, key, getattr(self, key))
-        for key in ("limit", "pair_limit", "max_length", "processes"):
-            if getattr(self, key) is not None:
-                _at_least(1, key, getattr(self, key))
-        _at_least(0, "min_chars", self.min_chars)
-        _at_least(0, "pair_seed", self.pair_seed)
-        if self.pack is not None:
-            _at_least(8, "pack", self.pack)
+        super().__post_init__()
         self._check_source()
-        self._check_columns()
+        for role, column in self.chosen.items():
+            if not column:
+                _refuse(f"columns.{role}", "no name of a column", "a name in the header")
 
     def _check_source(self) -> None:
         if self.files is not None and not self.files:
@@ -104,11 +101,6 @@ class DataConfig:
         for key in ("hub_config", "hub_files", "revision"):
             if getattr(self, key) and not self.hub:
                 _refuse(key, "only a data set of the hub has this", "set data.hub, or leave the key out")
-
-    def _check_columns(self) -> None:
-        for role, column in self.chosen.items():
-            if not isinstance(column, str) or not column:
-                _refuse(f"columns.{role}", f"{column!r} is not the name of a column", "a name in the header")
 
     @property
     def most_rows(self) -> int | None:
@@ -127,16 +119,6 @@ class DataConfig:
             files = [self.files] if isinstance(self.files, str) else self.files
             return files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
         return f"hub:{self.hub}" if self.hub else f"package:{self.package}"
-
-
-def _at_least(least: int, key: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UserError(
-            "not a whole number in range",
-            key=f"data.{key}",
-            value=value,
-            fix=f"a whole number from {least} up",
-        )
 
 
 def _refuse(key: str, message: str, fix: str) -> None:

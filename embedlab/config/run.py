@@ -1,12 +1,14 @@
-"""A run's configuration as plain data: what every method's record shares, and the whole."""
+"""A run's configuration as plain data: what every method's record shares, the whole, and how two recipes differ."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig, BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.data import DataConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.pooling import PoolingConfig
@@ -14,6 +16,12 @@ from embedlab.config.template import Template
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
 
 Step = Literal["auto", "eager", "compile", "graph"]
+
+SAME_RECIPE = frozenset(
+    ("ckpt_path", "logger", "callbacks", "stages_dir", "evaluation.before", "evaluation.final", "evaluation.last",
+     "evaluation.sts_dir", "data.report", "data.processes", "data.cache_dir")
+)  # fmt: skip
+"""Sections and keys that make no other recipe: how a run is watched, and where its files are."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class MethodConfig:
         return []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Backbone x method x pooling on data, and how (`embedlab.run.parse` reads it, `embedlab.run.check` checks it).
 
@@ -87,8 +95,17 @@ class RunConfig:
     logger: LoggerConfig
     callbacks: CallbacksConfig
     evaluation: ScoringConfig
-    seed: int
+    seed: int = within(42, least=0, below=2**32)
     step: Step
     unpad: bool | Literal["auto"]
     ckpt_path: str | None
     plain: dict[str, Any]
+
+
+def differences(a: Any, b: Any, key: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted keys at which two nested dictionaries differ, with both values."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for name in sorted({*a, *b}):
+            yield from differences(a.get(name), b.get(name), f"{key}.{name}" if key else name)
+    elif a != b:
+        yield key, a, b

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from embedlab.config.build import Record
 from embedlab.errors import UserError
 
 MARKERS = ("mask", "rep1", "rep2")
@@ -20,7 +21,7 @@ class _Piece(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Template:
+class Template(Record):
     """Fixed text around a sentence, such as ``This sentence of "{sentence}" means {mask}.``
 
     ``{sentence}`` stands once. After it may stand ``{mask}`` (the tokenizer's mask token, marked) and the
@@ -38,15 +39,17 @@ class Template:
         UserError: a template that breaks these rules.
     """
 
+    section = "template"
+
     text: str
-    join: str = "ids"
+    join: Literal["ids", "text"] = "ids"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+
         def refuse(message: str, fix: str) -> None:
             raise UserError(message, key="template.text", value=self.text, fix=fix)
 
-        if self.join not in ("ids", "text"):
-            raise UserError("unknown way to join", key="template.join", value=self.join, fix="ids or text")
         names = [p.marker for p in self._pieces if p.marker]
         for name in names:
             if name not in ("sentence", *MARKERS):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -25,7 +23,7 @@ from embedlab.config.read import read_record
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
-from embedlab.files import ordinary_mode
+from embedlab.files import check_replaceable, whole_folder
 
 FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
 _FORMAT = 1
@@ -74,9 +72,9 @@ def build_index(
     `overwrite`), or when there is no text.
     """
     target = Path(folder)
-    _check_target(target, overwrite)
+    check_replaceable(target, ("index.json",), "a search index", overwrite)
     answering = Prompted(encoder, "document")
-    with _new_folder(target) as work:
+    with whole_folder(target) as work:
         remaining = iter(texts)
         offsets = [0]
         dim = 0
@@ -180,45 +178,6 @@ def _read_info(folder: Path) -> IndexInfo:
     if info.format != _FORMAT:
         raise UserError(f"has format {info.format}, not {_FORMAT}", file=path, fix=_FIX)
     return info
-
-
-def _check_target(target: Path, overwrite: bool) -> None:
-    if not target.exists():
-        return
-    if target.is_dir() and not any(target.iterdir()):
-        return
-    if not (target / "index.json").is_file():
-        raise UserError("exists and is no search index", file=target, fix="name another folder")
-    if not overwrite:
-        raise UserError(
-            "exists", file=target, key="overwrite", value=False, fix="overwrite=true, or another folder"
-        )
-
-
-@contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its place when the block ends well, and is removed when it does
-    not.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    old: Path | None = None
-    try:
-        yield work
-        ordinary_mode(work)
-        if target.exists():
-            # Two renames: for an instant there is no index, never half of one.
-            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-            target.rename(old / target.name)
-        work.rename(target)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        if old is not None and not target.exists() and (old / target.name).exists():
-            (old / target.name).rename(target)
-        raise
-    finally:
-        if old is not None:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 def _with_npy_header(raw: Path, path: Path, shape: tuple[int, int]) -> None:

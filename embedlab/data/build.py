@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -25,7 +22,7 @@ from embedlab.data.sources import Source, open_source
 from embedlab.data.table import FORMAT, DamagedTable, TableWriter, TokenTable
 from embedlab.data.tokenise import Chunk, FieldJob, Tokeniser, tokenised
 from embedlab.errors import UserError
-from embedlab.files import cache_dir, locked, ordinary_mode
+from embedlab.files import cache_dir, locked, whole_folder
 
 if TYPE_CHECKING:
     from embedlab.encoders.tokenization import Tokenization
@@ -72,13 +69,12 @@ def build_token_table(
         if (root / key).exists():
             log.warning("The token cache is built anew: %s", bad)
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        with locked(root / f"{key}.lock"):
+        with locked(root / f"{key}.lock", doing="is building this token cache"):
             try:
                 return TokenTable.open(root / key)  # another run has built it meanwhile
             except DamagedTable:
-                _sweep(root, key)
-                _build(root / key, config, fields, source, progress)
+                with whole_folder(root / key) as folder:
+                    _fill(folder, config, fields, source, progress)
             return TokenTable.open(root / key)
     except OSError as bad:
         raise UserError(
@@ -121,38 +117,6 @@ def _key(config: DataConfig, fields: Mapping[str, FieldSpec], source: Source) ->
 
 def _dtypes(kind: DataKind) -> dict[str, str]:
     return {name: "f4" if as_type is float else "i8" for name, as_type in kind.numbers.items()}
-
-
-def _sweep(root: Path, key: str) -> None:
-    """Remove what killed builds left, of this key (whose lock is held) and of others without a builder."""
-    for left in root.glob("*.tmp-*"):
-        other = left.name.split(".tmp-")[0]
-        if other == key:
-            shutil.rmtree(left, ignore_errors=True)
-            continue
-        with locked(root / f"{other}.lock", wait=False) as held:
-            if held:
-                shutil.rmtree(left, ignore_errors=True)
-
-
-def _build(
-    target: Path, config: DataConfig, fields: Mapping[str, FieldSpec], source: Source, progress: bool
-) -> None:
-    folder = Path(tempfile.mkdtemp(prefix=f"{target.name}.tmp-", dir=target.parent))
-    try:
-        _fill(folder, config, fields, source, progress)
-        ordinary_mode(folder)
-        shutil.rmtree(target, ignore_errors=True)  # a damaged or an older one
-        try:
-            folder.rename(target)
-        except OSError as bad:
-            if bad.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            log.info("another run has built the same cache, without a lock; taking its own")
-            shutil.rmtree(folder)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _fill(

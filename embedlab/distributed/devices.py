@@ -1,6 +1,8 @@
-"""Which devices of this machine a run uses, and in what precision."""
+"""Which devices of this machine a run uses, in what precision, and which of its processes this one is."""
 
 from __future__ import annotations
+
+import os
 
 from embedlab.config.trainer import TrainerConfig
 from embedlab.errors import UserError
@@ -54,3 +56,29 @@ def precision_of(trainer: TrainerConfig) -> str:
     import torch
 
     return "bf16-mixed" if on_cuda(trainer) and torch.cuda.is_bf16_supported() else "32-true"
+
+
+def under_slurm_tasks() -> bool:
+    """Whether `srun` started this process as one of several tasks (an interactive shell in a job is none);
+    it is asked before they have met, as `launched` and the ranks are."""
+    interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    return not interactive and int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in os.environ
+
+
+def launched() -> bool:
+    """Whether a launcher has started this process as one rank of several, so that it must start none itself."""
+    return "LOCAL_RANK" in os.environ or under_slurm_tasks()
+
+
+def global_rank() -> int:
+    """0 for a process that runs alone."""
+    if "RANK" in os.environ:
+        return int(os.environ["RANK"])
+    return int(os.environ["SLURM_PROCID"]) if under_slurm_tasks() else 0
+
+
+def local_rank() -> int:
+    """Among the processes of this machine."""
+    if "LOCAL_RANK" in os.environ:
+        return int(os.environ["LOCAL_RANK"])
+    return int(os.environ.get("SLURM_LOCALID", 0)) if under_slurm_tasks() else 0

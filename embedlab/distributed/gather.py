@@ -49,6 +49,9 @@ class _Gather(torch.autograd.Function):
 
 
 def _all(x: Tensor, sizes: list[int]) -> Tensor:
+    """Rows ``[sizes[rank], ...]`` of each rank, rank 0 first."""
+    if world_size() == 1:
+        return x
     longest = max(sizes)
     if len(x) < longest:  # ranks exchange tensors of one shape
         x = torch.cat([x, x.new_zeros(longest - len(x), *x.shape[1:])])
@@ -88,7 +91,18 @@ def gather(x: Tensor) -> Tensor:
 
 def gather_integers(x: Tensor) -> Tensor:
     """The same for integers, which have no gradient."""
-    return _all(x, _sizes(len(x))) if world_size() > 1 else x
+    return _all(x, _sizes(len(x)))
+
+
+def gather_rows(vectors: Tensor, rows: Sequence[int], total: int) -> Tensor:
+    """Vectors of all ranks in the order of their row numbers: ``[total, D]``, equal on every rank.
+
+    The ranks have as many rows as if each took every W-th; which ones is for ``rows`` to say.
+    """
+    sizes = [len(range(r, total, world_size())) for r in range(world_size())]
+    whole = vectors.new_empty(total, vectors.shape[1])
+    whole[_all(torch.tensor(rows, device=vectors.device), sizes)] = _all(vectors, sizes)
+    return whole
 
 
 def share_of_kept(kept: Tensor) -> Tensor | float:

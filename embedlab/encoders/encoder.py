@@ -28,7 +28,7 @@ from embedlab.encoders.sentence_transformers import write_modules
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
-from embedlab.files import corruption, ordinary_mode
+from embedlab.files import corruption
 from embedlab.pooling import build_pooling
 
 if TYPE_CHECKING:
@@ -128,7 +128,6 @@ class SentenceEncoder(Encoder):
         state = {k: v.detach().cpu().contiguous() for k, v in self.pooling.state_dict().items()}
         if state:
             save_file(state, folder / POOLING_WEIGHTS)
-            ordinary_mode(folder / POOLING_WEIGHTS)
         (folder / CARD).write_text(self._description(merge).text(), encoding="utf-8")
 
     def _description(self, merge: bool) -> EncoderFile:

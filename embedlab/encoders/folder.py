@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from embedlab import files
 from embedlab.config.read import read_values, record
 from embedlab.errors import UserError
 from embedlab.version import __version__
@@ -123,23 +122,6 @@ def whole_folder(folder: str | os.PathLike[str]) -> Iterator[Path]:
         UserError: `folder` is a file, or a folder with other things than an encoder in it.
     """
     target = Path(os.path.abspath(os.path.expanduser(folder)))
-    if target.exists() and not target.is_dir():
-        raise UserError("is a file", file=target, fix="the name of a folder")
-    marks = (CARD, "modules.json", "config.json")
-    if target.is_dir() and any(target.iterdir()) and not any((target / m).is_file() for m in marks):
-        raise UserError("holds other things than an encoder", file=target, fix="another folder, or empty it")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
-    fresh.mkdir()
-    try:
+    files.check_replaceable(target, (CARD, "modules.json", "config.json"), "an encoder")
+    with files.whole_folder(target) as fresh:
         yield fresh
-        if target.exists():
-            old = fresh.with_name(fresh.name + ".old")
-            os.rename(target, old)
-            os.rename(fresh, target)
-            shutil.rmtree(old)
-        else:
-            os.rename(fresh, target)
-    finally:
-        if fresh.exists():
-            shutil.rmtree(fresh)

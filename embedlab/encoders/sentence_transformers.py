@@ -25,7 +25,6 @@ from embedlab.backbones.resolve import quiet
 from embedlab.encoders.modules_file import FLAGS
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.usage import Usage
-from embedlab.files import ordinary_mode
 from embedlab.pooling import Pooling
 from embedlab.pooling.modules import Modules
 
@@ -74,9 +73,8 @@ def write_modules(
             inner.mkdir()
             _write(inner / "config.json", config)
             if weights:
-                file = inner / "model.safetensors"
-                save_file({k: v.detach().cpu().float().contiguous() for k, v in weights.items()}, file)
-                ordinary_mode(file)
+                state = {k: v.detach().cpu().float().contiguous() for k, v in weights.items()}
+                save_file(state, inner / "model.safetensors")
             modules.append((inner.name, _STOCK + kind))
         write_index(folder, modules)
     _write(

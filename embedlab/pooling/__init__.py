@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from embedlab.config.build import build, section
+from embedlab.config.build import from_dict, section
 from embedlab.config.pooling import PoolingConfig
-from embedlab.errors import UserError
 from embedlab.parts import part_class
 from embedlab.pooling.base import Marks, Pooling
 
@@ -36,16 +34,7 @@ def pooling_config(values: Mapping[str, Any] | str) -> PoolingConfig:
     """
     values = {"name": values} if isinstance(values, str) else dict(section(values, "pooling"))
     cls = pooling_class(values.get("name")).config_class
-    known = [f.name for f in fields(cls)]
-    for key, value in values.items():
-        if key not in known:
-            raise UserError(
-                f"pooling={values['name']} has no such key",
-                key=f"pooling.{key}",
-                value=value,
-                fix=f"one of {', '.join(known)}",
-            )
-    return build(cls, {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}, "pooling")
+    return from_dict(cls, values, "pooling")
 
 
 def build_pooling(config: Mapping[str, Any] | str | PoolingConfig, info: BackboneInfo) -> Pooling:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.config.read import read_record
-from embedlab.config.recipe import SAME_RECIPE
+from embedlab.config.run import SAME_RECIPE
 from embedlab.config.run_files import SCORES as SCORES
 from embedlab.config.run_files import TRIAL, TrialEnd, read_scores_of_run
 from embedlab.errors import UserError, printable

@@ -22,15 +22,14 @@ from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import load_sts
 from embedlab.files import writing
 from embedlab.run.check import resolved_packing, resolved_step
-from embedlab.run.folder import AFTER as AFTER
+from embedlab.run.run_folder import AFTER as AFTER
 
 if TYPE_CHECKING:
     from embedlab.config.run import RunConfig
     from embedlab.config.trainer import ScoringConfig
     from embedlab.data.module import SentenceDataModule
     from embedlab.encoders.base import Encoder
-    from embedlab.run.callbacks.scoring import DevScoring
-    from embedlab.run.callbacks.selection import LossSelection
+    from embedlab.run.callbacks.scoring import Selection
 
 log = logging.getLogger(__name__)
 BEFORE = "scores_before.json"
@@ -152,9 +151,7 @@ class FinalEvaluation:
         if self.config.evaluation.last:
             self._last, _ = self.score()
 
-    def after(
-        self, trainer: Trainer, selection: DevScoring | LossSelection | None, seconds: float
-    ) -> dict[str, float]:
+    def after(self, trainer: Trainer, selection: Selection | None, seconds: float) -> dict[str, float]:
         """Export the encoder as it is now (selected), score it, print the table, write ``scores.json``."""
         best = selection.best if selection is not None else None
         training = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from embedlab.errors import UserError
+from embedlab.files import whole_file
 
 
 class MetricsFile(Logger):
@@ -78,9 +78,7 @@ class MetricsFile(Logger):
         return rows
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        new = self.path.with_suffix(".new")
-        with new.open("w", newline="") as file:
+        with whole_file(self.path) as new, new.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(rows)
-        os.replace(new, self.path)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any
 
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
-from embedlab.config.build import from_dict, section
+from embedlab.config.build import check_values, from_dict, section
 from embedlab.config.optimizer import OptimizerConfig
-from embedlab.config.run import RunConfig, Step
+from embedlab.config.run import RunConfig
 from embedlab.config.template import Template
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
 from embedlab.data.kinds import data_config
@@ -26,7 +26,6 @@ _SHARED: dict[str, Any] = {
     "adapter": AdapterConfig,
     "optimizer": OptimizerConfig,
 }
-_STEPS: tuple[str, ...] = get_args(Step)
 
 
 def parse_shared(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,21 +72,13 @@ def parse_run(values: dict[str, Any], shared: Mapping[str, Any] | None = None) -
 
 def _plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """What stands beside the sections."""
-    seed, step, ckpt_path = values["seed"], values["step"], values.get("ckpt_path")
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-        raise UserError(
-            "the seed is a number from 0 on",
-            key="seed",
-            value="null" if seed is None else seed,
-            fix="a whole number from 0 to 4294967295",
-        )
-    if ckpt_path is not None and not isinstance(ckpt_path, str):
-        raise UserError("not a path", key="ckpt_path", value=ckpt_path, fix="FILE.ckpt, last or auto")
-    if step not in _STEPS:
-        raise UserError("unknown way to run a step", key="step", value=step, fix=", ".join(_STEPS))
     # YAML has read true and false; LightningCLI hands them on as words.
     given = values.get("unpad", "auto")
-    unpad = {"true": True, "false": False}.get(str(given).lower(), given)
-    if not isinstance(unpad, bool) and unpad != "auto":
-        raise UserError("neither yes nor no", key="unpad", value=given, fix="auto, true or false")
-    return {"seed": seed, "step": step, "unpad": unpad, "ckpt_path": ckpt_path}
+    found = {
+        "seed": values["seed"],
+        "step": values["step"],
+        "unpad": {"true": True, "false": False}.get(str(given).lower(), given),
+        "ckpt_path": values.get("ckpt_path"),
+    }
+    check_values(RunConfig, found, "")
+    return found

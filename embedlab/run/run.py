@@ -9,7 +9,6 @@ import secrets
 import sys
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,8 +25,7 @@ from embedlab.data.kinds import data_kind
 from embedlab.data.module import SentenceDataModule
 from embedlab.data.rows import iter_texts
 from embedlab.data.sources import check_source
-from embedlab.distributed.devices import device_count, on_cuda, precision_of
-from embedlab.distributed.ranks import global_rank
+from embedlab.distributed.devices import device_count, global_rank, on_cuda, precision_of
 from embedlab.encoders.folder import whole_folder
 from embedlab.encoders.loading import load_checkpoint
 from embedlab.encoders.tokenization import Tokenization
@@ -37,7 +35,7 @@ from embedlab.engine.module import Method
 from embedlab.engine.precision import FrozenBF16
 from embedlab.engine.step import CompiledStep, EagerStep, NonFiniteLoss
 from embedlab.errors import UserError
-from embedlab.files import locked
+from embedlab.files import locked, write_whole
 from embedlab.methods import method_class
 from embedlab.run.callbacks.checkpoints import (
     LAST,
@@ -52,15 +50,13 @@ from embedlab.run.callbacks.checkpoints import (
 from embedlab.run.callbacks.interrupt import GracefulStop
 from embedlab.run.callbacks.progress import PlainProgress, Progress
 from embedlab.run.callbacks.randomness import Randomness
-from embedlab.run.callbacks.scoring import DevScoring
-from embedlab.run.callbacks.selection import LossSelection
+from embedlab.run.callbacks.scoring import DevScoring, LossSelection, Selection
 from embedlab.run.callbacks.train_log import TrainLog
 from embedlab.run.check import check_rows, check_run, resolved_packing, resolved_step
 from embedlab.run.finish import FinalEvaluation, check_final, load_dev
-from embedlab.run.folder import check_free
 from embedlab.run.metrics_file import MetricsFile
-from embedlab.run.record import Record, check_recipe
-from embedlab.run.resume import finished
+from embedlab.run.resume import check_recipe, finished
+from embedlab.run.run_folder import Record, check_free
 
 log = logging.getLogger(__name__)
 _OF_STRUCTURE = (AttributeError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
@@ -117,13 +113,12 @@ class Run:
         self.config, self.folder = config, Path(folder)
         _quiet_loggers()
         self.checkpoint = find_checkpoint(config.ckpt_path, self.folder)
-        self.finished: dict[str, float] | None = None
+        trains = purpose == "fit" and not config.method.idle
         if purpose == "fit" and self.checkpoint is not None:
             check_recipe(self.checkpoint, config.plain)
-            if not config.method.idle:
-                self.finished = finished(config, self.folder, self.checkpoint)
-            if self.finished is not None:
-                return
+        self.finished = finished(config, self.folder, self.checkpoint) if trains else None
+        if self.finished is not None:
+            return
         dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
         loaded = check_final(config.evaluation) if purpose == "fit" else None
         if purpose in ("fit", "predict"):
@@ -136,7 +131,7 @@ class Run:
         rank_zero = global_rank() == 0
         if fits or purpose == "predict":
             self.data.prepare_data()
-        if fits and not config.method.idle:
+        if trains:
             # Nothing of an earlier run is touched before it is known that this one can begin.
             if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
                 check_parameters(self.method, read_checkpoint(self.checkpoint).embedlab.parameters)
@@ -231,14 +226,14 @@ def build_trainer(
     loggers: list[Logger],
     finale: FinalEvaluation,
     extra: dict[str, Any] | None = None,
-) -> tuple[Trainer, DevScoring | LossSelection | None]:
+) -> tuple[Trainer, Selection | None]:
     """An ordinary Lightning trainer with this project's callbacks; ``extra`` adds to them, and to its arguments."""
     more = dict(extra or {})
     settings, scoring = config.trainer, config.evaluation
     saving = config.callbacks.checkpoint
     keeper = LastCheckpoint(folder, saving.every_minutes, saving.every_steps, saving.at_end, config.plain)
     callbacks: list[Callback] = [Randomness(config.seed), GracefulStop(keeper)]
-    selection: DevScoring | LossSelection | None = None
+    selection: Selection | None = None
     if finale.dev is not None:
         selection = DevScoring(finale.dev, folder, select="dev" if scoring.selection == "dev" else "last")
         callbacks.append(selection)
@@ -334,15 +329,13 @@ def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
 
     kept = folder / "tokenizer"
 
-    def texts() -> Iterator[str]:
-        yield from iter_texts(config.data)
-
     assert config.backbone.fresh is not None
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "tokenizer.lock"):  # the ranks of one run come here together
+    # The ranks of one run come here together.
+    with locked(folder / "tokenizer.lock", doing="trains this run's tokenizer"):
         if not (kept / "tokenizer.json").is_file():
             with whole_folder(kept) as new:
-                train_tokenizer(config.backbone.fresh, texts()).save_pretrained(new)
+                train_tokenizer(config.backbone.fresh, iter_texts(config.data)).save_pretrained(new)
     return AutoTokenizer.from_pretrained(kept, trust_remote_code=False)
 
 
@@ -371,7 +364,7 @@ def _wandb(config: RunConfig, folder: Path) -> Logger:
     run_id = kept.read_text(errors="replace").strip() if kept.is_file() else ""
     if not re.fullmatch(r"[\w-]{1,64}", run_id):  # a stranger's file is not sent there
         run_id = secrets.token_hex(4)
-    kept.write_text(run_id)
+    write_whole(kept, run_id)
     offline = "WANDB_MODE" not in os.environ and not (os.environ.get("WANDB_API_KEY") or _has_netrc())
     if offline:
         log.info("No W&B key: recording offline in %s; upload with `wandb sync`.", folder / "wandb")

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 
-from embedlab.distributed.ranks import global_rank
+from embedlab.distributed.devices import global_rank
 
 log = logging.getLogger(__name__)
 

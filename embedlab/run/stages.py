@@ -17,25 +17,24 @@ already is left out, and so is one that is finished. ``result`` may lead into a 
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import fcntl
 import gc
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embedlab.config.read import read_values
-from embedlab.config.recipe import differences
+from embedlab.config.run import differences
 from embedlab.config.run_files import read_numbers
-from embedlab.distributed.ranks import launched
+from embedlab.distributed.devices import launched
 from embedlab.errors import UserError
+from embedlab.files import locked
 from embedlab.run.callbacks.checkpoints import find_checkpoint, kept_in
 from embedlab.run.check import check_run
-from embedlab.run.folder import AFTER
+from embedlab.run.run_folder import AFTER
 
 log = logging.getLogger(__name__)
 
@@ -144,21 +143,21 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
         stage = Stage.read(name, content["stages"][name])
         own = stage.values(content)
         place = home / name
-        with _locked(place):
+        # The trials of a sweep that share a stage wait for the first.
+        with locked(home / f".{name}.lock", doing=f"trains {place}"):
             if finished(place, own):
                 log.info("Stage %s is finished (%s).", name, place)
             else:
-                own["ckpt_path"] = (
-                    "last" if _has_checkpoint(place) and _difference(place, own) is None else None
-                )
-                log.info("Stage %s %s (%s).", name, "goes on" if own["ckpt_path"] else "begins", place)
+                goes_on = kept_in(place) and _difference(place, own) is None
+                own["ckpt_path"] = "last" if goes_on else None
+                log.info("Stage %s %s (%s).", name, "goes on" if goes_on else "begins", place)
                 status = train_one(own, place)
                 if status:
                     return status, content
                 _release()
         _set(content, stage.result, _result(place))
     main = {k: v for k, v in content.items() if k not in ("stages", "stages_dir")}
-    if resume and wanted and not _has_checkpoint(folder):
+    if resume and wanted and not kept_in(folder):
         main["ckpt_path"] = None  # the interruption was in a stage
     return 0, main
 
@@ -260,28 +259,8 @@ def _check(values: dict[str, Any], wanted: list[str], home: Path) -> None:
         check_source(config.data)
 
 
-def _has_checkpoint(folder: Path) -> bool:
-    return bool(kept_in(folder))
-
-
 def _has_begun(folder: Path) -> bool:
-    return _has_checkpoint(folder) or (folder / "export").is_dir()
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time in a stage's folder: the trials of a sweep that share it wait for the first.
-
-    The lock is the kernel's, so that it ends with its holder, however that ends.
-    """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("Waiting for another run that trains %s.", folder)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return bool(kept_in(folder)) or (folder / "export").is_dir()
 
 
 def _release() -> None:

@@ -7,27 +7,26 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from embedlab.config.read import read_record, read_values
 from embedlab.config.run_files import TRIAL, TrialEnd
 from embedlab.errors import UserError, printable
-from embedlab.files import whole_file
-from embedlab.run.folder import LAST, PREVIOUS, check_free
+from embedlab.files import write_whole
+from embedlab.run.processes import Process, end, start
+from embedlab.run.run_folder import LAST, PREVIOUS, check_free, write_config
 
 log = logging.getLogger(__name__)
 
 CONFIG = "trial.yaml"
 OUTPUT = "output.log"
 STATUS = TRIAL
-RUNNER = "embedlab.cli.trial"
+RUNNER = ("embedlab", "worker")
+"""What follows ``python -m`` in a trial's command line."""
 FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
 # By its own handler, and by the signal before it had one.
 _INTERRUPTS = tuple(x for s in (signal.SIGTERM, signal.SIGINT) for x in (128 + s, -s))
@@ -50,11 +49,18 @@ class Trial:
 
 
 @dataclass
-class _Running:
+class Running:
+    """A trial in its process."""
+
     trial: Trial
-    process: subprocess.Popen[bytes]
+    process: Process
     device: int | None
     began: float
+
+
+def free_devices(parallel: int | None) -> list[int | None]:
+    """Where trials may run at once: CUDA devices, at most ``parallel``; without any so many, or one, on the CPU."""
+    return list(_devices()[:parallel]) or [None] * (parallel or 1)
 
 
 def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None) -> list[str]:
@@ -81,31 +87,32 @@ def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None
         )
     sweep.mkdir(parents=True, exist_ok=True)
     claim(trials)
-    devices = _devices()
-    slots: list[int | None] = list(devices[:parallel] if parallel else devices) or [None] * (parallel or 1)
+    free = free_devices(parallel)
     waiting = [t for t in trials if status_of(t.folder) != FINISHED]
     skipped = len(trials) - len(waiting)
     if skipped:
         log.info("%d of %d trials are finished already.", skipped, len(trials))
-    running: list[_Running] = []
+    running: list[Running] = []
     stopping = False
     try:
         while waiting or running:
-            while waiting and len(running) < len(slots) and not stopping:
-                used = {r.device for r in running}
-                device = next((s for s in slots if s is None or s not in used), None)
-                running.append(_start(waiting.pop(0), device))
+            while waiting and free:
+                running.append(start_trial(waiting.pop(0), free.pop(0)))
             try:
                 time.sleep(0.2)
-                running = _collect(running, sweep, trials)
+                for run in [r for r in running if r.process.poll() is not None]:
+                    running.remove(run)
+                    free.append(run.device)
+                    _record_end(run)
+                    _record(sweep, trials)
             except KeyboardInterrupt:
                 if stopping:
                     raise
                 stopping, waiting = True, []
                 log.warning("Interrupted: the running trials write their checkpoints; again to stop at once.")
-                _signal(running, signal.SIGTERM)
+                end((r.process for r in running), signal.SIGTERM)
     finally:
-        _signal(running, signal.SIGKILL)
+        end((r.process for r in running), signal.SIGKILL)
         _record(sweep, trials)
     if stopping:
         raise KeyboardInterrupt
@@ -140,8 +147,7 @@ def claim(trials: Sequence[Trial]) -> None:
     """
     for trial in [t for t in trials if not _is_claimed(t)]:
         trial.folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(trial.folder / CONFIG) as new:
-            new.write_text(yaml.safe_dump(trial.config, sort_keys=False), encoding="utf-8")
+        write_config(trial.folder / CONFIG, trial.config)
 
 
 def _is_claimed(trial: Trial) -> bool:
@@ -149,17 +155,14 @@ def _is_claimed(trial: Trial) -> bool:
     path = trial.folder / CONFIG
     there = _recorded(path)
     if there is not None:
-        if _identity(there) != _identity(trial.config):
-            changed = next(
-                (
-                    k
-                    for k in {**there, **trial.config}
-                    if there.get(k) != trial.config.get(k) and k not in _IGNORED
-                ),
-                "",
-            )
+        changed = sorted(
+            key
+            for key in {**there, **trial.config}
+            if key not in _IGNORED and there.get(key) != trial.config.get(key)
+        )
+        if changed:
             raise UserError(
-                f"this folder holds a trial of another configuration (section {changed!r} differs)",
+                f"this folder holds a trial of another configuration (section {changed[0]!r} differs)",
                 file=trial.folder,
                 key="hydra.sweep.dir",
                 fix="another hydra.sweep.dir, or the sweep's own command",
@@ -181,10 +184,6 @@ def _recorded(path: Path) -> dict[str, Any] | None:
     return there if isinstance(there, dict) else None
 
 
-def _identity(config: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in config.items() if k not in _IGNORED}
-
-
 def _devices() -> list[int]:
     """Indices of the CUDA devices that this process may use; asked without starting CUDA in this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -197,67 +196,47 @@ def _devices() -> list[int]:
     return list(range(sum(line.startswith("GPU ") for line in found.splitlines())))
 
 
-def _start(trial: Trial, device: int | None) -> _Running:
+def start_trial(trial: Trial, device: int | None) -> Running:
+    """In a process of its own, on one device; a trial that left a checkpoint goes on from it."""
     config = dict(trial.config)
     (trial.folder / STATUS).unlink(missing_ok=True)
     if (trial.folder / LAST).exists() or (trial.folder / PREVIOUS).exists():
         config["ckpt_path"] = "last"
     path = trial.folder / "resolved.yaml"
-    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    write_config(path, config)
     # Trials are grouped by their sweep on W&B, unless the configuration or the environment says otherwise.
-    environment = {"WANDB_RUN_GROUP": trial.folder.parent.name, **os.environ}
+    environment = {"WANDB_RUN_GROUP": os.environ.get("WANDB_RUN_GROUP", trial.folder.parent.name)}
     if device is not None:
         environment["CUDA_VISIBLE_DEVICES"] = str(device)
-    command = [sys.executable, "-m", RUNNER, str(path), str(trial.folder)]
-    with (trial.folder / OUTPUT).open("ab") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
+    process = start([*RUNNER, str(path), str(trial.folder)], environment, trial.folder / OUTPUT)
     where = "" if device is None else f" on GPU {device}"
     log.info("started %s%s: %s", trial.folder.name, where, " ".join(trial.overrides))
-    return _Running(trial, process, device, time.monotonic())
+    return Running(trial, process, device, time.monotonic())
 
 
-def _collect(running: list[_Running], sweep: Path, trials: Sequence[Trial]) -> list[_Running]:
-    still = []
-    for run in running:
-        code = run.process.poll()
-        if code is None:
-            still.append(run)
-            continue
-        status = FINISHED if code == 0 else INTERRUPTED if code in _INTERRUPTS else FAILED
-        seconds = round(time.monotonic() - run.began, 1)
-        (run.trial.folder / STATUS).write_text(
-            json.dumps(
-                {"status": status, "exit": code, "seconds": seconds, "overrides": list(run.trial.overrides)}
-            )
-        )
-        if status == FAILED:
-            log.error(
-                "%s failed (exit %d): %s", run.trial.folder.name, code, _last_line(run.trial.folder / OUTPUT)
-            )
-        else:
-            log.info("%s %s after %.0f s", run.trial.folder.name, status, seconds)
-        _record(sweep, trials)
-    return still
+def _record_end(run: Running) -> None:
+    code, name = run.process.returncode, run.trial.folder.name
+    status = FINISHED if code == 0 else INTERRUPTED if code in _INTERRUPTS else FAILED
+    seconds = round(time.monotonic() - run.began, 1)
+    write_status(run, status, code, seconds=seconds)
+    if status == FAILED:
+        log_failure(run, code)
+    else:
+        log.info("%s %s after %.0f s", name, status, seconds)
 
 
-def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").strip().splitlines()
-    return printable(lines[-1][:300]) if lines else ""
+def log_failure(run: Running, code: int) -> None:
+    """A line in the log with the last one of a trial's output."""
+    lines = (run.trial.folder / OUTPUT).read_text(errors="replace").strip().splitlines()
+    log.error(
+        "%s failed (exit %d): %s", run.trial.folder.name, code, printable(lines[-1][:300]) if lines else ""
+    )
 
 
-def _signal(running: list[_Running], number: int) -> None:
-    """To each child's whole session: a child under torchrun has children of its own."""
-    for run in running:
-        if run.process.poll() is None:
-            try:
-                os.killpg(run.process.pid, number)
-            except ProcessLookupError:
-                continue
-            if number == signal.SIGKILL:
-                run.process.wait()
+def write_status(run: Running, status: str, code: int | None, **more: float) -> None:
+    """How a trial ended, in its folder."""
+    content = {"status": status, "exit": code, **more, "overrides": list(run.trial.overrides)}
+    write_whole(run.trial.folder / STATUS, json.dumps(content))
 
 
 def _record(sweep: Path, trials: Sequence[Trial]) -> None:
@@ -269,6 +248,4 @@ def _record(sweep: Path, trials: Sequence[Trial]) -> None:
         }
         for t in trials
     ]
-    new = sweep / "sweep.json.new"
-    new.write_text(json.dumps({"trials": rows}, indent=2))
-    os.replace(new, sweep / "sweep.json")
+    write_whole(sweep / "sweep.json", json.dumps({"trials": rows}, indent=2))

@@ -9,15 +9,18 @@ import math
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from embedlab.config.run_files import SCORES, read_numbers
+from embedlab.config.build import Record, within
+from embedlab.config.run_files import read_numbers
 from embedlab.errors import UserError
+from embedlab.files import whole_file, write_whole
 from embedlab.run import sweep as launcher
+from embedlab.run.processes import end
+from embedlab.run.run_folder import AFTER
 from embedlab.run.sweep import Trial
 
 if TYPE_CHECKING:
@@ -25,12 +28,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 JOURNAL, BEST, TABLE = "study.log", "best.json", "trials.csv"
-PRUNERS = ("median", "halving", "none")
 Compose = Callable[[list[str]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class TuneConfig:
+class TuneConfig(Record):
     """How to search.
 
     Args:
@@ -46,25 +48,17 @@ class TuneConfig:
         folder: of the search; the same one again goes on with it.
     """
 
-    trials: int = 20
-    metric: str = "dev/spearman"
-    direction: str = "maximize"
-    pruner: str = "median"
-    warmup: int = 1
-    seed: int = 0
-    parallel: int | None = None
-    retries: int = 0
-    folder: str | None = None
+    section = "tune"
 
-    def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise UserError("must be at least 1", key="tune.trials", value=self.trials)
-        if self.direction not in ("maximize", "minimize"):
-            raise UserError(
-                "unknown direction", key="tune.direction", value=self.direction, fix="maximize or minimize"
-            )
-        if self.pruner not in PRUNERS:
-            raise UserError("unknown pruner", key="tune.pruner", value=self.pruner, fix=", ".join(PRUNERS))
+    trials: int = within(20, least=1)
+    metric: str = "dev/spearman"
+    direction: Literal["maximize", "minimize"] = "maximize"
+    pruner: Literal["median", "halving", "none"] = "median"
+    warmup: int = within(1, least=0)
+    seed: int = within(0, least=0)
+    parallel: int | None = within(None, least=1)
+    retries: int = within(0, least=0)
+    folder: str | None = None
 
 
 class Space:
@@ -100,7 +94,7 @@ class Space:
 @dataclass
 class _Live:
     trial: optuna.Trial
-    run: launcher._Running
+    run: launcher.Running
     tries: int = 0
     seen: set[int] = field(default_factory=set)
     pruned: bool = False
@@ -122,22 +116,21 @@ def tune(config: TuneConfig, space: Space, compose: Compose, folder: Path) -> op
     """
     folder.mkdir(parents=True, exist_ok=True)
     study = _study(config, folder)
-    devices = launcher._devices()
-    slots: list[int | None] = list(devices[: config.parallel] if config.parallel else devices)
-    slots = slots or [None] * (config.parallel or 1)
+    free = launcher.free_devices(config.parallel)
     live: list[_Live] = []
     try:
         while True:
-            while len(live) < len(slots) and _started(study) < config.trials:
-                used = {one.run.device for one in live}
-                device = next((s for s in slots if s is None or s not in used), None)
-                live.append(_begin(study.ask(), space, compose, folder, device))
+            while free and len(study.get_trials(deepcopy=False)) < config.trials:
+                live.append(_begin(study.ask(), space, compose, folder, free.pop(0)))
             if not live:
                 break
             time.sleep(0.2)
-            live = [one for one in live if _goes_on(one, study, config)]
+            for one in list(live):
+                if not _goes_on(one, study, config):
+                    live.remove(one)
+                    free.append(one.run.device)
     finally:
-        launcher._signal([one.run for one in live], signal.SIGTERM)
+        end((one.run.process for one in live), signal.SIGTERM)
         for one in live:
             one.run.process.wait()
             study.tell(one.trial, state=_states().FAIL)
@@ -177,10 +170,6 @@ def _states() -> Any:
     return TrialState
 
 
-def _started(study: optuna.Study) -> int:
-    return len(study.get_trials(deepcopy=False))
-
-
 def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, device: int | None) -> _Live:
     try:
         chosen = space.suggest(trial)
@@ -192,7 +181,7 @@ def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, de
         ) from None  # fmt: skip
     one = Trial(folder / str(trial.number), compose([*space.fixed, *chosen]), chosen)
     launcher.claim([one])
-    return _Live(trial, launcher._start(one, device))
+    return _Live(trial, launcher.start_trial(one, device))
 
 
 def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
@@ -208,37 +197,52 @@ def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
         if not one.pruned and len(one.seen) > config.warmup and one.trial.should_prune():
             one.pruned = True
             log.info("%s is ended early: %s", folder.name, " ".join(one.run.trial.overrides))
-            launcher._signal([one.run], signal.SIGTERM)
+            end([one.run.process], signal.SIGTERM)
         return True
-    status = {"status": launcher.FINISHED, "exit": code, "overrides": list(one.run.trial.overrides)}
+    status = launcher.FINISHED
     if one.pruned:
         study.tell(one.trial, state=states.PRUNED)
-        status["status"] = "pruned"
+        status = "pruned"
     elif code == 0 and (best := final(folder, config, values)) is not None:
         study.tell(one.trial, best)
         log.info("%s: %s = %.4f", folder.name, config.metric, best)
     elif code != 0 and one.tries < config.retries:
         one.tries += 1
-        one.run = launcher._start(one.run.trial, one.run.device)
+        one.run = launcher.start_trial(one.run.trial, one.run.device)
         return True
     elif code == 0:
         raise _no_metric(folder, config.metric)  # nor will the other trials have it
     else:
-        why = launcher._last_line(folder / launcher.OUTPUT)
-        log.error("%s failed (exit %d): %s", folder.name, code, why)
+        launcher.log_failure(one.run, code)
         study.tell(one.trial, state=states.FAIL)
-        status["status"] = launcher.FAILED
-    (folder / launcher.STATUS).write_text(json.dumps(status))
+        status = launcher.FAILED
+    launcher.write_status(one.run, status, code)
     return False
+
+
+def _records(folder: Path) -> list[dict[str, str]]:
+    try:
+        with (folder / "metrics.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
+    except OSError:  # not there yet
+        return []
+
+
+def _final_scores(folder: Path) -> dict[str, float | None]:
+    """Null where a score is no number; nothing where there are none."""
+    try:
+        return {k: None if math.isnan(v) else v for k, v in read_numbers(folder / AFTER).items()}
+    except UserError:
+        return {}
 
 
 def logged(folder: Path, metric: str) -> list[tuple[int, float]]:
     """A metric by step, as far as a run has come."""
     try:
-        with (folder / "metrics.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        return [(int(r["step"]), float(r[metric])) for r in rows if r.get("step") and r.get(metric)]
-    except (OSError, ValueError):  # not there yet, or a line is being written
+        return [
+            (int(r["step"]), float(r[metric])) for r in _records(folder) if r.get("step") and r.get(metric)
+        ]
+    except ValueError:  # a line is being written
         return []
 
 
@@ -246,24 +250,13 @@ def final(folder: Path, config: TuneConfig, values: list[tuple[int, float]]) -> 
     """What counts of a finished run: its best logged value, or the one in scores.json."""
     best = max if config.direction == "maximize" else min
     found = [value for _, value in values if value == value]
-    if found:
-        return best(found)
-    try:
-        score = read_numbers(folder / SCORES).get(config.metric, math.nan)
-    except UserError:
-        return None
-    return None if math.isnan(score) else score
+    return best(found) if found else _final_scores(folder).get(config.metric)
 
 
 def _no_metric(folder: Path, metric: str) -> UserError:
-    try:
-        with (folder / "metrics.csv").open(newline="") as file:
-            known = [name for name in csv.DictReader(file).fieldnames or () if name != "step"]
-    except OSError:
-        known = []
-    with suppress(UserError):
-        known += read_numbers(folder / SCORES)
-    near = get_close_matches(metric, known, n=1) or sorted({*known})
+    known = {name for record in _records(folder)[:1] for name in record if name != "step"}
+    known |= _final_scores(folder).keys()
+    near = get_close_matches(metric, known, n=1) or sorted(known)
     return UserError(
         "a finished trial has no such score", file=folder, key="tune.metric", value=metric,
         fix=f"one of {', '.join(near)}" if near else "evaluation.sts_dir=..., so that there are scores",
@@ -273,7 +266,7 @@ def _no_metric(folder: Path, metric: str) -> UserError:
 def _write(study: optuna.Study, folder: Path) -> None:
     trials = study.get_trials(deepcopy=False)
     keys = sorted({key for t in trials for key in t.params})
-    with (folder / TABLE).open("w", newline="") as file:
+    with whole_file(folder / TABLE) as new, new.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["trial", "state", "value", *keys])
         for t in trials:
@@ -284,4 +277,4 @@ def _write(study: optuna.Study, folder: Path) -> None:
     if any(t.value is not None for t in trials):
         best = study.best_trial
         content = {"trial": best.number, "value": best.value, "overrides": best.params}
-        (folder / BEST).write_text(json.dumps(content, indent=2))
+        write_whole(folder / BEST, json.dumps(content, indent=2))

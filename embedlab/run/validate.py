@@ -13,9 +13,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from embedlab.console import LEAF_SPEC
+from embedlab.distributed.gather import gather_rows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import write_json
-from embedlab.run.callbacks.scoring import gather_rows
+from embedlab.files import whole_file
 
 if TYPE_CHECKING:
     from embedlab.data.module import SentenceDataModule
@@ -91,9 +92,8 @@ class Vectors(Callback):
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         vectors = gather_rows(torch.cat(self._parts), self._rows, self.data.n_rows)
         if trainer.is_global_zero:
-            new = self.path.with_suffix(".new.npy")
-            np.save(new, vectors.cpu().numpy())
-            new.replace(self.path)
+            with whole_file(self.path) as new, new.open("wb") as file:
+                np.save(file, vectors.cpu().numpy())
             print(f"Vectors {tuple(vectors.shape)}: {self.path}")
 
 

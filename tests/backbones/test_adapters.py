@@ -227,7 +227,7 @@ def test_each_rank_has_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_work_of_frozen_and_packed_weights(tiny: Callable[..., Path]) -> None:
     """Utilisation counts 4 operations a frozen weight and 6 a trained one, packed or not."""
-    from embedlab.run.throughput import matmul_parameters
+    from embedlab.run.callbacks.train_log import matmul_parameters
 
     counts = [matmul_parameters(_load(tiny("llama", width=64), a).blocks) for a in (None, LORA, QLORA)]
     trained = sum(p.numel() for p in _load(tiny("llama", width=64), LORA).parameters() if p.requires_grad)

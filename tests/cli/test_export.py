@@ -14,7 +14,7 @@ from embedlab.cli import export as command
 from embedlab.cli.main import main
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.export.roundtrip import SENTENCES, largest_difference
-from tests.test_files_full_disk import safetensors_meets_it
+from tests.test_files import safetensors_meets_it
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +112,12 @@ def test_existing_folders(ckpt: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     out.mkdir()
     (out / "old").write_text("x")
     arguments = ["export", f"ckpt={ckpt}", "to=hf", f"out={out}"]
-    assert main(arguments) == 2
-    assert "not empty" in capsys.readouterr().err
-    assert main([*arguments, "overwrite=true"]) == 2
-    assert "other things" in capsys.readouterr().err
+    for more in ([], ["overwrite=true"]):
+        assert main([*arguments, *more]) == 2
+        assert "other things" in capsys.readouterr().err
     (out / "config.json").write_text("x")
+    assert main(arguments) == 2
+    assert "holds an encoder already (overwrite=false)" in capsys.readouterr().err
     assert main([*arguments, "overwrite=true"]) == 0
     assert not (out / "old").exists()
     assert (out / "embedlab.json").exists()

@@ -16,7 +16,7 @@ import yaml
 
 import embedlab
 from embedlab.cli import main as command
-from embedlab.cli.lightning_values import as_file, from_file
+from embedlab.cli.run_file import as_file, from_file
 from embedlab.errors import UserError
 from embedlab.run.run import train
 from tests.tiny_run import compose_run, sts_dir, text_file  # noqa: F401

@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from embedlab.backbones import probe
-from embedlab.config.backbone import TOKENIZERS, BackboneConfig, BackboneInfo
-from embedlab.config.published import KNOWN, known
+from embedlab.config.backbone import KNOWN, TOKENIZERS, BackboneConfig, BackboneInfo, known
 from embedlab.errors import UserError
 from embedlab.files import conf_dir
 from tests.support import ENCODERS, MODEL_TYPES
@@ -96,8 +95,8 @@ def test_a_causal_architecture_set_to_look_both_ways_is_an_encoder(tiny: Tiny, t
         ({"source": "web", "name": "x"}, "backbone.source", "one of shipped, hub, local, fresh"),
         ({"name": "x", "attention": "flash"}, "backbone.attention", "sdpa"),
         ({"name": "x", "dtype": "int8"}, "backbone.dtype", "float32"),
-        ({"name": "x", "dropout": 1.0}, "backbone.dropout", "probability"),
-        ({"name": "x", "dropout": "0.1"}, "backbone.dropout", "probability"),
+        ({"name": "x", "dropout": 1.0}, "backbone.dropout", "below 1"),
+        ({"name": "x", "dropout": "0.1"}, "backbone.dropout", "not a number"),
         ({"source": "local"}, "backbone.path", "backbone.path=DIR"),
         ({"source": "hub"}, "backbone.name", "backbone.name=NAME"),
         ({"source": "fresh"}, "backbone.fresh", "backbone=fresh"),

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytest
 
-from embedlab.config.build import build, section
+from embedlab.config.build import Record as Checked
+from embedlab.config.build import build, section, within
 from embedlab.errors import UserError
 
 
@@ -30,6 +31,8 @@ class Record:
     devices: int | str | tuple[int, ...] = 1
     columns: dict[str, str | None] | None = None
     inner: Inner = field(default_factory=Inner)
+    rate: float = within(0.5, above=0, below=1)
+    count: int | None = within(None, least=1)
     anything: Any = None
 
     def __post_init__(self) -> None:
@@ -43,7 +46,7 @@ class Record:
         {},
         {"part": 1, "perhaps": 3, "either": False, "names": ("x",), "two": (1, 2)},
         {"some": ["en"], "files": "a.txt", "devices": (0, 1), "columns": {"a": None, "b": "c"}},
-        {"files": ["a.txt"], "devices": "auto", "inner": {"a": 1}, "anything": object()},
+        {"files": ["a.txt"], "devices": "auto", "inner": Inner(1), "anything": object()},
     ],
 )
 def test_what_fits_is_taken(values: dict[str, Any]) -> None:
@@ -69,6 +72,11 @@ def test_what_fits_is_taken(values: dict[str, Any]) -> None:
         ("two", (1,), "not a list of 2 numbers (g.two=(1,)). Fix: g.two=[a,b]"),
         ("some", "en", "not a list of texts (g.some=en). Fix: g.some=[a,b], or null"),
         ("columns", "a", "a group of keys is meant here, not a value (g.columns=a). Fix: g.columns.KEY=VALUE, or null"),
+        ("columns", {"a": 3}, "not text (g.columns.a=3). Fix: quoted, digits are text: \"g.columns.a='3'\", or null"),
+        ("rate", 0.0, "must be above 0 and below 1 (g.rate=0.0). Fix: g.rate=0.5"),
+        ("rate", 1, "must be above 0 and below 1 (g.rate=1). Fix: g.rate=0.5"),
+        ("rate", "1", "not a number (g.rate=1). Fix: a number"),
+        ("count", 0, "must be at least 1, or null (g.count=0). Fix: g.count=null"),
         ("inner", 3, "a group of keys is meant here, not a value (g.inner=3). Fix: g.inner.KEY=VALUE"),
     ],
 )  # fmt: skip
@@ -76,6 +84,20 @@ def test_what_does_not_fit_is_one_line(key: str, value: object, line: str) -> No
     with pytest.raises(UserError) as refused:
         build(Record, {key: value}, "g")
     assert str(refused.value) == line
+
+
+def test_a_record_checks_itself_wherever_it_is_made() -> None:
+    @dataclass(frozen=True)
+    class Own(Checked):
+        section = "own"
+
+        kind: Literal["a", "b"] = "a"
+        count: int = within(1, least=1)
+
+    assert replace(Own(), kind="b", count=2) == Own("b", 2)
+    for wrong in ({"kind": "c"}, {"count": 0}, {"count": "x"}):
+        with pytest.raises(UserError, match=f"own.{next(iter(wrong))}="):
+            Own(**wrong)  # type: ignore[arg-type]
 
 
 def test_a_failure_of_the_record_itself_stays_one() -> None:

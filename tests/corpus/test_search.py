@@ -92,7 +92,7 @@ def test_overwriting_is_asked_for_and_only_replaces_an_index(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["index"]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="no search index"):
+    with pytest.raises(UserError, match="other things than a search index"):
         build(tmp_path / "mine", overwrite=True)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 

@@ -22,7 +22,6 @@ from embedlab.data.build import build_token_table
 from embedlab.data.table import TableWriter, TokenTable
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
-from embedlab.files import locked
 from tests.data.standin import WordTokenization
 from tests.support import SENTENCES, tiny_tokenizer
 
@@ -288,19 +287,10 @@ def test_a_killed_build_is_swept_up_and_its_processes_end(many: Path, cache: Pat
     process.wait()
     assert eventually(lambda: not any(is_running(pid) for pid in workers))
     (left,) = left_in(cache)
-    assert ".tmp-" in left
+    assert left.endswith(".new")
     table = build_token_table(DataConfig(files=str(many)), FIELDS)
     assert table.n_rows == 3000
     assert left_in(cache) == [table.folder.name]
-
-
-def test_leftovers_of_other_tables_are_swept_unless_someone_builds_them(many: Path, cache: Path) -> None:
-    tokens = cache / "tokens"
-    for name in ("old.tmp-1", "busy.tmp-2"):
-        (tokens / name).mkdir(parents=True)
-    with locked(tokens / "busy.lock"):
-        table = build_token_table(DataConfig(files=str(many)), FIELDS)
-    assert left_in(cache) == ["busy.tmp-2", table.folder.name]
 
 
 def test_the_lock_file_of_a_dead_process_holds_nobody_up(many: Path, cache: Path) -> None:

@@ -17,10 +17,9 @@ import yaml
 from torch import nn
 
 from embedlab.backbones import load_backbone
-from embedlab.cli.processes import start_ranks
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.optimizer import OptimizerConfig
-from embedlab.distributed.gather import first_row, gather, rows_per_rank, weight
+from embedlab.distributed.gather import first_row, gather, gather_rows, rows_per_rank, weight
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
@@ -31,8 +30,8 @@ from embedlab.methods.simcse import SimCSE, SimCSEConfig
 from embedlab.methods.towers import tower_pooler
 from embedlab.pooling import build_pooling
 from embedlab.run.callbacks.randomness import Randomness
-from embedlab.run.callbacks.scoring import gather_rows
 from embedlab.run.check import check_run
+from embedlab.run.processes import start_ranks
 from tests.ranks import Step, free_port, gradients
 from tests.support import SENTENCES
 from tests.tiny_run import sentences
@@ -191,9 +190,9 @@ def test_a_run_on_two_ranks_is_the_run_on_one(
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         paths = [str(folder / "config.yaml"), str(folder), str(folder)]
         if devices == 1:
-            subprocess.run([sys.executable, "-m", "embedlab.cli.worker", *paths], check=True)
+            subprocess.run([sys.executable, "-m", "embedlab", "worker", *paths], check=True)
         else:
-            assert start_ranks("embedlab.cli.worker", paths, devices) == 0
+            assert start_ranks(["embedlab", "worker", *paths], devices) == 0
     one, two = (torch.load(tmp_path / d / "last.ckpt", weights_only=True)["state_dict"] for d in ("1", "2"))
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=2e-4)

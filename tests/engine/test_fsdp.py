@@ -12,10 +12,10 @@ import torch
 import yaml
 
 import embedlab
-from embedlab.cli.processes import start_ranks
 from embedlab.errors import UserError
 from embedlab.run.check import check_run
 from embedlab.run.parse import parse_run
+from embedlab.run.processes import start_ranks
 from tests.distributed.test_ddp import losses, settings
 
 MORE = (
@@ -33,7 +33,7 @@ def run(values: dict[str, Any], folder: Path, devices: int, **change: Any) -> No
     values["trainer"] = values["trainer"] | change.get("trainer", {})
     (folder / "given.yaml").write_text(yaml.safe_dump(values))
     paths = [str(folder / "given.yaml"), str(folder), str(folder)]
-    assert start_ranks("embedlab.cli.worker", paths, devices) == 0
+    assert start_ranks(["embedlab", "worker", *paths], devices) == 0
 
 
 def fsdp(folder: Path, tmp: Path, *more: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from embedlab.config.published import known
+from embedlab.config.backbone import known
 from embedlab.errors import UserError
 from embedlab.evaluation.core.suite import suite, suite_names
 from embedlab.evaluation.probes.cls_energy import looks_into

@@ -167,7 +167,7 @@ def test_fitting_combinations() -> None:
 def test_unknown_names_and_keys() -> None:
     with pytest.raises(UserError, match="pooling=mean"):
         pooling_config("maen")
-    with pytest.raises(UserError, match="one of name, embeddings"):
+    with pytest.raises(UserError, match=r"did you mean pooling\.embeddings"):
         pooling_config({"name": "first_last", "embedding": True})
     with pytest.raises(UserError, match="unknown pooling"):
         pooling_config({})

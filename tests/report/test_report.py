@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from embedlab.cli.report import main
-from embedlab.config.recipe import SAME_RECIPE
+from embedlab.config.run import SAME_RECIPE
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import REQUIRED
 from embedlab.evaluation.core.ratings import separation, written

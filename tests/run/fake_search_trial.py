@@ -1,4 +1,4 @@
-"""Stands in for `embedlab.cli.trial` in the tests of the search: logs `quality` as its score, without torch."""
+"""Stands in for `embedlab worker` in the tests of the search: logs `quality` as its score, without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for `embedlab.cli.trial` in the launcher's tests: does what `config["do"]` says, without torch."""
+"""Stands in for `embedlab worker` in the launcher's tests: does what `config["do"]` says, without torch."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from embedlab.run.finish import FinalEvaluation
 from embedlab.run.run import train
 from embedlab.run.slurm import requeue
 from tests.run.test_resume import StopAt, losses, weights
-from tests.test_files_full_disk import safetensors_meets_it, torch_meets_it
+from tests.test_files import safetensors_meets_it, torch_meets_it
 
 STEPS = ("trainer.max_steps=6", "callbacks.checkpoint.every_steps=2")
 ROOT = Path(__file__).parents[2]

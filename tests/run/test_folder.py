@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from embedlab.cli import free_folder
+from embedlab.cli import hydra_main
 from embedlab.cli import main as command
 from embedlab.cli import train as train_command
-from embedlab.cli.lightning_values import as_file
+from embedlab.cli.run_file import as_file
 from embedlab.errors import UserError
 from embedlab.run import sweep as launcher
-from embedlab.run.folder import AFTER, LAST, PREVIOUS, check_free
 from embedlab.run.run import train
+from embedlab.run.run_folder import AFTER, LAST, PREVIOUS, check_free
 from embedlab.run.sweep import Trial, run_trials
 
 
@@ -98,7 +98,7 @@ def test_train_looks_once_at_its_folder(mode, key, tmp_path, monkeypatch, capsys
         looks.append((folder.resolve(), key))
         check_free(folder, ckpt_path, key)
 
-    for module in (free_folder, train_command):
+    for module in (hydra_main, train_command):
         monkeypatch.setattr(module, "check_free", look)
     monkeypatch.setattr(train_command, "train_one", lambda values, folder: trained.append(folder) or 0)
     folder = tmp_path / "0" if mode else tmp_path
@@ -135,7 +135,7 @@ def test_a_method_that_trains_nothing(compose_run, tiny, tmp_path):  # type: ign
 
 
 def test_a_sweep_takes_its_own_trials_and_no_other_run(tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(launcher, "RUNNER", "tests.run.fake_trial")
+    monkeypatch.setattr(launcher, "RUNNER", ("tests.run.fake_trial",))
     monkeypatch.setattr(launcher, "_devices", list)
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / LAST).touch()

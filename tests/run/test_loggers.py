@@ -157,7 +157,7 @@ def test_trials_of_a_sweep_are_one_group(tmp_path, monkeypatch):  # type: ignore
     from embedlab.run import sweep as launcher
     from embedlab.run.sweep import Trial, run_trials
 
-    monkeypatch.setattr(launcher, "RUNNER", "tests.run.fake_trial")
+    monkeypatch.setattr(launcher, "RUNNER", ("tests.run.fake_trial",))
     monkeypatch.setattr(launcher, "_devices", list)
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     sweep = tmp_path / "my-sweep"

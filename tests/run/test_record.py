@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from embedlab.config.recipe import SAME_RECIPE
+from embedlab.config.run import SAME_RECIPE
 from embedlab.errors import UserError
-from embedlab.run.record import MAY_CHANGE, Record, check_recipe
+from embedlab.run.resume import MAY_CHANGE, check_recipe
+from embedlab.run.run_folder import Record
 
 
 def checkpoint(folder: Path, recipe: object) -> Path:

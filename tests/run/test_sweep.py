@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ from embedlab.run.sweep import Trial, run_trials
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "RUNNER", "tests.run.fake_trial")
+    monkeypatch.setattr(launcher, "RUNNER", ("tests.run.fake_trial",))
     monkeypatch.setattr(launcher, "_devices", list)
 
 
@@ -87,14 +88,17 @@ def test_an_interrupt_reaches_the_children_and_the_sweep_goes_on_later(
 
 def test_no_child_outlives_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    original = launcher._start
+    original = launcher.start_trial
 
-    def broken(running, *rest):  # type: ignore[no-untyped-def]
-        started.extend(running)
+    def start(*arguments):  # type: ignore[no-untyped-def]
+        started.append(original(*arguments))
+        return started[-1]
+
+    def broken(seconds: float) -> None:
         raise RuntimeError("the launcher broke")
 
-    monkeypatch.setattr(launcher, "_start", original)
-    monkeypatch.setattr(launcher, "_collect", broken)
+    monkeypatch.setattr(launcher, "start_trial", start)
+    monkeypatch.setattr(launcher, "time", SimpleNamespace(sleep=broken, monotonic=time.monotonic))
     with pytest.raises(RuntimeError):
         run_trials(trials(tmp_path, "wait"), tmp_path)
     assert started

@@ -19,7 +19,7 @@ pytest.importorskip("optuna")
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "RUNNER", "tests.run.fake_search_trial")
+    monkeypatch.setattr(launcher, "RUNNER", ("tests.run.fake_search_trial",))
     monkeypatch.setattr(launcher, "_devices", list)
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from embedlab.config.build import build, section
+from embedlab.config.build import from_dict, section
 from embedlab.config.data import DataConfig
 from embedlab.errors import UserError
 from embedlab.parts import part_class, part_names
@@ -163,17 +161,11 @@ def data_config(settings: Mapping[str, Any]) -> DataConfig:
     Raises:
         UserError: an unknown key (with the nearest known one), or a value that cannot be meant.
     """
-    known = [f.name for f in fields(DataConfig)]
-    for key in section(settings, "data"):
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            fix = f"data.{near[0]}" if near else f"one of {', '.join(known)}"
-            raise UserError("unknown key", key=f"data.{key}", value=settings[key], fix=fix)
-    columns = settings.get("columns")
+    columns = section(settings, "data").get("columns")
     if columns is not None and not isinstance(columns, Mapping):
         role = data_kind(settings.get("name", "wikipedia")).roles[0]
         fix = f"data.columns.{role}={columns}"
         raise UserError("not a name for each text", key="data.columns", fix=fix)
-    config = build(DataConfig, settings, "data")
+    config = from_dict(DataConfig, settings, "data")
     check_kind(config)
     return config

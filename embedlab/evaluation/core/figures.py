@@ -35,7 +35,7 @@ def _axes(axes: Axes | None) -> Axes:
 def _lines(axes: Axes, series: Mapping[str, tuple[Any, Any]], marks: str = " ") -> Axes:
     """A line for each name: its x and y."""
     for i, (name, (x, y)) in enumerate(series.items()):
-        style = {"linestyle": _LINES[i % len(_LINES)], "marker": marks[i % len(marks)]}
+        style: dict[str, Any] = {"linestyle": _LINES[i % len(_LINES)], "marker": marks[i % len(marks)]}
         axes.plot(x, y, color="k", label=name, **style)
     axes.legend(fontsize=8)
     return axes
@@ -65,7 +65,7 @@ def cosine_density(
     x = np.linspace(-0.2, 1.0, 300)
     for i, (name, values) in enumerate(groups.items()):
         if len(values) > 2 and np.ptp(values) > 1e-6:
-            style = {"linestyle": _LINES[i % len(_LINES)], "color": str(0.12 * i)}
+            style: dict[str, Any] = {"linestyle": _LINES[i % len(_LINES)], "color": str(0.12 * i)}
             axes.plot(x, gaussian_kde(values)(x), label=name, **style)
     axes.set(xlabel="cosine", ylabel="density", title=f"{title} separation {separation(groups):.2f}".strip())
     axes.legend(title="rating", fontsize=8)

@@ -16,7 +16,7 @@ from typing import Any
 
 from embedlab.config.read import read_record
 from embedlab.errors import UserError
-from embedlab.files import whole_file
+from embedlab.files import write_whole
 
 UNKNOWN = "unknown"
 FACTS: dict[str, Any] = {
@@ -128,8 +128,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps(_plain(content), indent=2, ensure_ascii=False, allow_nan=False)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as new:
-            new.write_text(text + "\n", encoding="utf-8")
+        write_whole(path, text + "\n")
     except OSError as error:
         raise UserError(f"cannot be written ({error.strerror})", file=path, fix="write elsewhere") from error
 

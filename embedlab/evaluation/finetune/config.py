@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from embedlab.config.build import from_dict
-from embedlab.errors import UserError
+from embedlab.config.build import Record, from_dict, within
 from embedlab.evaluation.core.suite import Settings, Suite
 
 if TYPE_CHECKING:
@@ -17,40 +16,31 @@ Vector = Literal["first", "mean"]
 
 
 @dataclass(frozen=True)
-class FineTuneConfig:
+class FineTuneConfig(Record):
     """How a head and its backbone are trained. The defaults are GLUE's usual ones; each suite has its own."""
 
-    epochs: float = 3.0
-    steps: int | None = None
+    section = "finetune"
+
+    epochs: float = within(3.0, above=0)
+    steps: int | None = within(None, least=1)
     """Updates; None: as many as `epochs` has."""
-    batch_size: int = 32
-    lr: float = 2e-5
-    weight_decay: float = 0.01
-    warmup: float = 0.06
+    batch_size: int = within(32, least=1)
+    lr: float = within(2e-5, above=0)
+    weight_decay: float = within(0.01, least=0)
+    warmup: float = within(0.06, least=0, below=1)
     """Share of the steps; the rate then falls to 0 linearly."""
-    clip: float = 1.0
-    dropout: float = 0.1
+    clip: float = within(1.0, above=0)
+    dropout: float = within(0.1, least=0, below=1)
     """Of the head; the backbone has its own."""
-    max_length: int = 128
+    max_length: int = within(128, least=1)
     """Tokens of a row with its special tokens; less where the model allows less."""
-    stride: int = 128
+    stride: int = within(128, least=0)
     """Tokens that two windows of a long passage share (question answering)."""
     vector: Vector = "first"
     """What the classification head reads: the first token (a decoder's last one), or the mean over tokens."""
-    evaluations: int = 3
+    evaluations: int = within(3, least=1)
     """Looks at the dev set, where a suite has one; the best weights are scored."""
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        positive = ("epochs", "batch_size", "lr", "clip", "max_length", "evaluations")
-        for key in (*positive, *(("steps",) if self.steps is not None else ())):
-            if not getattr(self, key) > 0:
-                raise UserError("must be positive", key=f"finetune.{key}", value=getattr(self, key))
-        for key in ("warmup", "dropout"):
-            if not 0 <= getattr(self, key) < 1:
-                raise UserError("must be in [0, 1)", key=f"finetune.{key}", value=getattr(self, key))
-        if self.weight_decay < 0 or self.stride < 0:
-            raise UserError("must not be negative", key="finetune.weight_decay, finetune.stride")
 
     def with_settings(self, settings: Mapping[str, Any]) -> FineTuneConfig:
         """These defaults with the keys of `settings["finetune"]` that are not None.

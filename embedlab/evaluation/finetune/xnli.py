@@ -60,19 +60,19 @@ def load_training(
             fix=f"files such as {TRAINING[0]}.tsv.gz",
         )
     seen = {pair for data in held_out for pair in zip(data.first, data.second or (), strict=True)}
-    pairs: list[list[str]] = []
+    pairs: list[tuple[str, str]] = []
     labels: list[int] = []
     for stem in wanted:
         data = load(folder, "en", "train", stem).head(limit)
-        for *pair, label in zip(data.first, data.second or (), data.labels.tolist(), strict=True):
-            if tuple(pair) not in seen:
-                seen.add(tuple(pair))
+        for first, second, label in zip(data.first, data.second or (), data.labels.tolist(), strict=True):
+            if (first, second) not in seen:
+                seen.add((first, second))
                 labels.append(label)
-                pairs.append(pair)
+                pairs.append((first, second))
     if not pairs:
         raise UserError("all training pairs are held out", file=folder, key="train", value=",".join(wanted))
-    first, second = (list(side) for side in zip(*pairs, strict=True))
-    return Labelled(first, second, np.array(labels, dtype=np.int64), ", ".join(wanted))
+    sides = [list(side) for side in zip(*pairs, strict=True)]
+    return Labelled(sides[0], sides[1], np.array(labels, dtype=np.int64), ", ".join(wanted))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from embedlab.data.readers import JsonLines
 from embedlab.errors import UserError
@@ -65,7 +66,7 @@ def load_collection(folder: Path, split: str = "test", codes: str = "binary") ->
     return Collection(folder.name, str(folder), split, documents, judged, qrels, dangling)
 
 
-def _file(folder: Path, stems: Sequence[str], kind: str, **fix: str) -> Path:
+def _file(folder: Path, stems: Sequence[str], kind: str, **fix: Any) -> Path:
     """The first of the files `stems`, .gz or not; UserError where there is none."""
     for path in (folder / f"{stem}{kind}{end}" for stem in stems for end in ("", ".gz")):
         if path.is_file():

@@ -148,8 +148,9 @@ def _sentences(
     """Both sides in a text variant, and a note."""
     if text == "raw":
         return table["sentence1"], table["sentence2"], ()
+    notes: tuple[str, ...] = ()
     if all(column in table for column in _TOKENS):
-        first, second, notes = table[_TOKENS[0]], table[_TOKENS[1]], ()
+        first, second = (table[column] for column in _TOKENS)
     elif task == "sickr":
         first, second = ([s.lower() for s in table[side]] for side in ("sentence1", "sentence2"))
         notes = ("sickr: no tok columns, raw text lower-cased and split at spaces",)

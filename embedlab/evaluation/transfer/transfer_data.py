@@ -117,4 +117,4 @@ def _sorted(split: Labelled) -> Labelled:
     keys = [(*map(len, row), label) for *row, label in zip(*sides, split.labels, strict=True)]
     order = sorted(range(len(split)), key=keys.__getitem__)  # stable: rows that tie keep the file's order
     first, *second = ([" ".join(side[i]) for i in order] for side in sides)
-    return Labelled(first, *(second or [None]), split.labels[order], split.source)
+    return Labelled(first, second[0] if second else None, split.labels[order], split.source)

@@ -20,8 +20,8 @@ from embedlab.backbones.adapters import check_saved
 from embedlab.config.read import record
 from embedlab.errors import UserError
 from embedlab.files import corruption, full
-from embedlab.run.folder import LAST as LAST
-from embedlab.run.folder import PREVIOUS as PREVIOUS
+from embedlab.run.run_folder import LAST as LAST
+from embedlab.run.run_folder import PREVIOUS as PREVIOUS
 
 if TYPE_CHECKING:
     from embedlab.engine.module import Method

@@ -31,8 +31,11 @@ def shown(trainer: Trainer) -> dict[str, str]:
     return out
 
 
-class _UpToTheLastStep:
-    """Counts to the end of the run, where that comes before the end of the epoch."""
+class _Shown:
+    """What a bar shows; it counts to the end of the run, where that comes before the end of the epoch."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        return dict(shown(trainer))
 
     @property
     def total_train_batches(self) -> int | float:
@@ -46,15 +49,9 @@ class _UpToTheLastStep:
         return min(batches, max(1, trainer.max_steps * accumulate - before))
 
 
-class Progress(_UpToTheLastStep, RichProgressBar):
+class Progress(_Shown, RichProgressBar):
     """For a terminal."""
 
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        return dict(shown(trainer))
 
-
-class PlainProgress(_UpToTheLastStep, TQDMProgressBar):
+class PlainProgress(_Shown, TQDMProgressBar):
     """For a log file: one line every so many steps."""
-
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        return dict(shown(trainer))

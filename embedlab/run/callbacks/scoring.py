@@ -1,4 +1,4 @@
-"""Scores a development set while training, keeps the best encoder, and warns of collapse."""
+"""Scores a development set, or looks at the loss, while training; keeps the best encoder, and warns of collapse."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from torch import Tensor
 
-from embedlab.distributed.gather import rank, world_size
+from embedlab.distributed.gather import gather_rows, rank, world_size
 from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.engine.fsdp import sharded
 from embedlab.evaluation.core.geometry import singular_values
 from embedlab.files import writing
+from embedlab.run.callbacks.train_log import TrainLog
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
@@ -29,7 +30,27 @@ COLLAPSED_COSINE = 0.95
 COLLAPSED_RANK = 10.0
 
 
-class DevScoring(Callback):
+class Selection(Callback):
+    """Writes the best encoder so far with each checkpoint, and goes on from it after a resume."""
+
+    best: BestEncoder | None
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self.best is not None and trainer.is_global_zero:
+            self.best.write(pl_module.encoder)  # type: ignore[arg-type]
+
+    def state_dict(self) -> dict[str, Any]:
+        best = self.best
+        return {"score": best.score if best else None, "step": best.step if best else None}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self.best is not None and state_dict["score"] is not None:
+            self.best.resume(state_dict["score"], state_dict["step"])
+
+
+class DevScoring(Selection):
     """Scores at every validation and remembers the weights of the best score.
 
     Args:
@@ -103,26 +124,36 @@ class DevScoring(Callback):
         if self.best is not None:
             self.best.offer(scores["spearman"], trainer.global_step, encoder)
 
-    def on_save_checkpoint(
-        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        if self.best is not None and trainer.is_global_zero:
-            self.best.write(pl_module.encoder)  # type: ignore[arg-type]
-
     def state_dict(self) -> dict[str, Any]:
-        best = self.best
-        return {
-            "history": self.history,
-            "scored_at": self._scored_at,
-            "score": best.score if best else None,
-            "step": best.step if best else None,
-        }
+        return {"history": self.history, "scored_at": self._scored_at, **super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.history = state_dict["history"]
         self._scored_at = state_dict["scored_at"]
-        if self.best is not None and state_dict["score"] is not None:
-            self.best.resume(state_dict["score"], state_dict["step"])
+        super().load_state_dict(state_dict)
+
+
+class LossSelection(Selection):
+    """Without a development set: every ``every`` updates, offers the weights with the negative of the newest mean loss.
+
+    It waits for that: the host may be many captured steps ahead of the device.
+    The loss of a contrastive method falls while the vectors get worse, so prefer ``select=dev`` or ``last``.
+    """
+
+    best: BestEncoder
+
+    def __init__(self, folder: Path, every: int) -> None:
+        self.best = BestEncoder(folder)
+        self.every = every
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        method = cast("Method", pl_module)
+        if trainer.global_step % self.every or method.runner.accumulating(method):
+            return
+        logs = [c for c in trainer.callbacks if isinstance(c, TrainLog)]  # type: ignore[attr-defined]
+        loss = logs[0].caught_up(trainer, method).get("train/loss") if logs else None
+        if loss is not None:
+            self.best.offer(-loss, trainer.global_step, pl_module.encoder)  # type: ignore[arg-type]
 
 
 class BestEncoder:
@@ -178,29 +209,6 @@ class BestEncoder:
             from embedlab.encoders.loading import load
 
             encoder.load_state_dict(load(self.folder).state_dict())
-
-
-def gather_rows(vectors: Tensor, rows: list[int], total: int) -> Tensor:
-    """Vectors of all ranks in the order of their row numbers: ``[total, D]``, equal on every rank."""
-    if world_size() == 1:
-        if rows == list(range(total)):
-            return vectors
-        whole = vectors.new_empty(total, vectors.shape[1])
-        whole[torch.tensor(rows, device=vectors.device)] = vectors
-        return whole
-    longest = -(-total // world_size())
-    padded = vectors.new_zeros(longest, vectors.shape[1])
-    padded[: len(vectors)] = vectors
-    index = torch.full((longest,), -1, device=vectors.device)
-    index[: len(rows)] = torch.tensor(rows, device=vectors.device)
-    parts = [torch.empty_like(padded) for _ in range(world_size())]
-    indices = [torch.empty_like(index) for _ in range(world_size())]
-    torch.distributed.all_gather(parts, padded)
-    torch.distributed.all_gather(indices, index)
-    at, values = torch.cat(indices), torch.cat(parts)
-    whole = vectors.new_empty(total, vectors.shape[1])
-    whole[at[at >= 0]] = values[at >= 0]
-    return whole
 
 
 def log_histograms(trainer: Trainer, dev: DevSet, vectors: Tensor, spectrum: bool = True) -> None:

@@ -1,14 +1,24 @@
-"""A run's folder: the files that say that one is there, and what may begin beside them."""
+"""A run's folder: what may begin in it, and what it was made with."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from embedlab.errors import UserError
+from embedlab.files import whole_file, write_whole
 
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"
 AFTER = "scores.json"
+CONFIG = "config.yaml"
+
+
+def write_config(path: Path, values: dict[str, Any]) -> None:
+    """A resolved configuration as a file."""
+    write_whole(path, yaml.safe_dump(values, sort_keys=False))
 
 
 def check_free(folder: Path, ckpt_path: str | None, key: str) -> None:
@@ -42,3 +52,26 @@ def check_free(folder: Path, ckpt_path: str | None, key: str) -> None:
         key=key,
         fix=f"another {key}, {go_on}or delete the folder",
     )
+
+
+class Record:
+    """The configuration in a run's folder.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / CONFIG
+        self._earlier = self.path.read_bytes() if self.path.is_file() else None
+
+    def write(self, values: dict[str, Any]) -> None:
+        write_config(self.path, values)
+
+    def put_back(self) -> None:
+        """What stood there before `write`, or nothing."""
+        if self._earlier is None:
+            self.path.unlink(missing_ok=True)
+            return
+        with whole_file(self.path) as new:
+            new.write_bytes(self._earlier)

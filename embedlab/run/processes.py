@@ -1,4 +1,4 @@
-"""A run that wants several processes: started here on one machine, by torchrun or `srun` on several."""
+"""Processes that a command starts: the ranks of a run on one machine, and the trials of a sweep."""
 
 from __future__ import annotations
 
@@ -10,20 +10,47 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.console import SAID
-from embedlab.distributed.devices import device_count
-from embedlab.distributed.ranks import launched
+from embedlab.distributed.devices import device_count, launched
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
     from embedlab.config.run import RunConfig
 
 log = logging.getLogger(__name__)
+Process = subprocess.Popen[bytes]
 GRACE_SECONDS = 60.0  # for the other ranks, when one has failed
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def start(command: Sequence[str], environment: Mapping[str, str], output: Path | None = None) -> Process:
+    """Start ``python -m command`` with the variables of ``environment`` added to this process's.
+
+    Where its output goes to a file, a terminal's Ctrl-C does not reach it: who has started it hands that on.
+    """
+    arguments, more = [sys.executable, "-m", *command], os.environ | environment
+    if output is None:
+        return subprocess.Popen(arguments, env=more)
+    with output.open("ab") as file:
+        return subprocess.Popen(
+            arguments, env=more, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+
+
+def end(processes: Iterable[Process], number: int) -> None:
+    """Send a signal to those that still run, and to what they have started; after SIGKILL they are gone."""
+    for process in processes:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                leads = os.getpgid(process.pid) == process.pid
+                (os.killpg if leads else os.kill)(process.pid, number)
+            if number == signal.SIGKILL:
+                process.wait()
 
 
 def wants_processes(config: RunConfig) -> bool:
@@ -44,36 +71,35 @@ def wants_processes(config: RunConfig) -> bool:
     return device_count(config.trainer) > 1
 
 
-def start_ranks(module: str, arguments: Sequence[str], processes: int) -> int:
-    """Run ``python -m module arguments`` as ``processes`` ranks of this machine; returns the exit status.
+def start_ranks(command: Sequence[str], processes: int) -> int:
+    """Run ``python -m command`` as ``processes`` ranks of this machine; returns the exit status.
 
     The status is that of the first rank that fails. A signal to this process goes to the ranks, which write their
     checkpoint; the status is then the shell's for it. When a rank fails the others are ended: they wait for it.
     """
     log.info("Starting %d processes.", processes)
-    ranks: list[subprocess.Popen[bytes]] = []
+    ranks: list[Process] = []
     received: list[int] = []
 
     def hand_on(number: int, _: Any) -> None:
         received.append(number)
-        _end(ranks, signal.SIGTERM)
+        end(ranks, signal.SIGTERM)
 
     before = {number: signal.signal(number, hand_on) for number in FORWARDED}
     try:
         with tempfile.NamedTemporaryFile() as said:
             shared = {SAID: said.name, "MASTER_PORT": str(_free_port())}
             for rank in range(processes):
-                environment = _environment(rank, processes) | shared
-                ranks.append(subprocess.Popen([sys.executable, "-m", module, *arguments], env=environment))
+                ranks.append(start(command, _environment(rank, processes) | shared))
             status = _wait(ranks, received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        _end(ranks, signal.SIGKILL)
+        end(ranks, signal.SIGKILL)
     return 128 + received[0] if received and status else status
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]], received: list[int]) -> int:
+def _wait(ranks: list[Process], received: list[int]) -> int:
     """Until all ranks have ended; the first failure decides."""
     status, deadline = 0, float("inf")
     while any(rank.poll() is None for rank in ranks):
@@ -87,28 +113,20 @@ def _wait(ranks: list[subprocess.Popen[bytes]], received: list[int]) -> int:
             status = failed[0] if failed[0] > 0 else 128 - failed[0]
             deadline = time.monotonic() + GRACE_SECONDS
             if not received:
-                _end(ranks, signal.SIGTERM)
+                end(ranks, signal.SIGTERM)
         if time.monotonic() > deadline:
-            _end(ranks, signal.SIGKILL)
+            end(ranks, signal.SIGKILL)
     return status or next((1 for rank in ranks if rank.returncode), 0)
-
-
-def _end(ranks: list[subprocess.Popen[bytes]], number: int) -> None:
-    for rank in ranks:
-        if rank.poll() is None:
-            rank.send_signal(number)
-            if number == signal.SIGKILL:
-                rank.wait()
 
 
 def _environment(rank: int, processes: int) -> dict[str, str]:
     """As torchrun sets it."""
-    own = {
+    own: dict[str, Any] = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes,
         "NODE_RANK": 0, "MASTER_ADDR": "127.0.0.1",
     }  # fmt: skip
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
-    return {**threads, **os.environ, **{name: str(value) for name, value in own.items()}}
+    threads = os.environ.get("OMP_NUM_THREADS", max(1, (os.cpu_count() or 1) // processes))
+    return {name: str(value) for name, value in (own | {"OMP_NUM_THREADS": threads}).items()}
 
 
 def _free_port() -> int:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from embedlab.cli import main as command
-from embedlab.cli import processes, train
+from embedlab.cli import train
 from embedlab.console import SAID, say_once
+from embedlab.run import processes
 
 FEW = [f"line {i} of the text" for i in range(20)]
 

@@ -238,7 +238,7 @@ class Bench:
         graph = torch.cuda.CUDAGraph()
         # One pool for all arms: each replay is over before the next begins, and five pools do not fit a card.
         self.pool = self.pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             body()
 
         def step() -> None:

@@ -23,6 +23,7 @@ from embedlab.backbones.adapters import (
 from embedlab.backbones.backbone import Backbone
 from embedlab.backbones.load import load_backbone
 from embedlab.config.adapter import Adapter
+from embedlab.config.backbone import Attention
 from embedlab.config.read import record
 from embedlab.errors import UserError
 from embedlab.files import corruption
@@ -44,7 +45,7 @@ def write_adapter(backbone: Backbone, folder: Path) -> None:
 
 
 def read_adapter(
-    card: Mapping[str, Any], folder: Path, attention: str | None, trust_remote_code: bool = False
+    card: Mapping[str, Any], folder: Path, attention: Attention | None, trust_remote_code: bool = False
 ) -> tuple[Backbone, Any]:
     """The backbone of ``write_adapter`` (base, quantisation and adapter), and its tokenizer.
 

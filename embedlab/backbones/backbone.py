@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from embedlab.backbones import last_block
 from embedlab.backbones.body import Body
 from embedlab.kernels import fused_block
-from embedlab.kernels.available import SHORT, short_kernel
+from embedlab.kernels.available import SHORT, kernel_options, short_kernel
 from embedlab.kernels.packing import MODEL_TYPES, Slots, row_capacity
 
 if TYPE_CHECKING:
@@ -72,9 +71,9 @@ class Backbone(Body):
     def compile_blocks(self, **options: Any) -> None:
         """Compile each transformer block in place: names of weights stay as they are.
 
-        With EMBEDLAB_STATIC=1 there is a compilation for each shape (about 10 s), never one for several.
+        With `KernelOptions.static` there is a compilation for each shape (about 10 s), never one for several.
         """
-        if os.environ.get("EMBEDLAB_STATIC", "0") == "1":
+        if kernel_options().static:
             options["dynamic"] = False
             _allow_shapes(_STATIC_SHAPES)
         for block in self.blocks:
@@ -181,7 +180,7 @@ class Backbone(Body):
         pad = self.model.config.pad_token_id or 0
         ids = slots.pack(input_ids, pad)
         if position_ids is None:
-            positions = slots.place[None] + self.position_offset
+            positions = slots.index[None] + self.position_offset
         else:
             positions = slots.pack(position_ids, self.position_offset)
         arguments: dict[str, Any] = {}

@@ -13,6 +13,8 @@ from embedlab.errors import UserError, one_line
 log = logging.getLogger(__name__)
 
 _TIMEOUT = 10  # seconds for the first answer
+_given_up: dict[tuple[str, str, bool], Path] = {}
+"""Cached folders that were taken because the hub did not answer: it is not waited for twice."""
 _TEXT = {".json", ".jinja", ".model", ".txt", ".tiktoken", ".vocab", ".bpe", ".spm"}
 _OTHER_FORMATS = {"onnx", "openvino", "original", "coreml", "tflite"}
 
@@ -49,6 +51,9 @@ def snapshot(
     from huggingface_hub import HfApi, constants, snapshot_download
 
     asked = name if revision is None else f"{name}@{revision}"
+    memory = (constants.ENDPOINT, asked, weights)
+    if memory in _given_up:
+        return _given_up[memory]
     try:
         with quiet_hub():
             if constants.HF_HUB_OFFLINE:
@@ -60,7 +65,8 @@ def snapshot(
     except Exception as error:
         if not _unreachable(error):
             _refuse(name, asked, key, error)
-        return _cached(name, revision, asked, key, weights, error)
+        folder = _given_up[memory] = _cached(name, revision, asked, key, weights, error)
+        return folder
 
 
 def push(folder: Path, name: str, revision: str | None = None) -> str:
@@ -147,10 +153,13 @@ def _cached(name: str, revision: str | None, asked: str, key: str, weights: bool
     ref = repository / "refs" / (revision or "main")
     commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
     folder = repository / "snapshots" / str(commit)
+    folder_fix = (
+        "or give a folder" if key == "ckpt" else "or backbone=local backbone.path=DIR; or backbone=mini"
+    )
     if commit is None or not folder.is_dir():
         raise UserError(
             f"no such file or folder, and as a name on a hub neither in the cache nor reachable: {reason}",
-            key=key, value=asked, fix=f"{fix}; or give a folder",
+            key=key, value=asked, fix=f"{fix}; {folder_fix}",
         ) from error  # fmt: skip
     if lacking := _lacking(folder, weights):
         raise UserError(
@@ -229,7 +238,11 @@ def quiet_hub() -> Iterator[None]:
     """Without the log lines of the hub's client and of what it talks HTTP with; bars stay on a terminal."""
     import sys
 
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     names = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "urllib3", "filelock")
     loggers = [logging.getLogger(name) for name in names]

@@ -2,23 +2,21 @@
 
 All tokens give keys and values; query, output projection and feed-forward are computed for the token that is read:
 of BERT's last block that leaves a sixth of the products (a quarter where attention is computed for all, in compiled
-steps). The vector is the same up to rounding. ``EMBEDLAB_LAST_BLOCK=0`` computes all of the block.
+steps). The vector is the same up to rounding. ``EMBEDLAB_KERNELS=last_block=0`` computes all of the block.
 """
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from embedlab.kernels.hooks import has_foreign_hooks
+from embedlab.backbones.blocks import BlockAdapter, BlockContext, Heads, block_adapter
+from embedlab.backbones.body import Body
+from embedlab.kernels.available import has_foreign_hooks, is_transformers, kernel_options
 from embedlab.kernels.packing import MODEL_TYPES, Slots
-
-if TYPE_CHECKING:
-    from embedlab.backbones.blocks import BlockAdapter
-    from embedlab.backbones.body import Body
+from embedlab.kernels.varlen_attention import Padded
 
 _KERNELS = ("sdpa", "eager")
 
@@ -29,7 +27,7 @@ def applies(backbone: Body, device: torch.device, packed: bool) -> bool:
     On a card in captured steps over packed rows alone: nobody has timed the others. Not where somebody looks at the
     modules (hooks), or something else runs them (compilation, checkpointing, shards).
     """
-    if os.environ.get("EMBEDLAB_LAST_BLOCK", "1") == "0" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not kernel_options().last_block:
         return False
     on_card = device.type == "cuda"
     if backbone.compiled != on_card or (on_card and not (packed and backbone.low_precision_weights)):
@@ -38,15 +36,13 @@ def applies(backbone: Body, device: torch.device, packed: bool) -> bool:
         return False
     block: Any = backbone.blocks[-1]
     for module in (backbone.model, block):
-        if not type(module).__module__.startswith("transformers.models.") or has_foreign_hooks(module):
+        if not is_transformers(module) or has_foreign_hooks(module):
             return False
     return not (block.training and getattr(block, "gradient_checkpointing", False))
 
 
 def padded(backbone: Body, input_ids: Tensor, attention_mask: Tensor, position: Tensor) -> Tensor:
     """The last hidden state at ``position`` [B] of each row, ``[B, 1, D]``."""
-    from embedlab.backbones.blocks import BlockContext, Heads, block_adapter
-
     parts = block_adapter(backbone, "reading one token")
     last = len(parts.blocks) - 1
     states = parts.embed(input_ids, attention_mask)
@@ -73,8 +69,6 @@ def packed(backbone: Body, states: Tensor, slots: Slots, position: Tensor, **bou
         position: [B], in the rows of the padded batch.
         bounds: what the blocks are told of the rows.
     """
-    from embedlab.backbones.blocks import block_adapter
-
     parts = block_adapter(backbone, "reading one token")
     for block in parts.blocks[:-1]:
         states = block(states, None, **bounds)
@@ -98,8 +92,6 @@ def one_token_attending_all(
 
     Few kernels and shapes that do not change, for compiled steps: on a card attention is the block's cheapest part.
     """
-    from embedlab.backbones.blocks import BlockContext, Heads
-
     last = len(parts.blocks) - 1
     heads = Heads(parts.query(last, states), *parts.key_value(last, states))
     context = parts.attend(last, heads, BlockContext({"": None}, {}), **bounds)
@@ -109,15 +101,18 @@ def one_token_attending_all(
 
 def _one_token_attending_padded(parts: BlockAdapter, states: Tensor, slot: Tensor, bounds: Tensor) -> Tensor:
     """The same with attention for these slots alone, over keys and values in padded form."""
-    from embedlab.kernels.varlen_attention import Padded
-
     last = len(parts.blocks) - 1
     read = states[0, slot][:, None]
-    rows, own = len(slot), parts.attention(last)
+    rows, attention = len(slot), parts.attention(last)
     cells = Padded(bounds, states.shape[1])
     key, value = (cells.spread(x)[:rows] for x in parts.key_value(last, states))
-    dropout = parts.dropout(last) if own.training else 0.0
+    dropout = parts.dropout(last) if attention.training else 0.0
     context = nn.functional.scaled_dot_product_attention(
-        parts.query(last, read), key, value, cells.mask(key.dtype)[:rows], dropout, scale=float(own.scaling)
+        parts.query(last, read),
+        key,
+        value,
+        cells.mask(key.dtype)[:rows],
+        dropout,
+        scale=float(attention.scaling),
     )
     return parts.finish(last, context.transpose(1, 2).flatten(2), read)[:, 0]

@@ -9,6 +9,7 @@ from embedlab.config.build import Record, within
 from embedlab.errors import UserError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
 TOKENIZERS = ("wordpiece", "bpe", "unigram")
 
 
@@ -42,7 +43,7 @@ class BackboneConfig(Record):
     name: str = ""
     path: str | None = None
     revision: str | None = None
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    attention: Attention = "sdpa"
     dtype: Dtype = "float32"
     dropout: float | None = within(None, least=0, below=1)
     trust_remote_code: bool = False

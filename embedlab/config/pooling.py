@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.template import Template
@@ -13,7 +14,17 @@ from embedlab.errors import UserError
 class PoolingConfig:
     """Settings of a pooling. They are saved with an encoder, so that scoring never guesses them."""
 
+    stock_mode: ClassVar[str | None] = None
+    """What sentence-transformers' own Pooling calls the reading of tokens that is meant; None: it has none like it."""
+    has_head: ClassVar[bool] = False
+    """Whether a dense layer with tanh is part of it."""
+
     name: str
+
+    @property
+    def averages_tokens(self) -> bool:
+        """Whether a vector is of all tokens, and not of one or two."""
+        return False
 
     def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
         """Whether the pooling means something here; reads no weights.

@@ -14,6 +14,7 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
+from embedlab.errors import UserError
 
 Step = Literal["auto", "eager", "compile", "graph"]
 
@@ -30,27 +31,24 @@ class MethodConfig:
 
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia", "nli", "parallel")
     """Kinds of data that the method takes."""
+    backbone_kind: ClassVar[Literal["encoder", "decoder"] | None] = None
+    """The kind of backbone that it takes; None: both."""
     can_unpad: ClassVar[bool] = False
     """Whether the method hands on the token budget of its views, so that a step can leave out padding."""
+    towers: ClassVar[int] = 1
+    """Encoders that the result is made of."""
+    eval_text = "raw"
+    """Text normalization when a sentence is encoded after training (`embedlab.encoders.tokenization`); a field of those
+    methods that leave the choice."""
     shardable: ClassVar[bool] = True
     """Whether it calls the backbone as a whole, and not its blocks or its tied head by themselves."""
 
     name: str
 
     @property
-    def preparation(self) -> str:
-        """Text normalization when a sentence is encoded after training (`embedlab.encoders.tokenization`)."""
-        return "raw"
-
-    @property
     def idle(self) -> bool:
         """Whether there is nothing to train: the encoder is exported and scored as it is."""
         return False
-
-    @property
-    def towers(self) -> int:
-        """Encoders that the result is made of."""
-        return 1
 
     @property
     def needs_others(self) -> bool:
@@ -70,6 +68,14 @@ class MethodConfig:
         Raises:
             UserError: naming the key, the value and the fix.
         """
+        if self.backbone_kind not in (None, info.kind):
+            usual = {"encoder": "mini", "decoder": "smollm2"}[str(self.backbone_kind)]
+            raise UserError(
+                f"method={self.name} trains {self.backbone_kind}s",
+                key="backbone",
+                value=info.model_type,
+                fix=f"backbone={usual} or another {self.backbone_kind}, or another method",
+            )
         return []
 
 

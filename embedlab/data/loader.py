@@ -27,10 +27,10 @@ class BatchLoader:
 
     With ``emit="tokens"`` a batch is ``rows`` int64 [B], ``hash`` int64 [B], and for each field
     ``input_ids``, ``attention_mask`` int64 [B, L] and ``hash`` [B] (`ResidentTable.gather`), in pinned memory
-    where there is CUDA. With ``emit="rows"`` it is ``rows``, ``lengths`` (field -> L) and ``capacities``
+    where there is CUDA. With ``emit="rows"`` it is ``rows``, ``lengths`` (field -> L) and ``token_budgets``
     (field -> true tokens of the batch, rounded up to few distinct numbers), for a `ResidentTable` on the
-    device. Both have the numbers ``tokens`` (true ones, all fields) and ``cells`` (with padding). The last batch
-    of an epoch has ``shares``, the rows of every device, where these differ.
+    device. Both have the numbers ``tokens`` (true ones, all fields) and ``padded_tokens``. The last batch
+    of an epoch has ``rows_per_rank``, the rows of every device, where these differ.
 
     Args:
         table: rows of tokens.
@@ -60,7 +60,7 @@ class BatchLoader:
         self.progress: Callable[[], tuple[int, bool]] = lambda: (0, False)
         self._begun = False
         self._lengths = {name: table.lengths(name) for name in table.fields}
-        # Random batches have all about as many tokens: from the average up, their capacities are few.
+        # Random batches have all about as many tokens: from the average up, their budgets are few.
         alike = plan.mega_batch == 1
         self._least = {
             name: int(plan.batch_size * found.mean()) if alike else 0 for name, found in self._lengths.items()
@@ -110,23 +110,23 @@ class BatchLoader:
                 if self.plan.world > 1 and following == len(batches):
                     shares = self.plan.shares(self.done)
                     if len(set(shares)) > 1:
-                        batch["shares"] = shares
+                        batch["rows_per_rank"] = shares
                 self.done = following
                 yield batch
 
     def padding_share(self, epoch: int | None = None) -> float:
-        """Share of the cells of an epoch's batches that hold no token."""
+        """Share of the tokens of an epoch's batches that are padding."""
         return self._padding(self.plan.epoch(self.epoch if epoch is None else epoch))
 
     def _padding(self, batches: list[Rows]) -> float:
         rows = np.concatenate(batches)
         sizes = np.array([len(batch) for batch in batches])
         first = np.cumsum(sizes) - sizes
-        tokens = cells = 0
+        tokens = padded = 0
         for lengths in self._lengths.values():
             tokens += int(lengths[rows].sum())
-            cells += int((sizes * self._width(np.maximum.reduceat(lengths[rows], first))).sum())
-        return 1 - tokens / cells
+            padded += int((sizes * self._width(np.maximum.reduceat(lengths[rows], first))).sum())
+        return 1 - tokens / padded
 
     def _width(self, longest: Any) -> Any:
         return -(-longest // self.pad_to_multiple) * self.pad_to_multiple
@@ -139,11 +139,11 @@ class BatchLoader:
             batch = self._host.gather(batch["rows"], lengths)
         else:
             batch["lengths"] = lengths
-            batch["capacities"] = {
+            batch["token_budgets"] = {
                 name: token_capacity(max(n, self._least[name])) for name, n in tokens.items()
             }
         batch["tokens"] = sum(tokens.values())
-        batch["cells"] = len(rows) * sum(lengths.values())
+        batch["padded_tokens"] = len(rows) * sum(lengths.values())
         return _pinned(batch) if torch.cuda.is_available() else batch
 
 

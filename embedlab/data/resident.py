@@ -37,26 +37,26 @@ class ResidentTable:
                 self._fields[name] = _Ragged(view, self.device)
 
     def gather(
-        self, rows: Tensor, lengths: Mapping[str, int], capacities: Mapping[str, int] | None = None
+        self, rows: Tensor, lengths: Mapping[str, int], token_budgets: Mapping[str, int] | None = None
     ) -> dict[str, Any]:
         """The batch of these rows.
 
         Args:
             rows: int64 [B], on the device.
             lengths: field -> L, at least the longest row of the batch in this field (longer rows are cut).
-            capacities: field -> C, at least the true tokens of the batch in this field; None: not to be told.
+            token_budgets: field -> C, at least the true tokens of the batch in this field; None: not to be told.
 
         Returns:
             ``rows`` [B], ``hash`` int64 [B] (of the first field's text), and for each field ``input_ids`` and
             ``attention_mask`` int64 [B, L], padded on the right, and its ``hash`` [B]: equal texts have equal
-            hashes, in every field. With `capacities` the field has its ``capacity`` C as well.
+            hashes, in every field. With `token_budgets` the field has its ``token_budget`` C as well.
             Numeric columns of the kind of data stand by their names, float32 or int64 [B].
         """
         batch: dict[str, Any] = {
             name: field.gather(rows, lengths[name]) for name, field in self._fields.items()
         }
-        for name, capacity in (capacities or {}).items():
-            batch[name]["capacity"] = capacity
+        for name, budget in (token_budgets or {}).items():
+            batch[name]["token_budget"] = budget
         numbers = {name: values[rows] for name, values in self._numbers.items()}
         return {"rows": rows, "hash": next(iter(batch.values()))["hash"], **batch, **numbers}
 
@@ -75,7 +75,7 @@ class _Ragged:
     def gather(self, rows: Tensor, length: int) -> dict[str, Tensor]:
         gather = _ragged_rows
         if rows.is_cuda and has_triton():
-            from embedlab.kernels.gather_rows import gather_ragged as gather
+            from embedlab.kernels.packing_triton import gather_ragged as gather
         tensors = gather(self.ids, self.offsets, self.hashes, rows, length, self.bits, self.pad_id)
         return dict(zip(("input_ids", "attention_mask", "hash"), tensors, strict=True))
 
@@ -83,7 +83,7 @@ class _Ragged:
 def _ragged_rows(
     ids: Tensor, offsets: Tensor, hashes: Tensor, rows: Tensor, length: int, bits: int, pad: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `embedlab.kernels.gather_rows` does on a card."""
+    """What `embedlab.kernels.packing_triton.gather_ragged` does on a card."""
     start, end = offsets[rows].unsqueeze(1), offsets[rows + 1].unsqueeze(1)
     position = start + torch.arange(length, device=rows.device)
     real = position < end

@@ -20,7 +20,7 @@ from torch import Tensor
 from embedlab.backbones.adapter_files import read_adapter, write_adapter
 from embedlab.backbones.adapters import WEIGHTS, merged, plain_weights
 from embedlab.backbones.load import load_backbone, write_model
-from embedlab.config.backbone import BackboneConfig
+from embedlab.config.backbone import Attention, BackboneConfig, Dtype
 from embedlab.encoders.base import DTYPES, Encoder
 from embedlab.encoders.folder import CARD, POOLING_WEIGHTS, EncoderFile, whole_folder
 from embedlab.encoders.grad_cache import cached
@@ -158,8 +158,8 @@ class SentenceEncoder(Encoder):
     def load(
         cls,
         folder: str | os.PathLike[str],
-        attention: str | None = None,
-        dtype: str = "float32",
+        attention: Attention | None = None,
+        dtype: Dtype = "float32",
         trust_remote_code: bool = False,
     ) -> SentenceEncoder:
         """Read what `save` wrote, in evaluation mode.
@@ -205,7 +205,7 @@ class SentenceEncoder(Encoder):
         return cls(backbone, pooling, tokenization, saved.card, usage).eval()
 
 
-def _available(attention: str) -> str:
+def _available(attention: Attention) -> Attention:
     if attention == "flash_attention_2":
         from transformers.utils.import_utils import is_flash_attn_2_available
 

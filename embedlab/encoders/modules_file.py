@@ -251,7 +251,7 @@ def _usage(file: Path, include_prompt: bool) -> Usage:
     similarity = values.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
         _refuse(file, "similarity_fn_name", similarity, ", ".join(SIMILARITIES))
-    usage = {
+    usage: dict[str, Any] = {
         # sentence-transformers writes an empty prompt for queries and for documents into every model.
         "prompts": {name: text for name, text in prompts.items() if text},
         "default_prompt": values.get("default_prompt_name"),

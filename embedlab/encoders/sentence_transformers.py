@@ -26,12 +26,11 @@ from embedlab.encoders.modules_file import FLAGS
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.usage import Usage
 from embedlab.pooling import Pooling
+from embedlab.pooling.mean import FirstLast
 from embedlab.pooling.modules import Modules
 
-_MODES = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
-"""Poolings of this package, by what sentence-transformers calls them."""
 _FLAGS = {mode: flag for flag, mode in FLAGS.items()}
-"""What versions before 6 call them."""
+"""What versions before 6 call the modes of pooling."""
 CUSTOM = "embedlab.export.st_module.EmbedlabModule"
 _STOCK = "sentence_transformers.models."
 _Module = tuple[str, dict[str, Any], dict[str, Tensor]]
@@ -135,21 +134,22 @@ def _stock_pooling(pooling: Pooling, layers: int, include_prompt: bool) -> list[
         values = {"word_embedding_dimension": width, **flags}
         return "Pooling", values | ({} if include_prompt else {"include_prompt": False}), {}
 
-    if pooling.name in _MODES:
-        return [pool(_MODES[pooling.name])]
-    if pooling.name == "cls_mlp":
-        return [pool("cls"), _dense_module(width, width, "Tanh", pooling.state_dict())]
     if isinstance(pooling, Modules):
         return _stock_modules(pooling, pool)
-    if pooling.name == "first_last":
+    if pooling.config.stock_mode is None:
+        return None
+    stock = [pool(pooling.config.stock_mode)]
+    if pooling.config.has_head:
+        stock.append(_dense_module(width, width, "Tanh", pooling.state_dict()))
+    if isinstance(pooling, FirstLast):
         # Averaged token by token instead of after the mean, which comes to the same.
-        start = 0 if pooling.config.embeddings else 1  # type: ignore[attr-defined]
+        start = 0 if pooling.config.embeddings else 1
         weights = torch.zeros(layers + 1 - start)
         weights[0] += 1
         weights[-1] += 1
         mix = {"word_embedding_dimension": width, "layer_start": start, "num_hidden_layers": layers}
-        return [("WeightedLayerPooling", mix, {"layer_weights": weights}), pool("mean")]
-    return None
+        stock.insert(0, ("WeightedLayerPooling", mix, {"layer_weights": weights}))
+    return stock
 
 
 def _dense_module(
@@ -183,14 +183,16 @@ def _stock_modules(pooling: Modules, pool: Callable[..., _Module]) -> list[_Modu
     return made
 
 
-def sums(pooling: str, tokenization: Tokenization) -> bool:
-    """Whether `write_sum` can write encoders of this pooling and tokenization."""
-    return pooling in _MODES and tokenization.template is None and tokenization.preparation == "raw"
+def summed_mode(pooling: Pooling, tokenization: Tokenization) -> str | None:
+    """The mode of pooling by which `write_sum` writes encoders of this pooling and tokenization; None: it cannot."""
+    plain = not pooling.config.has_head and not pooling.needs_all_layers
+    as_text = tokenization.template is None and tokenization.preparation == "raw"
+    return pooling.config.stock_mode if plain and as_text else None
 
 
 def write_sum(
     folder: Path,
-    pooling: str,
+    mode: str,
     width: int,
     towers: Sequence[tuple[Path, Tokenization]],
     weights: Sequence[float],
@@ -205,7 +207,7 @@ def write_sum(
 
     Args:
         folder: an empty one.
-        pooling: of all towers, one that `sums`.
+        mode: of all towers' pooling, of `summed_mode`.
         width: of the vectors.
         towers: folder and tokenization of each.
         weights: of the sum.
@@ -214,7 +216,7 @@ def write_sum(
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 
-    mode, eye = _MODES[pooling], torch.eye(width)
+    eye = torch.eye(width)
     modules: list[nn.Module] = [_transformer(*towers[0]), Pooling(width, mode)]
     sum_so_far = weights[0]
     for (path, tokenization), weight in zip(towers[1:], weights[1:], strict=True):

@@ -12,10 +12,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from embedlab.config.backbone import Attention, Dtype
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.folder import CARD, EncoderFile, whole_folder
-from embedlab.encoders.sentence_transformers import sums, write_index, write_sum
+from embedlab.encoders.sentence_transformers import summed_mode, write_index, write_sum
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
@@ -102,9 +103,10 @@ class TwinEncoder(Encoder):
         return {"files": texts, "weights": weights}
 
     def to_sentence_transformers(self, folder: str | os.PathLike[str]) -> None:
-        pooling = self.towers[0].pooling.name
+        pooling = self.towers[0].pooling
+        mode = summed_mode(pooling, self.tokenization)
         with whole_folder(folder) as fresh:
-            if not sums(pooling, self.tokenization):
+            if mode is None:
                 self.write(fresh)
                 write_index(fresh)
                 return
@@ -113,7 +115,7 @@ class TwinEncoder(Encoder):
                 towers = [
                     (Path(parts, n), t.tokenization) for n, t in zip(self._names, self.towers, strict=True)
                 ]
-                write_sum(fresh, pooling, self.towers[0].pooling.dim, towers, self.weights, self.usage)
+                write_sum(fresh, mode, pooling.dim, towers, self.weights, self.usage)
 
     @property
     def _names(self) -> list[str]:
@@ -126,8 +128,8 @@ class TwinEncoder(Encoder):
     def load(
         cls,
         folder: str | os.PathLike[str],
-        attention: str | None = None,
-        dtype: str = "float32",
+        attention: Attention | None = None,
+        dtype: Dtype = "float32",
         trust_remote_code: bool = False,
     ) -> TwinEncoder:
         """Read what `save` wrote, in evaluation mode.

@@ -11,34 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones.backbone import Backbone
 from embedlab.engine.fused_adamw import FusedUpdate, total_norm, usable
 from embedlab.engine.meter import Meter
+from embedlab.engine.module import Method
+from embedlab.engine.optimizer import ReplayableAdamW
 from embedlab.engine.precision import ComputeCopy, copyable
-from embedlab.engine.step import StepRunner, non_finite
+from embedlab.engine.step import StepRunner, backbones_of, non_finite
 from embedlab.kernels.packing import row_capacity, token_capacity
 from embedlab.objectives.precision import compiled_objectives
-
-if TYPE_CHECKING:
-    from embedlab.engine.module import Method
-    from embedlab.engine.optimizer import ReplayableAdamW
 
 _WARM_UPS = 2
 """Lazily compiled kernels, library handles and work spaces exist after the first; the second is quiet."""
 
 _CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grads_with_norm_
-
-
-@dataclass
-class _Captured:
-    graph: torch.cuda.CUDAGraph
-    updates: bool
 
 
 class CapturedStep(StepRunner):
@@ -115,14 +106,20 @@ class StepGraphs:
         self.totals = torch.zeros(0)
         self.found_inf = torch.zeros((), device=self.device)
         self.bad_rows: Tensor | None = None
-        self._graphs: dict[Any, _Captured] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
         self._stream = torch.cuda.Stream()
-        self._current: _Captured | None = None
+        self.capture_arguments: dict[str, Any] = {
+            "pool": torch.cuda.graph_pool_handle(), "stream": self._stream, "capture_error_mode": "thread_local",
+        }  # fmt: skip
+        """Of `torch.cuda.graph`: memory and stream of the graphs, which run one after another.
+
+        Only calls of the capturing thread can spoil a capture: the loader's thread goes on pinning memory meanwhile.
+        """
+        self._current: torch.cuda.CUDAGraph | None = None
         self.packed_tokens: int | None = None
         """Tokens that one pass over the present batch computes, where padding is left out."""
         self._token_budgets: dict[str, int] | None = None
-        self._packable: dict[int, bool] = {}
+        self._packs = cache(partial(packs, method))
         self._dtype = {"bf16-mixed": torch.bfloat16}.get(str(method.trainer.precision))
         self._backbones = backbones_of(method)
         # A frozen one may be a moving average, whose copy would stay behind: autocast casts it.
@@ -130,14 +127,15 @@ class StepGraphs:
         self._copies = [
             ComputeCopy(b, self._dtype) for b in trained if self._dtype is not None and copyable(b)
         ]
-        copied = {id(p): t for copy in self._copies for p, t in zip(copy.masters, copy.twins, strict=True)}
-        self._direct = [p for p in self.parameters if id(p) not in copied]
-        self._twins = copied
+        self._twins = {
+            id(p): t for copy in self._copies for p, t in zip(copy.masters, copy.twins, strict=True)
+        }
+        self._direct = [p for p in self.parameters if id(p) not in self._twins]
         steps = _prepare(optimizer, self.device)
         self._update: FusedUpdate | None = None
         if self._copies and usable(self.parameters):
             self._update = FusedUpdate(
-                optimizer, steps, lambda p: copied.get(id(p)), fp32_gradients=self.accumulate > 1
+                optimizer, steps, lambda p: self._twins.get(id(p)), fp32_gradients=self.accumulate > 1
             )
         self._clip = method.optimizer_config.clip
         compiled = self.device.type == "cuda"
@@ -161,8 +159,8 @@ class StepGraphs:
         self.rows.copy_(rows, non_blocking=True)
         updates = not self.method.runner.accumulating(self.method)
         lengths, budgets = batch["lengths"], None
-        if self._packs(lengths):
-            lengths, budgets = joint_shapes(lengths, batch["capacities"])
+        if self._packs(self.method.longest(lengths)):
+            lengths, budgets = joint_shapes(lengths, batch["token_budgets"])
         self.packed_tokens = None if budgets is None else sum(budgets.values())
         self._token_budgets = budgets
         # Of token budgets only the sum: methods that leave out padding have all views in one pass.
@@ -172,23 +170,12 @@ class StepGraphs:
         self._current = self._graphs[key]
         return updates
 
-    def _packs(self, lengths: dict[str, int]) -> bool:
-        longest = self.method.longest(lengths)
-        if longest not in self._packable:
-            self._packable[longest] = packs(self.method, longest)
-        return self._packable[longest]
-
     def replay(self) -> None:
         assert self._current is not None
         if self._update is not None:
             self._update.fill()
             self.refresh()  # a checkpoint or the best weights may have been loaded meanwhile
-        self._current.graph.replay()
-
-    @property
-    def capture_arguments(self) -> dict[str, Any]:
-        """Memory and stream of the graphs, which run one after another: arguments of `torch.cuda.graph`."""
-        return {"pool": self._pool, "stream": self._stream}
+        self._current.replay()
 
     def refresh(self) -> None:
         """What the forward pass computes with is the present weights."""
@@ -242,8 +229,7 @@ class StepGraphs:
             for p in self._direct:
                 p.grad = None
         if self._update is None:
-            for copy in self._copies:
-                copy.refresh()
+            self.refresh()
         with self._computing(self.method.longest(lengths)):
             loss, logged = self._loss(lengths)
             (loss / self.accumulate).backward()
@@ -283,7 +269,7 @@ class StepGraphs:
             if self.accumulate > 1:
                 torch._foreach_zero_([p.grad for p in self.parameters if p.grad is not None])
 
-    def _capture(self, lengths: dict[str, int], updates: bool) -> _Captured:
+    def _capture(self, lengths: dict[str, int], updates: bool) -> torch.cuda.CUDAGraph:
         """Warm up without any effect on weights, gradients or random state, then record."""
         assert self.rows is not None
         assert self.bad_rows is not None
@@ -309,14 +295,10 @@ class StepGraphs:
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.set_rng_state(random_state, self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        with torch.cuda.graph(graph, **self.capture_arguments):
             self._body(lengths, updates)
         torch.cuda.set_rng_state(random_state, self.device)
-        return _Captured(graph, updates)
-
-
-def backbones_of(method: Method) -> list[Backbone]:
-    return [m for m in method.modules() if isinstance(m, Backbone)]
+        return graph
 
 
 def packs(method: Method, longest: int) -> bool:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from embedlab.engine.cuda_graph import CapturedStep, StepGraphs, packs
-
-if TYPE_CHECKING:
-    from embedlab.engine.module import Method
+from embedlab.engine.module import Method
+from embedlab.kernels.available import kernel_options
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +28,7 @@ class DevEncoder:
         batch_tokens: tokens a forward, padding included.
 
     Once there is a captured step, all forward passes are one graph, on the weights that the step computes with, and
-    without padding where the step leaves it out. EMBEDLAB_DEV_GRAPH=0 says no.
+    without padding where the step leaves it out (`KernelOptions.dev_graph`).
     """
 
     def __init__(self, method: Method, rows: Sequence[Sequence[int]], batch_tokens: int) -> None:
@@ -39,11 +36,7 @@ class DevEncoder:
         encoder = method.encoder
         self.device = encoder.device
         cuda = self.device.type == "cuda"
-        self._capturable = (
-            cuda
-            and isinstance(method.runner, CapturedStep)
-            and os.environ.get("EMBEDLAB_DEV_GRAPH", "1") != "0"
-        )
+        self._capturable = cuda and isinstance(method.runner, CapturedStep) and kernel_options().dev_graph
         lengths = [len(r) for r in rows]
         self._packs = self._capturable and packs(method, max(lengths, default=1))
         padded = self._capturable and not self._packs

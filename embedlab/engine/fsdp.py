@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import OptimStateKeyType
 
-from embedlab.backbones.backbone import Backbone
+from embedlab.engine.step import backbones_of
 
 
 class Sharded(ModelParallelStrategy):
@@ -53,7 +53,7 @@ def shard(method: nn.Module, mesh: Any, precision: str) -> None:
     options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
     if precision == "bf16-mixed":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for backbone in [m for m in method.modules() if isinstance(m, Backbone)]:
+    for backbone in backbones_of(method):
         for block in backbone.blocks:
             fully_shard(block, **options)
         fully_shard(backbone, **options)

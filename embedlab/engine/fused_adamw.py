@@ -7,7 +7,6 @@ bring the new weights back, as many bytes again as the update itself.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from embedlab.kernels.available import has_triton
+from embedlab.kernels.available import has_triton, kernel_options
 
 _ALIGNED = 16
 """Bytes that the kernel loads at once."""
@@ -23,9 +22,9 @@ _ROWS = 256
 
 
 def usable(parameters: list[nn.Parameter]) -> bool:
-    """Whether the kernel can update these: Triton, CUDA, contiguous fp32 weights; EMBEDLAB_FUSED_UPDATE=0 says no."""
+    """Whether the kernel can update these: Triton, CUDA, contiguous fp32 weights (`KernelOptions.fused_update`)."""
     return (
-        os.environ.get("EMBEDLAB_FUSED_UPDATE", "1") != "0"
+        kernel_options().fused_update
         and has_triton()
         and all(
             p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() and p.data_ptr() % _ALIGNED == 0
@@ -89,10 +88,7 @@ class FusedUpdate:
             addresses.append([x.data_ptr() for x in tensors] + ([] if t is not None else [0]))
         self._tensors = torch.tensor(addresses, device=device)
         self._sizes = torch.tensor([p.numel() for p in self.parameters], device=device)
-        self._parts = [
-            _part(self._dtypes, self.parameters, dtype, BLOCK, device)
-            for dtype in dict.fromkeys(self._dtypes)
-        ]
+        self._parts = [self._part(dtype, BLOCK) for dtype in dict.fromkeys(self._dtypes)]
         self._group = torch.tensor([i for i, g in enumerate(self.groups) for _ in g["params"]], device=device)
         constants = [_constants(g) for g in self.groups for _ in g["params"]]
         self._rates = torch.tensor([[0.0, 0.0, 0.0, *row[:5]] for row in constants], device=device)
@@ -103,6 +99,14 @@ class FusedUpdate:
             nothing = Ready(self._addresses.nothing, [])
             self.norm(nothing)
             self(nothing, torch.ones((), device=device), torch.zeros((), device=device))
+
+    def _part(self, dtype: torch.dtype, size: int) -> _Part:
+        """The pieces of `size` elements of the tensors whose gradients have this type."""
+        chosen = zip(self.parameters, self._dtypes, strict=True)
+        counts = torch.tensor([-(-p.numel() // size) if d == dtype else 0 for p, d in chosen])
+        tensors = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        pieces = torch.arange(len(tensors)) - (counts.cumsum(0) - counts)[tensors]
+        return _Part(dtype, *(x.int().to(self.steps.device) for x in (tensors, pieces)))
 
     @torch.no_grad()
     def take(self, grads: list[Tensor | None]) -> Ready:
@@ -118,13 +122,13 @@ class FusedUpdate:
         from embedlab.kernels.adamw import BLOCK, RUN, TYPES, WARPS, squares
 
         counts = [-(-len(p.tensors) // RUN) for p in self._parts]
-        found = torch.empty(sum(counts), device=self.steps.device)
-        for part, count, out in zip(self._parts, counts, found.split(counts), strict=True):
+        sums = torch.empty(sum(counts), device=self.steps.device)
+        for part, count, out in zip(self._parts, counts, sums.split(counts), strict=True):
             squares[(count,)](
                 ready.addresses, self._sizes, part.tensors, part.pieces, out, len(part.tensors),
                 GRAD=TYPES[part.dtype], SIZE=BLOCK, RUN=RUN, num_warps=WARPS,
             )  # fmt: skip
-        return found.sum().sqrt()
+        return sums.sum().sqrt()
 
     def fill(self) -> None:
         """Tell the graphs captured since the last call where their gradients are; before they are replayed."""
@@ -205,21 +209,6 @@ class _Addresses:
 def _constants(group: dict[str, Any]) -> list[float]:
     (beta1, beta2), eps = group["betas"], group["eps"]
     return [beta1, 1 - beta1, beta2, 1 - beta2, eps, group["weight_decay"]]
-
-
-def _part(
-    dtypes: list[torch.dtype],
-    parameters: list[nn.Parameter],
-    dtype: torch.dtype,
-    size: int,
-    device: torch.device,
-) -> _Part:
-    counts = torch.tensor(
-        [-(-p.numel() // size) if d == dtype else 0 for p, d in zip(parameters, dtypes, strict=True)]
-    )
-    tensors = torch.repeat_interleave(torch.arange(len(parameters)), counts)
-    pieces = torch.arange(len(tensors)) - (counts.cumsum(0) - counts)[tensors]
-    return _Part(dtype, tensors.int().to(device), pieces.int().to(device))
 
 
 def _plain(grad: Tensor, parameter: nn.Parameter, dtype: torch.dtype) -> Tensor:

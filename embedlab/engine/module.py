@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from embedlab.backbones import load_backbone
 from embedlab.backbones.adapters import adapt, rank_device
 from embedlab.config.optimizer import OptimizerConfig
-from embedlab.config.run import MethodConfig
+from embedlab.config.run import MethodConfig, RunConfig
+from embedlab.config.template import Template
 from embedlab.distributed.devices import on_cuda
 from embedlab.distributed.gather import world_size
 from embedlab.encoders.base import Encoder
@@ -27,10 +28,6 @@ from embedlab.engine.meter import Meter
 from embedlab.engine.optimizer import build_optimizer, parameter_groups
 from embedlab.engine.step import EagerStep, StepRunner
 from embedlab.pooling import build_pooling
-
-if TYPE_CHECKING:
-    from embedlab.config.run import RunConfig
-    from embedlab.config.template import Template
 
 Batch = dict[str, Any]
 """``rows`` [B], and by the name of each view ``input_ids`` and ``attention_mask`` [B, L] and a ``hash`` [B]."""
@@ -49,8 +46,8 @@ class LossOutput:
 class Method(LightningModule):
     """Owns the encoder, what is trained beside it, and the optimiser.
 
-    A method subclasses it, says its ``name`` and its ``config_class`` (a record in the same file), and gives `fields`
-    and `losses`.
+    A method subclasses it, says its ``config_class`` (a record in the same file, whose name is the method's), and gives
+    `losses`, and `fields` where its views are not the columns of the data.
 
     Args:
         encoder: trained, and what is kept afterwards.
@@ -66,6 +63,11 @@ class Method(LightningModule):
     config_class: ClassVar[type[MethodConfig]]
     head_kind: ClassVar[Literal["masked_lm", "causal_lm"] | None] = None
     """The language-modelling head that the method trains, loaded with the backbone."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "config_class" in vars(cls):
+            cls.name = cls.config_class.name  # type: ignore[misc]  # its default
 
     def __init__(self, encoder: Encoder, config: MethodConfig, optimizer: OptimizerConfig) -> None:
         super().__init__()
@@ -93,7 +95,7 @@ class Method(LightningModule):
         """
         backbone, tokenizer = load_backbone(run.backbone, head=cls.head_kind, tokenizer=tokenizer)
         adapt(backbone, run.adapter, run.backbone, rank_device(on_cuda(run.trainer), run.trainer.devices))
-        tokenization = Tokenization(tokenizer, run.template, preparation=run.method.preparation)
+        tokenization = Tokenization(tokenizer, run.template, preparation=run.method.eval_text)
         return SentenceEncoder(backbone, build_pooling(run.pooling, backbone.info), tokenization)
 
     def use(self, runner: StepRunner) -> None:
@@ -105,14 +107,14 @@ class Method(LightningModule):
 
     @classmethod
     def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        """Which views of which columns a batch has.
+        """Which views of which columns a batch has; by default each column, in the run's template.
 
         Args:
             config: of the method.
             roles: the columns of the data, such as ``("sentence",)`` or ``("source", "target")``.
             template: of the run, around a sentence.
         """
-        raise NotImplementedError
+        return {role: (role, template) for role in roles}
 
     def losses(self, batch: Batch) -> LossOutput:
         """Named losses of one batch whose views are token tensors on the device."""

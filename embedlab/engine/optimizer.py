@@ -35,8 +35,8 @@ class ReplayableAdamW(torch.optim.AdamW):
         """The kernel stays that of this device, whatever the device of the checkpoint had: clipping in a captured step
         is the fused one's."""
         groups = [
-            {**saved, "fused": own["fused"]}
-            for saved, own in zip(state_dict["param_groups"], self.param_groups, strict=False)
+            {**saved, "fused": group["fused"]}
+            for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=False)
         ]
         if len(groups) == len(state_dict["param_groups"]):
             state_dict = {**state_dict, "param_groups": groups}

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlab.backbones.backbone import Backbone
 from embedlab.distributed.gather import rows_per_rank, weight
@@ -45,6 +45,11 @@ def non_finite(method: Any, rows: list[int]) -> NonFiniteLoss:
     return NonFiniteLoss(method.global_step, rows, describe(rows) if describe else "")
 
 
+def backbones_of(module: nn.Module) -> list[Backbone]:
+    """The transformers in a method or an encoder."""
+    return [m for m in module.modules() if isinstance(m, Backbone)]
+
+
 class StepRunner:
     """The steps of one method; ``method`` is an `embedlab.engine.module.Method` in a Lightning trainer.
 
@@ -68,9 +73,8 @@ class StepRunner:
     def begin(self, method: Any) -> None:
         """Before the first step of a fit."""
         if self.compiles:
-            for module in method.modules():
-                if isinstance(module, Backbone):
-                    module.compile_blocks(dynamic=self.dynamic)
+            for backbone in backbones_of(method):
+                backbone.compile_blocks(dynamic=self.dynamic)
 
     def step(self, method: Any, batch: dict[str, Any]) -> Tensor | None:
         """Run a step on a batch; the loss, where Lightning is to go on from it."""
@@ -94,7 +98,7 @@ class StepRunner:
 
     def padded_tokens(self, batch: dict[str, Any]) -> int:
         """Tokens that one pass over a batch computes, padding included."""
-        return batch.get("cells", 0) if self.packed_tokens is None else self.packed_tokens
+        return batch.get("padded_tokens", 0) if self.packed_tokens is None else self.packed_tokens
 
     def check(self) -> None:
         """Raise `NonFiniteLoss` if a step so far was not finite and has not said so itself."""
@@ -104,7 +108,7 @@ class EagerStep(StepRunner):
     """Lightning's automatic optimisation."""
 
     def step(self, method: Any, batch: dict[str, Any]) -> Tensor:
-        uneven = batch.get("shares")
+        uneven = batch.get("rows_per_rank")
         with rows_per_rank(uneven):
             loss: Tensor
             loss, logged = method.total(self.without_padding(method, self.tokens(method, batch)))
@@ -126,7 +130,7 @@ class EagerStep(StepRunner):
         if sum(true.values()) > (1 - LEAST_PADDING) * padded:
             return batch
         self.packed_tokens = sum(true.values())
-        return {k: {**v, "capacity": true[k]} if k in true else v for k, v in batch.items()}
+        return {k: {**v, "token_budget": true[k]} if k in true else v for k, v in batch.items()}
 
 
 class CompiledStep(EagerStep):

@@ -77,13 +77,13 @@ def update(
     if (address != 0) & (tl.load(FOUND_INF) == 0):
         size = tl.load(SIZES + tensor)
         scale = tl.load(SCALE)
-        place = PLACES + tensor * 4
+        entry = PLACES + tensor * 4
         # Nothing is known of an address out of a table; without the hint each element is loaded by itself.
         grad = tl.multiple_of(address.to(tl.pointer_type(GRAD)), 16)
-        param = tl.multiple_of(tl.load(place).to(tl.pointer_type(tl.float32)), 16)
-        mean = tl.multiple_of(tl.load(place + 1).to(tl.pointer_type(tl.float32)), 16)
-        square = tl.multiple_of(tl.load(place + 2).to(tl.pointer_type(tl.float32)), 16)
-        other = tl.load(place + 3)
+        param = tl.multiple_of(tl.load(entry).to(tl.pointer_type(tl.float32)), 16)
+        mean = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(tl.float32)), 16)
+        square = tl.multiple_of(tl.load(entry + 2).to(tl.pointer_type(tl.float32)), 16)
+        other = tl.load(entry + 3)
         twin = tl.multiple_of(other.to(tl.pointer_type(TWIN)), 16)
         offsets = start + tl.arange(0, SIZE)
         inside = offsets < size
@@ -102,7 +102,7 @@ def update(
 def squares(
     GRADS, SIZES, TENSORS, PIECES, OUT, programs, GRAD: tl.constexpr, SIZE: tl.constexpr, RUN: tl.constexpr
 ):
-    """Sum of the squares of `RUN` pieces, fp32, to the program's place in OUT.
+    """Sum of the squares of `RUN` pieces, fp32, to the program's element of OUT.
 
     ``programs`` is the length of TENSORS and PIECES; other arguments as of `update`.
     """
@@ -126,14 +126,14 @@ def squares(
 
 
 @triton.jit
-def rates(STEPS, GRADS, LRS, GROUPS, WIDE, FOUND_INF, RATES, n, SIZE: tl.constexpr):
+def rates(STEPS, GRADS, LRS, GROUPS, LOGARITHMS, FOUND_INF, RATES, n, SIZE: tl.constexpr):
     """Count an update of each tensor that has a gradient, and fill the first three columns of RATES.
 
     Args:
         STEPS: fp32 [n].
         GRADS: int64 [n], 0 where there is no gradient.
         LRS: fp32, of each group; GROUPS: int64 [n], each tensor's.
-        WIDE: fp64 [n, 3]: logarithms of beta1 and beta2, weight decay.
+        LOGARITHMS: fp64 [n, 3]: logarithms of beta1 and beta2, weight decay.
         FOUND_INF: fp32, 0 or 1; at 1 nothing is counted.
         RATES: as of `update`.
     """
@@ -143,10 +143,10 @@ def rates(STEPS, GRADS, LRS, GROUPS, WIDE, FOUND_INF, RATES, n, SIZE: tl.constex
     step = tl.load(STEPS + at, mask=inside, other=1.0) + counted
     tl.store(STEPS + at, step, mask=inside)
     lr = tl.load(LRS + tl.load(GROUPS + at, mask=inside, other=0), mask=inside, other=0.0).to(tl.float64)
-    wide = step.to(tl.float64)
-    first = 1.0 - tl.exp(wide * tl.load(WIDE + at * 3, mask=inside, other=-1.0))
-    second = 1.0 - tl.exp(wide * tl.load(WIDE + at * 3 + 1, mask=inside, other=-1.0))
-    decay = tl.load(WIDE + at * 3 + 2, mask=inside, other=0.0)
+    step = step.to(tl.float64)
+    first = 1.0 - tl.exp(step * tl.load(LOGARITHMS + at * 3, mask=inside, other=-1.0))
+    second = 1.0 - tl.exp(step * tl.load(LOGARITHMS + at * 3 + 1, mask=inside, other=-1.0))
+    decay = tl.load(LOGARITHMS + at * 3 + 2, mask=inside, other=0.0)
     tl.store(RATES + at * 8, (lr / first).to(tl.float32), mask=inside)
     tl.store(RATES + at * 8 + 1, (1.0 / tl.sqrt(second)).to(tl.float32), mask=inside)
     tl.store(RATES + at * 8 + 2, (lr * decay).to(tl.float32), mask=inside)

@@ -1,16 +1,65 @@
-"""Which kernels of this project can run here: what they need beside PyTorch."""
+"""Which kernels of this project run: those that the user leaves on, that can run here, and that get in nobody's way."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 
+from embedlab.errors import UserError
+
+SWITCHES = "EMBEDLAB_KERNELS"
+"""Environment variable with those options that are not the default: ``"dev_graph=0,static=1"``."""
 SHORT = "embedlab_short"
 """Attention for short sequences, by the name that transformers knows it by."""
 SHORT_LONGEST = 128
+_COLLECTS = "transformers.utils.output_capturing"
+"""Its hooks collect hidden states for the forward of transformers' models, and do nothing else."""
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """What a captured step is made of; to leave a part out shows whether it is at fault."""
+
+    dev_graph: bool = True
+    """Development scoring by a CUDA graph."""
+    fused_block: bool = True
+    """Blocks whose backward pass is written out (`embedlab.kernels.fused_block`), instead of compiled ones."""
+    fused_qkv: bool = True
+    """One product for query, key and value (`embedlab.kernels.fused_qkv`)."""
+    fused_update: bool = True
+    """Weights, moments and bf16 copies in one pass (`embedlab.engine.fused_adamw`), instead of torch's AdamW."""
+    last_block: bool = True
+    """The last block for one token, where a pooling reads no other (`embedlab.backbones.last_block`)."""
+    static: bool = False
+    """A compilation of the blocks for each shape (about 10 s), never one for several."""
+
+
+def kernel_options() -> KernelOptions:
+    """The options of this process, from the environment.
+
+    Raises:
+        UserError: an option that does not exist, or a value that is neither 0 nor 1.
+    """
+    return _parsed(os.environ.get(SWITCHES, ""))
+
+
+@cache
+def _parsed(text: str) -> KernelOptions:
+    known, chosen = [f.name for f in fields(KernelOptions)], {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, value = (x.strip() for x in part.partition("="))
+        if name not in known:
+            raise UserError("unknown option", key=SWITCHES, value=part, fix=f"some of {', '.join(known)}")
+        if value not in ("0", "1"):
+            raise UserError("neither on nor off", key=SWITCHES, value=part, fix=f"{name}=0 or {name}=1")
+        chosen[name] = value == "1"
+    return KernelOptions(**chosen)
 
 
 @cache
@@ -31,7 +80,26 @@ def short_kernel(config: Any, longest: int) -> bool:
         return False
     if longest > SHORT_LONGEST or width not in (16, 32, 64, 128):
         return False
-    from embedlab.kernels.short_attention import register
+    from embedlab.kernels.attention import register
+    from embedlab.kernels.short_attention import attention_function
 
-    register(SHORT)
+    register(SHORT, attention_function)
     return True
+
+
+def is_transformers(module: nn.Module) -> bool:
+    """Whether a module is of one of transformers' model classes."""
+    return type(module).__module__.startswith("transformers.models.")
+
+
+def has_foreign_hooks(module: nn.Module) -> bool:
+    """Whether somebody looks at a module or runs it, so that its parts must not be run around it.
+
+    That is: it has hooks of any kind, or a forward of its own that is not its class's.
+    """
+    hooks = [
+        hook
+        for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        for hook in getattr(module, kind).values()
+    ]
+    return "forward" in vars(module) or any(getattr(h, "__module__", "") != _COLLECTS for h in hooks)

@@ -6,11 +6,18 @@ compute, up to the draws of dropout; they are what the kernels are tested agains
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu as torch_gelu
+
+
+def _kernels() -> Any:
+    """Their module, where Triton is installed."""
+    from embedlab.kernels import block_triton
+
+    return block_triton
 
 
 class Normed(NamedTuple):
@@ -40,31 +47,21 @@ class Sums:
         """The sums, flat, one tensor a kind."""
         widths = [w for _, w in self._sections]
         if not self._buffer.is_cuda:
-            found = [p.view(r, w).sum(0) for p, (r, w) in zip(self.parts, self._sections, strict=True)]
-            return [x.to(self._like.dtype) for x in found]
-        from embedlab.kernels.block_triton import launch_column_sums
-
+            sums = [p.view(r, w).sum(0) for p, (r, w) in zip(self.parts, self._sections, strict=True)]
+            return [x.to(self._like.dtype) for x in sums]
         out = torch.empty(sum(widths), dtype=self._like.dtype, device=self._like.device)
-        launch_column_sums(self._buffer, self._sections, out)
+        _kernels().launch_column_sums(self._buffer, self._sections, out)
         return list(out.split(widths))
 
 
 def norm_rows(x: Tensor) -> int:
     """Partial rows of `norm_backward`'s sums."""
-    if not x.is_cuda:
-        return 1
-    from embedlab.kernels.block_triton import norm_programs
-
-    return norm_programs(len(x))
+    return _kernels().norm_programs(len(x)) if x.is_cuda else 1
 
 
 def gelu_rows(u: Tensor) -> int:
     """Partial rows of `gelu_backward`'s sums."""
-    if not u.is_cuda:
-        return 1
-    from embedlab.kernels.block_triton import gelu_groups
-
-    return gelu_groups(*u.shape)
+    return _kernels().gelu_groups(*u.shape) if u.is_cuda else 1
 
 
 def add_norm(
@@ -82,9 +79,7 @@ def add_norm(
     z, y = torch.empty_like(residual), torch.empty_like(residual)
     stats = torch.empty(2, len(z), dtype=torch.float32, device=z.device)
     if x.is_cuda:
-        from embedlab.kernels.block_triton import launch_add_norm
-
-        launch_add_norm(x, residual, gamma, beta, seed, z, y, stats, dropout, eps)
+        _kernels().launch_add_norm(x, residual, gamma, beta, seed, z, y, stats, dropout, eps)
     else:
         z.copy_(x.float() * kept(x.shape, seed, dropout) + residual.float())
         y.copy_(_normalised(z, stats, eps) * gamma.float() + beta.float())
@@ -109,9 +104,9 @@ def embed_norm(
     z = words.new_empty(len(ids), words.shape[1])
     y, stats = torch.empty_like(z), torch.empty(2, len(z), dtype=torch.float32, device=z.device)
     if ids.is_cuda:
-        from embedlab.kernels.block_triton import launch_embed
-
-        launch_embed(ids, positions, words, places, kind, gamma, beta, seed, z, y, stats, dropout, eps)
+        _kernels().launch_embed(
+            ids, positions, words, places, kind, gamma, beta, seed, z, y, stats, dropout, eps
+        )
     else:
         z.copy_(words[ids].float() + places[positions].float() + (0.0 if kind is None else kind.float()))
         normed = _normalised(z, stats, eps) * gamma.float() + beta.float()
@@ -137,9 +132,7 @@ def norm_backward(
     dz = torch.empty_like(z)
     dx = torch.empty_like(z) if dropout > 0 and not after else dz
     if grad.is_cuda:
-        from embedlab.kernels.block_triton import launch_norm_backward
-
-        launch_norm_backward(grad, z, stats, gamma, seed, dz, dx, sums, dropout, after)
+        _kernels().launch_norm_backward(grad, z, stats, gamma, seed, dz, dx, sums, dropout, after)
         return dz, dx
     mask = kept(z.shape, seed, dropout)
     above = grad.float() * mask if after else grad.float()
@@ -158,19 +151,15 @@ def gelu(u: Tensor) -> Tensor:
     """``u Phi(u)`` of [C, F], with the exact normal distribution function."""
     if not u.is_cuda:
         return torch_gelu(u)
-    from embedlab.kernels.block_triton import launch_gelu
-
     out = torch.empty_like(u)
-    launch_gelu(u, out)
+    _kernels().launch_gelu(u, out)
     return out
 
 
 def gelu_backward(grad: Tensor, u: Tensor, sums: Tensor) -> Tensor:
     """Gradient of `gelu` [C, F], written over `grad`; ``sums`` (flat, `gelu_rows` times F) gets its partial sums."""
     if grad.is_cuda:
-        from embedlab.kernels.block_triton import launch_gelu_backward
-
-        launch_gelu_backward(grad, u, grad, sums)
+        _kernels().launch_gelu_backward(grad, u, grad, sums)
         return grad
     slope = (
         0.5 * (1 + torch.erf(u.float() * 0.5**0.5))
@@ -191,7 +180,7 @@ def kept(shape: torch.Size, seed: Tensor, dropout: float) -> Tensor | float:
 
 def _normalised(z: Tensor, stats: Tensor, eps: float) -> Tensor:
     """fp32, without weights; fills `stats`."""
-    wide = z.float()
-    stats[0] = wide.mean(-1)
-    stats[1] = (wide.var(-1, unbiased=False) + eps).rsqrt()
-    return (wide - stats[0][:, None]) * stats[1][:, None]
+    z = z.float()
+    stats[0] = z.mean(-1)
+    stats[1] = (z.var(-1, unbiased=False) + eps).rsqrt()
+    return (z - stats[0][:, None]) * stats[1][:, None]

@@ -22,8 +22,8 @@ _DENSITY = tl.constexpr(0.3989422804014327)  # of the standard normal distributi
 @triton.jit
 def _kept(SEED, rows, cols, dropout, PART: tl.constexpr):
     """For each part, 1 / (1 - p) where an element is kept, else 0."""
-    place = rows[:, None] * PART + cols[None, :]
-    a, b, c, d = tl.rand4x(tl.load(SEED), place, _ROUNDS)
+    counter = rows[:, None] * PART + cols[None, :]
+    a, b, c, d = tl.rand4x(tl.load(SEED), counter, _ROUNDS)
     scale = 1.0 / (1.0 - dropout)
     return (
         tl.where(a >= dropout, scale, 0.0),

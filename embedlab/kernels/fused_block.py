@@ -2,13 +2,12 @@
 
 Between its matrix products a block has dropout, residuals, norms and a GELU. Each is one kernel here
 (`embedlab.kernels.block_ops`), gradients of biases and norms fall off along the way, and the gradient of a residual
-is added by the product beside it. Nothing is compiled, so that a run begins at once. ``EMBEDLAB_FUSED_BLOCK=0`` goes
-without; so does every backbone that is built in another way.
+is added by the product beside it. Nothing is compiled, so that a run begins at once. ``fused_block=0`` in
+``EMBEDLAB_KERNELS`` goes without; so does every backbone that is built in another way.
 """
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,8 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from embedlab.kernels import block_ops
-from embedlab.kernels.available import has_triton
-from embedlab.kernels.hooks import has_foreign_hooks
+from embedlab.kernels.available import has_foreign_hooks, has_triton, is_transformers, kernel_options
 from embedlab.kernels.varlen_attention import joined_backward, joined_forward
 
 _BERTS = ("Bert", "Roberta", "XLMRoberta", "Camembert")
@@ -63,7 +61,7 @@ class _Layers(NamedTuple):
 
 def applies(backbone: Transformer, device: torch.device) -> bool:
     """Whether a forward over packed rows can run so here: in captured steps on a card, blocks of a known build."""
-    if os.environ.get("EMBEDLAB_FUSED_BLOCK", "1") == "0" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not kernel_options().fused_block:
         return False
     if device.type != "cuda" or not backbone.low_precision_weights or not has_triton():
         return False
@@ -92,7 +90,7 @@ def fusable(backbone: Transformer) -> bool:
 
 
 def _plain(module: Any, names: Any) -> bool:
-    return type(module).__name__ in names and type(module).__module__.startswith("transformers.models.")
+    return type(module).__name__ in names and is_transformers(module)
 
 
 def _ordinary(norms: list[Any], dropouts: list[Any], linears: list[Any] | None = None) -> bool:
@@ -119,14 +117,13 @@ def _block_fits(block: Any) -> bool:
         return False
     if not all(_plain(module, (name,)) for name, module in _inner(block).items()):
         return False
-    found = _layers(block)
-    own = found.attention
-    if "joined_weight" not in own._parameters or type(found.activation).__name__ != "GELUActivation":
+    parts = _layers(block)
+    if "joined_weight" not in parts.attention._parameters:
         return False
-    return _ordinary(
-        [found.first_norm, found.second_norm],
-        [x for x in (own.dropout, found.drop_attended, found.drop_fed) if x is not None],
-        [found.output, found.up, found.down],
+    return type(parts.activation).__name__ == "GELUActivation" and _ordinary(
+        [parts.first_norm, parts.second_norm],
+        [x for x in (parts.attention.dropout, parts.drop_attended, parts.drop_fed) if x is not None],
+        [parts.output, parts.up, parts.down],
     )
 
 
@@ -145,14 +142,14 @@ def _inner(block: Any) -> dict[str, nn.Module]:
 
 def _layers(block: Any) -> _Layers:
     if _BLOCKS[type(block).__name__] == "bert":
-        attended, wide, fed = block.attention.output, block.intermediate, block.output
+        attended, up, fed = block.attention.output, block.intermediate, block.output
         return _Layers(
-            block.attention.self, attended.dense, attended.dropout, attended.LayerNorm, wide.dense,
-            wide.intermediate_act_fn, fed.dense, fed.dropout, fed.LayerNorm,
+            block.attention.self, attended.dense, attended.dropout, attended.LayerNorm, up.dense,
+            up.intermediate_act_fn, fed.dense, fed.dropout, fed.LayerNorm,
         )  # fmt: skip
-    own, fed = block.attention, block.ffn
+    attention, fed = block.attention, block.ffn
     return _Layers(
-        own, own.out_lin, None, block.sa_layer_norm, fed.lin1, fed.activation, fed.lin2, fed.dropout,
+        attention, attention.out_lin, None, block.sa_layer_norm, fed.lin1, fed.activation, fed.lin2, fed.dropout,
         block.output_layer_norm,
     )  # fmt: skip
 
@@ -180,10 +177,10 @@ def states(
     # One draw for all: of each block's three dropouts (weights, after attention, after the feed-forward), 16 bytes
     # apart, at which kernels take addresses to be aligned.
     seeds = torch.randint(2**31 - 1, (len(blocks) + 1, 3, 2), device=ids.device)[..., 0]
-    found = [_embed(backbone.model.embeddings, ids[0], positions[0], seeds[-1, 0])]
+    outputs = [_embed(backbone.model.embeddings, ids[0], positions[0], seeds[-1, 0])]
     for block, seed in zip(blocks[:last], seeds, strict=False):
-        found = [*(found if every else ()), _run(block, found[-1], seed, bounds, longest, None)]
-    return [x[None] for x in found]
+        outputs = [*(outputs if every else ()), _run(block, outputs[-1], seed, bounds, longest, None)]
+    return [x[None] for x in outputs]
 
 
 def one_token(
@@ -196,23 +193,22 @@ def one_token(
 
 
 def _run(block: Any, x: Tensor, seed: Tensor, bounds: Tensor, longest: int, slot: Tensor | None) -> Tensor:
-    found = _layers(block)
-    own = found.attention
+    parts = _layers(block)
+    attention = parts.attention
     drop_weights, drop_attended, drop_fed = (
         float(module.p) if block.training and module is not None else 0.0
-        for module in (own.dropout, found.drop_attended, found.drop_fed)
+        for module in (attention.dropout, parts.drop_attended, parts.drop_fed)
     )
-    settings = Settings(
-        x.shape[1] // own.attention_head_size,
-        longest,
-        float(own.scaling),
-        drop_weights,
-        drop_attended,
-        drop_fed,
-        (found.first_norm.eps, found.second_norm.eps),
-    )
-    layers = (found.output, found.first_norm, found.up, found.down, found.second_norm)
-    tensors = [own.joined_weight, own.joined_bias, *(t for m in layers for t in (m.weight, m.bias))]
+    eps = parts.first_norm.eps, parts.second_norm.eps
+    heads = x.shape[1] // attention.attention_head_size
+    scale = float(attention.scaling)
+    settings = Settings(heads, longest, scale, drop_weights, drop_attended, drop_fed, eps)
+    layers = (parts.output, parts.first_norm, parts.up, parts.down, parts.second_norm)
+    tensors = [
+        attention.joined_weight,
+        attention.joined_bias,
+        *(t for m in layers for t in (m.weight, m.bias)),
+    ]
     out: Tensor = _Block.apply(x, bounds, seed, slot, settings, *tensors)
     return out
 
@@ -246,14 +242,14 @@ class _Block(torch.autograd.Function):
         first = block_ops.add_norm(
             linear(read, wo, bo), residual, g1, b1, seed[1], settings.drop_attended, settings.eps[0]
         )
-        wide = linear(first.y, wu, bu)
-        active = block_ops.gelu(wide)
+        raised = linear(first.y, wu, bu)
+        active = block_ops.gelu(raised)
         second = block_ops.add_norm(
             linear(active, wd, bd), first.y, g2, b2, seed[2], settings.drop_fed, settings.eps[1]
         )
         ctx.save_for_backward(
-            x, bounds, seed, slot, joined, read, first.y, first.z, first.stats, wide, active, second.z,
-            second.stats, wj, wo, g1, wu, wd, g2,
+            x, bounds, seed, slot, joined, read, raised, active, *first, second.z, second.stats,
+            wj, wo, g1, wu, wd, g2,
         )  # fmt: skip
         ctx.settings = settings
         return second.y
@@ -261,40 +257,21 @@ class _Block(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        (
-            x,
-            bounds,
-            seed,
-            slot,
-            joined,
-            read,
-            h,
-            z1,
-            stats1,
-            wide,
-            active,
-            z2,
-            stats2,
-            wj,
-            wo,
-            g1,
-            wu,
-            wd,
-            g2,
-        ) = ctx.saved_tensors
+        x, bounds, seed, slot, joined, read, raised, active, *saved = ctx.saved_tensors
+        h, z1, stats1, z2, stats2, wj, wo, g1, wu, wd, g2 = saved
         settings: Settings = ctx.settings
-        width, feed = x.shape[1], wide.shape[1]
+        width, feed = x.shape[1], raised.shape[1]
         norms = (block_ops.norm_rows(h), 3 * width)
         rows = len(bounds) - 1
-        sums = block_ops.Sums([norms, (block_ops.gelu_rows(wide), feed), norms, (rows, 3 * width)], wj)
+        sums = block_ops.Sums([norms, (block_ops.gelu_rows(raised), feed), norms, (rows, 3 * width)], wj)
         dh, dfed = block_ops.norm_backward(
             grad.contiguous(), z2, stats2, g2, seed[2], sums.parts[0], settings.drop_fed
         )
         dwd = dfed.t() @ active
-        dwide = block_ops.gelu_backward(dfed @ wd, wide, sums.parts[1])
-        dwu = dwide.t() @ h
+        draised = block_ops.gelu_backward(dfed @ wd, raised, sums.parts[1])
+        dwu = draised.t() @ h
         # `dfed` may be `dh`: it has been read.
-        dh.addmm_(dwide, wu)
+        dh.addmm_(draised, wu)
         dx, dattended = block_ops.norm_backward(
             dh, z1, stats1, g1, seed[1], sums.parts[2], settings.drop_attended
         )
@@ -326,11 +303,11 @@ class _Embed(torch.autograd.Function):
         words: Tensor, places: Tensor, kinds: Tensor | None, gamma: Tensor, beta: Tensor,
     ) -> Tensor:  # fmt: skip
         kind = None if kinds is None else kinds[0]
-        found = block_ops.embed_norm(ids, positions, words, places, kind, gamma, beta, seed, dropout, eps)
-        ctx.save_for_backward(ids, positions, seed, found.z, found.stats, gamma)
+        normed = block_ops.embed_norm(ids, positions, words, places, kind, gamma, beta, seed, dropout, eps)
+        ctx.save_for_backward(ids, positions, seed, normed.z, normed.stats, gamma)
         ctx.padding, ctx.dropout = padding, dropout
         ctx.sizes = len(words), len(places), None if kinds is None else len(kinds)
-        return found.y
+        return normed.y
 
     @staticmethod
     @once_differentiable

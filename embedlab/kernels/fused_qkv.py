@@ -2,12 +2,11 @@
 
 At batch 64 each of the three products has 156 tiles for some 132 multiprocessors: two rounds, the second nearly
 empty. The module keeps its three layers; while the step computes, it has their weights as one matrix besides, and
-another forward. 4 % of a step on an H200 (benchmarks/README.md); ``EMBEDLAB_FUSED_QKV=0`` goes without.
+another forward. 4 % of a step on an H200 (benchmarks/README.md); ``EMBEDLAB_KERNELS=fused_qkv=0`` goes without.
 """
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from embedlab.kernels.hooks import has_foreign_hooks
+from embedlab.kernels.available import has_foreign_hooks, is_transformers, kernel_options
 from embedlab.kernels.varlen_attention import VARLEN, varlen_attention_joined
 
 _LAYERS = {
@@ -66,22 +65,21 @@ def joinable(module: nn.Module, dtype: torch.dtype) -> tuple[nn.Linear, nn.Linea
         module: any.
         dtype: that it will compute in.
     """
-    kind = type(module)
-    names = _LAYERS.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
-    if names is None or os.environ.get("EMBEDLAB_FUSED_QKV", "1") == "0":
+    names = _LAYERS.get(type(module).__name__) if is_transformers(module) else None
+    if names is None or not kernel_options().fused_qkv:
         return None
     if getattr(module, "is_decoder", False) or getattr(module, "is_causal", False):
         return None
-    found = tuple(getattr(module, name) for name in names)
-    for layer in found:
+    layers = tuple(getattr(module, name) for name in names)
+    for layer in layers:
         # Adapters, quantisation, parametrisations and hooks do more than a product.
         if type(layer) is not nn.Linear or has_foreign_hooks(layer):
             return None
-        if layer.bias is None or layer.weight.shape != found[0].weight.shape:
+        if layer.bias is None or layer.weight.shape != layers[0].weight.shape:
             return None
         for p in (layer.weight, layer.bias):
             if not p.requires_grad or p.dtype != torch.float32 or p.numel() * dtype.itemsize % _ALIGNED:
                 return None
-    if len({id(p) for layer in found for p in layer.parameters()}) != 6:
+    if len({id(p) for layer in layers for p in layer.parameters()}) != 6:
         return None
-    return found
+    return layers

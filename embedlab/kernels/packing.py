@@ -39,7 +39,7 @@ class Slots:
     Attributes:
         bounds: int32 ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
         cell: int64 [C], the cell of each slot; B L where it has none.
-        place: int64 [C], the number of each slot's token among those of its row, from 0; 0 where there is none.
+        index: int64 [C], the number of each slot's token among those of its row, from 0; 0 where there is none.
     """
 
     def __init__(self, mask: Tensor, capacity: int) -> None:
@@ -60,13 +60,13 @@ class Slots:
         cells = real.numel()
         order = real.cumsum(0)
         self._real, self._order = real.view(self.shape), order.view(self.shape)
-        # What has no place goes to one more slot, which is cut off: its value does not matter.
+        # What has no slot goes to one more, which is cut off: its value does not matter.
         slot = torch.where(real, order - 1, capacity).clamp(max=capacity)
         number = torch.arange(cells, device=mask.device)
         self.cell = torch.full((capacity + 1,), cells, device=mask.device).scatter(0, slot, number)[:-1]
         ends = self._order[:, -1]
         within = (self._order - torch.nn.functional.pad(ends[:-1], (1, 0))[:, None] - 1).clamp(min=0)
-        self.place = self.pack(within, 0)[0]
+        self.index = self.pack(within, 0)[0]
         self.bounds = torch.nn.functional.pad(ends.clamp(max=capacity), (1, 0)).int()
 
     def _place_by_kernel(self, mask: Tensor, capacity: int) -> None:
@@ -77,9 +77,9 @@ class Slots:
         ends = mask.count_nonzero(1).cumsum(0)
         self._order = torch.empty_like(mask, dtype=torch.int64)
         self.cell = torch.empty(capacity, dtype=torch.int64, device=mask.device)
-        self.place = torch.empty_like(self.cell)
+        self.index = torch.empty_like(self.cell)
         self.bounds = torch.empty(len(mask) + 1, dtype=torch.int32, device=mask.device)
-        launch_place(mask, ends, self.cell, self._order, self.place, self.bounds)
+        launch_place(mask, ends, self.cell, self._order, self.index, self.bounds)
 
     def of(self, position: Tensor) -> tuple[Tensor, Tensor]:
         """The slot of the cell at ``position`` [B] of each row, and whether there is a token in it: ``[B]`` each."""

@@ -40,7 +40,7 @@ def _squeeze(
     seen = 0
     for start in range(0, length, TOKENS):
         real = _mask(MASK + row * m_row, start + token, length)
-        place = (seen + tl.cumsum(real, 0)).to(tl.float32) - 0.5
+        position = (seen + tl.cumsum(real, 0)).to(tl.float32) - 0.5
         seen += tl.sum(real, 0)
         h = tl.load(
             H + row * h_row + (start + token)[:, None] * h_token + feature[None, :],
@@ -48,7 +48,7 @@ def _squeeze(
             other=0.0,
         ).to(tl.float32)
         mean += tl.sum(h, 0)
-        wave += tl.sum(h * tl.cos(3.141592653589793 * frequency[None, :] * place[:, None] / size), 0)
+        wave += tl.sum(h * tl.cos(3.141592653589793 * frequency[None, :] * position[:, None] / size), 0)
     constant = tl.where(frequency > 0, 2.0, 1.0)
     if NORM == 0:
         wave = wave * tl.sqrt(constant) / size

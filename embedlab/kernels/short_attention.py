@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from embedlab.kernels.attention import additive_mask
+from embedlab.kernels.attention import differentiate, heads_first
 
 _ROUNDS = tl.constexpr(
     6
@@ -51,10 +51,36 @@ def _kept(seed, program, rows, dropout, BLOCK: tl.constexpr):
     """1 / (1 - p) where an attention weight [BLOCK, BLOCK] is kept, else 0."""
     # A call of Philox gives four numbers; to take one of them made these draws half of a short head's time.
     quarter: tl.constexpr = BLOCK // 4
-    place = (program * BLOCK + rows[:, None]) * quarter + tl.arange(0, quarter)[None, :]
-    a, b, c, d = tl.rand4x(seed, place, _ROUNDS)
+    counter = (program * BLOCK + rows[:, None]) * quarter + tl.arange(0, quarter)[None, :]
+    a, b, c, d = tl.rand4x(seed, counter, _ROUNDS)
     drawn = tl.interleave(tl.interleave(a, b), tl.interleave(c, d))
     return tl.where(drawn >= dropout, 1.0 / (1.0 - dropout), 0.0)
+
+
+@triton.jit
+def _context(q, k, v, allowed, SEED, program, rows, scale, dropout, BLOCK: tl.constexpr, DROPS: tl.constexpr):
+    """Soft-max attention of one head of one row, [BLOCK, WIDTH] in fp32."""
+    p = _weights(q, k, allowed, scale, BLOCK)
+    if DROPS:
+        p = p * _kept(tl.load(SEED), program, rows, dropout, BLOCK)
+    return tl.dot(p.to(v.dtype), v, input_precision="ieee")
+
+
+@triton.jit
+def _gradients(
+    q, k, v, do, allowed, SEED, program, rows, scale, dropout, BLOCK: tl.constexpr, DROPS: tl.constexpr
+):
+    """Of query, key and value of one head of one row, from that of its context; fp32."""
+    p = _weights(q, k, allowed, scale, BLOCK)
+    dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+    dropped = p
+    if DROPS:
+        kept = _kept(tl.load(SEED), program, rows, dropout, BLOCK)
+        dropped = p * kept
+        dp = dp * kept
+    dv = tl.dot(tl.trans(dropped.to(v.dtype)), do, input_precision="ieee")
+    ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(q.dtype)
+    return tl.dot(ds, k, input_precision="ieee"), tl.dot(tl.trans(ds), q, input_precision="ieee"), dv
 
 
 @triton.jit
@@ -71,10 +97,7 @@ def _forward(
     v = _tile(V, b * vb + h * vh, vl, rows, cols, length, WIDTH)
     inside = (rows[:, None] < length) & (rows[None, :] < length)
     allowed = tl.load(MASK + b * mb + rows[:, None] * mi + rows[None, :] * mj, mask=inside, other=0) != 0
-    p = _weights(q, k, allowed, scale, BLOCK)
-    if DROPS:
-        p = p * _kept(tl.load(SEED), program, rows, dropout, BLOCK)
-    out = tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    out = _context(q, k, v, allowed, SEED, program, rows, scale, dropout, BLOCK, DROPS)
     tl.store(
         OUT + b * ob + h * oh + rows[:, None] * ol + cols[None, :],
         out.to(v.dtype),
@@ -97,22 +120,12 @@ def _backward(
     do = _tile(DO, b * ob + h * oh, ol, rows, cols, length, WIDTH)
     inside = (rows[:, None] < length) & (rows[None, :] < length)
     allowed = tl.load(MASK + b * mb + rows[:, None] * mi + rows[None, :] * mj, mask=inside, other=0) != 0
-    p = _weights(q, k, allowed, scale, BLOCK)
-    dp = tl.dot(do, tl.trans(v), input_precision="ieee")
-    dropped = p
-    if DROPS:
-        kept = _kept(tl.load(SEED), program, rows, dropout, BLOCK)
-        dropped = p * kept
-        dp = dp * kept
-    dv = tl.dot(tl.trans(dropped.to(v.dtype)), do, input_precision="ieee")
-    ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(q.dtype)
-    dq = tl.dot(ds, k, input_precision="ieee")
-    dk = tl.dot(tl.trans(ds), q, input_precision="ieee")
-    place = b * gb + h * gh + rows[:, None] * gl + cols[None, :]
+    dq, dk, dv = _gradients(q, k, v, do, allowed, SEED, program, rows, scale, dropout, BLOCK, DROPS)
+    at = b * gb + h * gh + rows[:, None] * gl + cols[None, :]
     real = rows[:, None] < length
-    tl.store(DQ + place, dq.to(q.dtype), mask=real)
-    tl.store(DK + place, dk.to(q.dtype), mask=real)
-    tl.store(DV + place, dv.to(q.dtype), mask=real)
+    tl.store(DQ + at, dq.to(q.dtype), mask=real)
+    tl.store(DK + at, dk.to(q.dtype), mask=real)
+    tl.store(DV + at, dv.to(q.dtype), mask=real)
 
 
 def _block(length: int) -> int:
@@ -121,12 +134,6 @@ def _block(length: int) -> int:
 
 def _warps(block: int) -> int:
     return {16: 1, 32: 1, 64: 4, 128: 8}[block]
-
-
-def _heads_first(like: Tensor) -> Tensor:
-    """``[B, H, L, D]`` in the memory order ``[B, L, H, D]``, in which the output projection reads it."""
-    b, h, length, d = like.shape
-    return like.new_empty(b, length, h, d).transpose(1, 2)
 
 
 @torch.library.custom_op("embedlab::short_attention", mutates_args=())
@@ -147,7 +154,7 @@ def short_attention(
         ``[B, H, L, D]`` in the memory order ``[B, L, H, D]``.
     """
     b, h, length, d = query.shape
-    out, block = _heads_first(query), _block(length)
+    out, block = heads_first(query), _block(length)
     _forward[(b * h,)](
         query, key, value, mask, seed, out, h, length, scale, dropout,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *out.stride()[:3], *mask.stride(),
@@ -169,7 +176,7 @@ def short_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `short_attention` with respect to query, key and value."""
     b, h, length, d = query.shape
-    grads, block = tuple(_heads_first(query) for _ in range(3)), _block(length)
+    grads, block = tuple(heads_first(query) for _ in range(3)), _block(length)
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     _backward[(b * h,)](
         query, key, value, mask, seed, grad, *grads, h, length, scale, dropout,
@@ -181,31 +188,15 @@ def short_attention_backward(
 
 @short_attention.register_fake
 def _(query: Tensor, *rest: Any) -> Tensor:
-    return _heads_first(query)
+    return heads_first(query)
 
 
 @short_attention_backward.register_fake
 def _(grad: Tensor, query: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _heads_first(query), _heads_first(query), _heads_first(query)
+    return heads_first(query), heads_first(query), heads_first(query)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.scale, ctx.dropout = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    q, k, v, mask, seed = ctx.saved_tensors
-    return (
-        *short_attention_backward(grad, q, k, v, mask, seed, ctx.scale, ctx.dropout),
-        None,
-        None,
-        None,
-        None,
-    )
-
-
-short_attention.register_autograd(_differentiate, setup_context=_save)
+differentiate(short_attention, short_attention_backward)
 
 
 def attention_function(
@@ -229,11 +220,3 @@ def attention_function(
     seed = torch.randint(2**31 - 1, (1,), device=query.device)
     out = short_attention(query, key, value, mask, seed, float(scale), float(dropout))
     return out.transpose(1, 2), None
-
-
-def register(name: str) -> None:
-    """Make the kernel known to transformers as `name`."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(name, attention_function)
-    AttentionMaskInterface.register(name, additive_mask)

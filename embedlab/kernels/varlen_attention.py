@@ -13,15 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.kernels.attention import additive_mask
+from embedlab.kernels import attention
+from embedlab.kernels.attention import differentiate, heads_first
 
 VARLEN = "embedlab_varlen"
-
-
-def heads_first(like: Tensor) -> Tensor:
-    """``[1, H, C, D]`` in the memory order ``[1, C, H, D]``, in which the output projection reads it."""
-    b, h, length, d = like.shape
-    return like.new_empty(b, length, h, d).transpose(1, 2)
 
 
 @torch.library.custom_op("embedlab::varlen_attention", mutates_args=())
@@ -136,17 +131,7 @@ def _(grad: Tensor, query: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return heads_first(query), heads_first(query), heads_first(query)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.longest, ctx.scale, ctx.dropout = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    grads = varlen_attention_backward(grad, *ctx.saved_tensors, ctx.longest, ctx.scale, ctx.dropout)
-    return (*grads, None, None, None, None, None)
-
-
-varlen_attention.register_autograd(_differentiate, setup_context=_save)
+differentiate(varlen_attention, varlen_attention_backward)
 
 
 def _heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
@@ -226,36 +211,12 @@ def _(grad: Tensor, joined: Tensor, *rest: Any) -> Tensor:
     return joined.new_empty(joined.shape)
 
 
-def _save_joined(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.heads, ctx.longest, ctx.scale, ctx.dropout = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate_joined(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    found = varlen_attention_joined_backward(
-        grad, *ctx.saved_tensors, ctx.heads, ctx.longest, ctx.scale, ctx.dropout
-    )
-    return (found, None, None, None, None, None, None)
-
-
-varlen_attention_joined.register_autograd(_differentiate_joined, setup_context=_save_joined)
-
-
-class _Spread(torch.autograd.Function):
-    """``[C, D]`` to ``[cells, D]``, 0 in cells of no slot."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cell: Tensor, cells: int) -> Tensor:
-        ctx.save_for_backward(cell)
-        return x.new_zeros(cells, x.shape[-1]).index_copy_(0, cell, x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+differentiate(varlen_attention_joined, varlen_attention_joined_backward)
 
 
 class _Collect(torch.autograd.Function):
-    """The way back. (An indexing's own gradient would add rows up one by one; here no two have one place.)"""
+    """Rows in the cells of the slots. (An indexing's own gradient would add rows up one by one; here no two have one
+    cell.)"""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cell: Tensor) -> Tensor:
@@ -292,8 +253,8 @@ class Padded:
         """``[1, H, C, D]`` to ``[B (+ 1), H, longest, D]``, 0 in cells of no slot."""
         _, heads, slots, width = x.shape
         flat = x.transpose(1, 2).reshape(slots, heads * width)
-        padded = _Spread.apply(flat, self._cell, self._rows * self._longest)
-        return padded.view(self._rows, self._longest, heads, width).transpose(1, 2)  # type: ignore[no-any-return]
+        padded = flat.new_zeros(self._rows * self._longest, heads * width).index_copy_(0, self._cell, flat)
+        return padded.view(self._rows, self._longest, heads, width).transpose(1, 2)
 
     def collect(self, x: Tensor) -> Tensor:
         """The way back, in the memory order ``[1, C, H, D]``; no meaning in slots of no row."""
@@ -358,8 +319,4 @@ def attention_function(
 
 def register() -> str:
     """Make the function known to transformers; returns its name for `attn_implementation`."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(VARLEN, attention_function)
-    AttentionMaskInterface.register(VARLEN, additive_mask)
-    return VARLEN
+    return attention.register(VARLEN, attention_function)

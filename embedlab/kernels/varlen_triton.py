@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from embedlab.kernels.short_attention import _block, _kept, _tile, _warps, _weights
+from embedlab.kernels.short_attention import _block, _context, _gradients, _tile, _warps
 
 
 @triton.jit
@@ -20,8 +20,8 @@ def _clear(OUT, head, stride, start, end, BLOCK: tl.constexpr, WIDTH: tl.constex
     first = start
     while first < end:
         slots = first + rows
-        place = OUT + head + slots[:, None].to(tl.int64) * stride + cols[None, :]
-        tl.store(place, tl.zeros([BLOCK, WIDTH], OUT.dtype.element_ty), mask=slots[:, None] < end)
+        at = OUT + head + slots[:, None].to(tl.int64) * stride + cols[None, :]
+        tl.store(at, tl.zeros([BLOCK, WIDTH], OUT.dtype.element_ty), mask=slots[:, None] < end)
         first += BLOCK
 
 
@@ -44,12 +44,9 @@ def _forward(
         k = _tile(K, h * kh + first * kl, kl, rows, cols, length, WIDTH)
         v = _tile(V, h * vh + first * vl, vl, rows, cols, length, WIDTH)
         allowed = (rows[:, None] < length) & (rows[None, :] < length)
-        p = _weights(q, k, allowed, scale, BLOCK)
-        if DROPS:
-            p = p * _kept(tl.load(SEED), program, rows, dropout, BLOCK)
-        out = tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        place = OUT + h * oh + (first + rows)[:, None] * ol + cols[None, :]
-        tl.store(place, out.to(v.dtype), mask=rows[:, None] < length)
+        out = _context(q, k, v, allowed, SEED, program, rows, scale, dropout, BLOCK, DROPS)
+        at = OUT + h * oh + (first + rows)[:, None] * ol + cols[None, :]
+        tl.store(at, out.to(v.dtype), mask=rows[:, None] < length)
 
 
 @triton.jit
@@ -74,22 +71,12 @@ def _backward(
         v = _tile(V, h * vh + first * vl, vl, rows, cols, length, WIDTH)
         do = _tile(DO, h * oh + first * ol, ol, rows, cols, length, WIDTH)
         allowed = (rows[:, None] < length) & (rows[None, :] < length)
-        p = _weights(q, k, allowed, scale, BLOCK)
-        dp = tl.dot(do, tl.trans(v), input_precision="ieee")
-        dropped = p
-        if DROPS:
-            kept = _kept(tl.load(SEED), program, rows, dropout, BLOCK)
-            dropped = p * kept
-            dp = dp * kept
-        dv = tl.dot(tl.trans(dropped.to(v.dtype)), do, input_precision="ieee")
-        ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(q.dtype)
-        dq = tl.dot(ds, k, input_precision="ieee")
-        dk = tl.dot(tl.trans(ds), q, input_precision="ieee")
-        place = h * gh + (first + rows)[:, None] * gl + cols[None, :]
+        dq, dk, dv = _gradients(q, k, v, do, allowed, SEED, program, rows, scale, dropout, BLOCK, DROPS)
+        at = h * gh + (first + rows)[:, None] * gl + cols[None, :]
         real = rows[:, None] < length
-        tl.store(DQ + place, dq.to(q.dtype), mask=real)
-        tl.store(DK + place, dk.to(q.dtype), mask=real)
-        tl.store(DV + place, dv.to(q.dtype), mask=real)
+        tl.store(DQ + at, dq.to(q.dtype), mask=real)
+        tl.store(DK + at, dk.to(q.dtype), mask=real)
+        tl.store(DV + at, dv.to(q.dtype), mask=real)
         if SUMMED:  # beyond the row the gradients are 0
             total = SUMS + (b.to(tl.int64) * 3 * heads + h) * WIDTH + cols
             tl.store(total, tl.sum(dq, 0))

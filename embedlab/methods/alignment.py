@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import RunConfig
 from embedlab.distributed.gather import share_of_kept
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig
 from embedlab.objectives.bilingual_nce import bilingual_nce
-from embedlab.objectives.distance import cosine_distance, participation, squared_distance, std
-from embedlab.objectives.regularisers import covariance_term, sigreg, variance_term
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.run import RunConfig
+from embedlab.objectives.regularisers import (
+    cosine_distance,
+    covariance_term,
+    participation,
+    sigreg,
+    squared_distance,
+    std,
+    variance_term,
+)
 
 Sides = tuple[Tensor, Tensor]
 
@@ -64,12 +69,7 @@ class Vectors(NamedTuple):
     """``[B]`` of each side, equal for equal texts; None: a text that comes again is a negative."""
 
 
-class Alignment(NamedTuple):
-    loss: Tensor
-    stats: dict[str, Tensor]
-
-
-def align(v: Vectors, config: AlignmentConfig) -> Alignment:
+def align(v: Vectors, config: AlignmentConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """The alignment loss, not weighted by lambda, and what shows whether it acts or collapses."""
     with torch.no_grad():
         both = torch.cat(v.online).detach()
@@ -83,24 +83,26 @@ def align(v: Vectors, config: AlignmentConfig) -> Alignment:
     distance = cosine_distance if config.loss == "cosine" else squared_distance
     near = (distance(v.predicted[0], v.target[1]) + distance(v.predicted[1], v.target[0])) / 2
     if config.loss in ("mse", "cosine"):
-        return Alignment(near, stats)
+        return near, stats
     # Statistics of the whole batch: each device has them all, and its share of their gradient.
     sides = [config.in_batch.candidates(z) for z in v.online]
     if config.loss == "sigreg":
         normal = sigreg(torch.cat(sides), config.sigreg_slices)
         stats |= {"distance": near.detach(), "sigreg": normal.detach()}
-        return Alignment(near + config.sigreg_weight * normal, stats)
+        return near + config.sigreg_weight * normal, stats
     variance = (variance_term(sides[0]) + variance_term(sides[1])) / 2
     covariance = covariance_term(sides[0]) + covariance_term(sides[1])
     stats |= {"distance": near.detach(), "variance": variance.detach(), "covariance": covariance.detach()}
     a, b, c = config.vicreg_weights
-    return Alignment(a * near + b * variance + c * covariance, stats)
+    return a * near + b * variance + c * covariance, stats
 
 
-def _contrast(v: Vectors, config: AlignmentConfig, stats: dict[str, Tensor]) -> Alignment:
+def _contrast(
+    v: Vectors, config: AlignmentConfig, stats: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
     batch = config.in_batch
     candidates = batch.candidates(v.target[0]), batch.candidates(v.target[1])
-    found = bilingual_nce(
+    contrast, anchors = bilingual_nce(
         v.predicted,
         candidates,
         config.tau,
@@ -112,13 +114,9 @@ def _contrast(v: Vectors, config: AlignmentConfig, stats: dict[str, Tensor]) -> 
         if v.hashes is None
         else (batch.candidates(v.hashes[0]), batch.candidates(v.hashes[1])),
     )
-    loss = found.loss
+    loss, more = contrast.loss, contrast.stats
     if batch.gather_negatives:
         # The mean is over the anchors that all devices keep, and data-parallel gradients are averaged by device.
-        loss = loss * share_of_kept(found.kept)
-    more = {
-        "positive_cosine": found.positive_cosine,
-        "negative_cosine": found.negative_cosine,
-        "align_accuracy": found.accuracy,
-    }
-    return Alignment(loss, stats | more)
+        loss = loss * share_of_kept(anchors)
+    more["align_accuracy"] = more.pop("accuracy")
+    return loss, stats | more

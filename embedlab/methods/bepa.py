@@ -15,26 +15,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.architecture import position_offset
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.alignment import AlignmentConfig, Sides, Vectors, align
 from embedlab.methods.bepa_views import FIRST, SECOND, Packed, block_diagonal_mask, mask_side, pack
-from embedlab.methods.masked_lm import MaskedPrediction
+from embedlab.methods.masked_lm import MaskedPrediction, check_masking
 from embedlab.methods.simcse import stacked
 from embedlab.objectives.language_model import Rule
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.run import MethodConfig, RunConfig
-    from embedlab.config.template import Template
 
 View = dict[str, Tensor]
 TAKES_A_MASK_OF_PAIRS = ("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "electra")
@@ -44,6 +41,8 @@ TAKES_A_MASK_OF_PAIRS = ("bert", "distilbert", "roberta", "xlm-roberta", "camemb
 @dataclass(frozen=True)
 class BEPAConfig(AlignmentConfig):
     kinds: ClassVar[tuple[str, ...]] = ("parallel",)
+    backbone_kind = "encoder"
+    """A decoder has no masks to fill."""
     shardable: ClassVar[bool] = False
 
     name: str = "bepa"
@@ -74,17 +73,9 @@ class BEPAConfig(AlignmentConfig):
         super().check(info, run)
         if not self.lam >= 0:
             raise UserError("the weight must not be negative", key="method.lam", value=self.lam)
-        for key, value in (("mlm_prob", self.mlm_prob), ("ema", self.ema)):
-            if not 0 < value < 1:
-                raise UserError("must lie between 0 and 1", key=f"method.{key}", value=value)
-        if info.kind != "encoder":
-            raise UserError(
-                "BEPA fills masks, and a decoder has none", key="method", value=self.name, fix="method=csesfp"
-            )
-        if not info.has_mask_token:
-            raise UserError("the tokenizer has no mask token", key="backbone", value=info.model_type)
-        if run.template is not None:
-            raise UserError("BEPA's sentences have no template", key="template", fix="template=none")
+        if not 0 < self.ema < 1:
+            raise UserError("must lie between 0 and 1", key="method.ema", value=self.ema)
+        check_masking("mlm_prob", self.mlm_prob, info, run)
         self._check_packing(info, run)
         if self.lam > 0 and self.target == "ema" and run.trainer.strategy.startswith("fsdp"):
             raise UserError(
@@ -138,7 +129,6 @@ class BEPAConfig(AlignmentConfig):
 class BEPA(Method):
     """``L = L_MLM + lambda * L_align`` (1): masked tokens of translations, and their vectors of a pass of its own."""
 
-    name = "bepa"
     config_class = BEPAConfig
     config: BEPAConfig
     head_kind = "masked_lm"
@@ -154,10 +144,6 @@ class BEPA(Method):
             # Weights without a gradient stop DDP.
             encoder.pooling.requires_grad_(False)
         self._averaged_at = 0  # the update whose weights the average has last taken in
-
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {"source": ("source", None), "target": ("target", None)}
 
     @property
     def forward_passes(self) -> float:
@@ -177,10 +163,9 @@ class BEPA(Method):
         hashes = [config.in_batch.text_hashes(v) for v in (first, second)]
         texts = None if hashes[0] is None or hashes[1] is None else (hashes[0], hashes[1])
         predicted = self.predictor(online[0]), self.predictor(online[1])
-        found = align(
-            Vectors(online, predicted, self.targets(online, first, second), texts), config
-        )  # (2), (3)
-        return LossOutput({"masked_lm": loss, "align": config.lam * found.loss}, stats | found.stats)  # (1)
+        targets = self.targets(online, first, second)
+        distance, more = align(Vectors(online, predicted, targets, texts), config)  # (2), (3)
+        return LossOutput({"masked_lm": loss, "align": config.lam * distance}, stats | more)  # (1)
 
     def masked_views(self, first: View, second: View) -> Sides:
         """Ids and mask of what the masked language modelling reads: ``[2B, L]``, or packed, ``[B, L1 + L2]``."""

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from embedlab.config.run import MethodConfig
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import MethodConfig, RunConfig
 from embedlab.distributed.in_batch import InBatch
 from embedlab.errors import UserError
 from embedlab.objectives.info_nce import info_nce
 from embedlab.objectives.pair_nce import interleave, pair_nce
 from embedlab.objectives.softmax import Contrast
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class ContrastConfig(MethodConfig):
             raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
         if run.data.pack is not None:
             raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
-        return []
+        return super().check(info, run)
 
 
 def contrast(
@@ -91,13 +87,36 @@ def contrast_pairs(
     Returns:
         The mean over this rank's 2B rows.
     """
-    batch, rows = config.in_batch, interleave(*vectors)
-    texts = None if hashes[0] is None or hashes[1] is None else interleave(hashes[0], hashes[1])
+    rows, texts = interleave(*vectors), interleaved_hashes(*hashes)
+    return contrast_rows(rows, rows, texts, config.in_batch.candidates(texts), config)
+
+
+def contrast_rows(
+    anchors: Tensor,
+    others: Tensor,
+    hashes: Tensor | None,
+    candidate_hashes: Tensor | None,
+    config: ContrastConfig,
+) -> Contrast:
+    """`pair_nce` over all devices.
+
+    Args:
+        anchors: ``[2B, D]``, interleaved views.
+        others: ``[2B, D]``, the same rows of this device by the same or another encoder.
+        hashes: ``[2B]``, equal for equal texts; None: a text that comes again is a negative.
+        candidate_hashes: those of all devices.
+        config: temperature, and which candidates there are.
+
+    Returns:
+        The mean over this rank's rows.
+    """
+    batch = config.in_batch
     return pair_nce(
-        rows,
-        batch.candidates(rows),
-        config.tau,
-        offset=batch.offset(rows),
-        anchor_hashes=texts,
-        candidate_hashes=batch.candidates(texts),
-    )
+        anchors, batch.candidates(others), config.tau, offset=batch.offset(anchors),
+        anchor_hashes=hashes, candidate_hashes=candidate_hashes,
+    )  # fmt: skip
+
+
+def interleaved_hashes(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """``[2B]`` of two views in the order of `interleave`; None where a text that comes again is a negative."""
+    return None if first is None or second is None else interleave(first, second)

@@ -11,24 +11,23 @@ with tau = 0.05. What is encoded afterwards is Rep2. (Numbers are this file's; t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import RunConfig
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast
 from embedlab.pooling.marked import Marked, up_to
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.run import MethodConfig, RunConfig
-    from embedlab.config.template import Template
 
 
 @dataclass(frozen=True)
 class CSESFPConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kind = "decoder"
+    """Rep1 must not have seen the second stage."""
 
     name: str = "csesfp"
     anchor: Literal["rep2", "rep1", "symmetric"] = "rep2"
@@ -37,19 +36,9 @@ class CSESFPConfig(ContrastConfig):
     """Text to encode: ``closed`` ends each sentence with a full stop and has no double quotes (as released);
     ``raw`` as it is. Training text is always as it is."""
 
-    @property
-    def preparation(self) -> str:
-        return self.eval_text
-
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         template = run.template
-        if info.kind != "decoder":
-            raise UserError(
-                "CSE-SFP reads Rep1 before the second stage is seen, and this backbone looks both ways",
-                key="backbone",
-                value=info.model_type,
-                fix="a decoder (backbone=smollm2), or method=simcse or promptbert",
-            )
+        warnings = super().check(info, run)
         if template is None or not {"rep1", "rep2"} <= set(template.marks):
             raise UserError(
                 "CSE-SFP needs a template of two stages, with {rep1} and {rep2} at their ends",
@@ -59,30 +48,25 @@ class CSESFPConfig(ContrastConfig):
             )
         if template.marks.index("rep1") > template.marks.index("rep2"):
             raise UserError("{rep1} ends the first stage", key="template.text", value=template.text)
-        return super().check(info, run)
+        return warnings
 
 
 class CSESFP(Method):
     """Each sentence's second stage against the first stages of the batch, as the authors' release does it."""
 
-    name = "csesfp"
     config_class = CSESFPConfig
     config: CSESFPConfig
-
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {"sentence": ("sentence", template)}
 
     def losses(self, batch: Batch) -> LossOutput:
         view, config = batch["sentence"], self.config
         rep2, rep1 = self.by_chunks(self.stages, view["input_ids"], view["attention_mask"])
         hashes = [config.in_batch.text_hashes(view)] * 2
         anchor, other = (rep1, rep2) if config.anchor == "rep1" else (rep2, rep1)
-        found = contrast([anchor, other], hashes, config)  # (1)
-        loss = found.loss
+        result = contrast([anchor, other], hashes, config)  # (1)
+        loss = result.loss
         if config.anchor == "symmetric":
             loss = (loss + contrast([other, anchor], hashes, config).loss) / 2
-        return LossOutput({"info_nce": loss}, found.stats)
+        return LossOutput({"info_nce": loss}, result.stats)
 
     def stages(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Rep2 and Rep1 ``[B, D]`` of one pass: the pooling over the tokens up to each mark.

@@ -1,27 +1,30 @@
-"""One student of a twin encoder or an ensemble (JTCSE-D and JTCSE-UCD; the recipe is that of CACSE)."""
+"""One student of a twin encoder or an ensemble (JTCSE-D and JTCSE-UCD).
+
+    L = k1 X + (1 - k1) mean |student - teacher|
+
+with X the contrast over interleaved rows, teacher 0, student 0, teacher 1, ... (`objectives.pair_nce`). JTCSE's own
+script is not released; this is the recipe of the same group's CACSE (specification 1.6).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from torch.nn.functional import l1_loss
 
-from embedlab.backbones.backbone import Backbone
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.run import RunConfig
+from embedlab.encoders.base import Encoder
 from embedlab.encoders.loading import load
 from embedlab.encoders.twin import check_addable
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.engine.module import Batch, LossOutput, Method
+from embedlab.engine.step import backbones_of
 from embedlab.errors import UserError
-from embedlab.methods.contrast import ContrastConfig
-from embedlab.objectives.distillation import distillation
-from embedlab.objectives.pair_nce import interleave
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.run import MethodConfig, RunConfig
-    from embedlab.config.template import Template
-    from embedlab.encoders.base import Encoder
+from embedlab.methods.contrast import ContrastConfig, contrast_pairs
+from embedlab.objectives.precision import to_fp32
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,6 @@ class DistilConfig(ContrastConfig):
 class Distil(Method):
     """The student's vectors to the frozen teacher's, by contrast over both and by their distance."""
 
-    name = "distil"
     config_class = DistilConfig
     config: DistilConfig
 
@@ -76,34 +78,21 @@ class Distil(Method):
     def teacher(self) -> Encoder:
         return self._teacher[0]
 
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {"sentence": ("sentence", template)}
-
     def on_fit_start(self) -> None:
         super().on_fit_start()
         self.teacher.to(self.device)
         if self.runner.compiles:
-            for module in self.teacher.modules():
-                if isinstance(module, Backbone):
-                    module.compile_blocks(dynamic=False)
+            for backbone in backbones_of(self.teacher):
+                backbone.compile_blocks(dynamic=False)
 
     def losses(self, batch: Batch) -> LossOutput:
-        view, in_batch = batch["sentence"], self.config.in_batch
+        view = batch["sentence"]
         ids, mask = view["input_ids"], view["attention_mask"]
         with torch.no_grad():
             target = self.teacher(ids, mask)
         student = self.by_chunks(self.encoder, ids, mask)
-        rows = interleave(target.to(student.dtype), student)
-        hashes = in_batch.text_hashes(view)
-        hashes = None if hashes is None else interleave(hashes, hashes)
-        terms = distillation(
-            rows,
-            in_batch.candidates(rows),
-            self.config.tau,
-            self.config.k1,
-            offset=in_batch.offset(rows),
-            row_hashes=hashes,
-            candidate_hashes=in_batch.candidates(hashes),
-        )
-        return LossOutput({"contrast": terms.contrast, "l1": terms.l1}, terms.diagnostics.stats)
+        pair = target.to(student.dtype), student
+        result = contrast_pairs(pair, [self.config.in_batch.text_hashes(view)] * 2, self.config)
+        distance = l1_loss(to_fp32(pair[0]), to_fp32(pair[1]))
+        k1 = self.config.k1
+        return LossOutput({"contrast": k1 * result.loss, "l1": (1 - k1) * distance}, result.stats)

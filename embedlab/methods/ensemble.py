@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from embedlab.config.run import MethodConfig
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import MethodConfig, RunConfig
+from embedlab.encoders.base import Encoder
 from embedlab.encoders.loading import load
 from embedlab.encoders.twin import ensemble
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.run import RunConfig
-    from embedlab.config.template import Template
-    from embedlab.encoders.base import Encoder
 
 
 @dataclass(frozen=True)
 class EnsembleConfig(MethodConfig):
     shardable: ClassVar[bool] = False
+    towers = 2
 
     name: str = "ensemble"
     first: str | None = None
@@ -28,10 +25,6 @@ class EnsembleConfig(MethodConfig):
     second: str | None = None
     weights: tuple[float, float] = (0.3, 0.7)
     """Of first and second: those of JTCSE-UC and TNCSE-UC."""
-
-    @property
-    def towers(self) -> int:
-        return 2
 
     @property
     def idle(self) -> bool:
@@ -49,7 +42,6 @@ class EnsembleConfig(MethodConfig):
 class Ensemble(Method):
     """``first`` and ``second``, weighted and added; there is no training step."""
 
-    name = "ensemble"
     config_class = EnsembleConfig
     config: EnsembleConfig
 
@@ -59,10 +51,6 @@ class Ensemble(Method):
         assert isinstance(config, EnsembleConfig)
         members = [load(str(path)) for path in (config.first, config.second)]
         return ensemble(members, config.weights)
-
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {roles[0]: (roles[0], template)}
 
     def losses(self, batch: Batch) -> LossOutput:
         raise NotImplementedError("an ensemble is not trained")

@@ -17,28 +17,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.run import RunConfig
 from embedlab.distributed.gather import broadcast_coin
 from embedlab.encoders.cross_attention import CrossAttention, Route, check_alike, cross_layers, last_exchange
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.twin import TwinEncoder
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.methods.contrast import ContrastConfig
+from embedlab.methods.contrast import ContrastConfig, contrast_rows, interleaved_hashes
 from embedlab.methods.towers import gradient_norms, load_tower, tower_pooler, towers_apart
 from embedlab.objectives.modulus import FLOOR, Clamp, modulus_term
-from embedlab.objectives.pair_nce import interleave, pair_nce
+from embedlab.objectives.pair_nce import interleave
 from embedlab.objectives.softmax import Contrast
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.run import MethodConfig, RunConfig
-    from embedlab.config.template import Template
-    from embedlab.encoders.encoder import SentenceEncoder
 
 TERMS = ("nce", "cross", "side", "ictm")
 X = Callable[[Tensor, Tensor], Tensor]
@@ -69,7 +66,9 @@ def terms_of_loss(
 @dataclass(frozen=True)
 class JTCSEConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kind = "encoder"
     shardable: ClassVar[bool] = False
+    towers = 2
 
     name: str = "jtcse"
     tower1: str | None = None
@@ -97,10 +96,6 @@ class JTCSEConfig(ContrastConfig):
     """Of new poolers, one a tower; added to the run's seed."""
 
     @property
-    def towers(self) -> int:
-        return 2
-
-    @property
     def idle(self) -> bool:
         return not self.terms
 
@@ -120,10 +115,6 @@ class JTCSEConfig(ContrastConfig):
         if odd := [term for term in self.terms if term not in TERMS]:
             raise UserError(
                 "unknown term", key="method.terms", value=odd[0], fix=f"some of {', '.join(TERMS)}"
-            )
-        if info.kind != "encoder":
-            raise UserError(
-                "the towers are bidirectional encoders", key="method", value=self.name, fix="method=csesfp"
             )
         if self.tower1 == self.tower2:
             raise UserError(
@@ -193,21 +184,12 @@ class TwinLoss:
         return modulus_term(u, v, p, q, scale=config.tmc_scale, floor=config.floor, clamp=config.clamp)
 
     def _x(self, a: Tensor, b: Tensor) -> Contrast:
-        batch = self.config.in_batch
-        return pair_nce(
-            a,
-            batch.candidates(b),
-            self.config.tau,
-            offset=batch.offset(a),
-            anchor_hashes=self.hashes,
-            candidate_hashes=self._candidate_hashes,
-        )
+        return contrast_rows(a, b, self.hashes, self._candidate_hashes, self.config)
 
 
 class JTCSE(Method):
     """Two dropout views of each sentence, in neighbouring rows, through both towers."""
 
-    name = "jtcse"
     config_class = JTCSEConfig
     config: JTCSEConfig
     encoder: TwinEncoder  # type: ignore[assignment]
@@ -262,10 +244,6 @@ class JTCSE(Method):
             poolers = tower_pooler(sources[0], encoder.dim, one), tower_pooler(sources[1], encoder.dim, two)
         return cls(encoder, config, run.optimizer, poolers)
 
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {"sentence": ("sentence", template)}
-
     def on_fit_start(self) -> None:
         super().on_fit_start()
         first, second = (dict(tower.backbone.named_parameters()) for tower in self.encoder.towers)
@@ -289,7 +267,7 @@ class JTCSE(Method):
         ids, mask = (interleave(x, x) for x in (view["input_ids"], view["attention_mask"]))
         u, v, s, t = self.by_chunks(self.streams, ids, mask)
         hashes = config.in_batch.text_hashes(view)
-        loss = TwinLoss(config, None if hashes is None else interleave(hashes, hashes))
+        loss = TwinLoss(config, interleaved_hashes(hashes, hashes))
         terms = terms_of_loss(loss.x, loss.y, self.pooled, u, v, s, t)
         losses = {name: term() for name, term in terms.items() if name in config.terms}
         if "nce" not in losses:
@@ -326,7 +304,6 @@ class JTCSE(Method):
 class TNCSE(JTCSE):
     """Without side streams, and with anchors across towers always from the first."""
 
-    name = "tncse"
     config_class = TNCSEConfig
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from embedlab.config.run import MethodConfig
+from embedlab.backbones import Backbone
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.run import MethodConfig, RunConfig
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.grad_cache import cached
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.objectives.language_model import (
     Masked,
@@ -20,18 +24,12 @@ from embedlab.objectives.language_model import (
     token_cross_entropy,
 )
 
-if TYPE_CHECKING:
-    from embedlab.backbones import Backbone
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.run import RunConfig
-    from embedlab.config.template import Template
-    from embedlab.encoders.encoder import SentenceEncoder
-
 
 @dataclass(frozen=True)
 class MaskedLMConfig(MethodConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kind = "encoder"
+    """A decoder has no masks to fill."""
     shardable: ClassVar[bool] = False
 
     name: str = "masked_lm"
@@ -40,17 +38,27 @@ class MaskedLMConfig(MethodConfig):
     rule: Rule = "bernoulli"
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if not 0 < self.probability < 1:
-            raise UserError("must lie between 0 and 1", key="method.probability", value=self.probability)
-        if info.kind != "encoder":
-            raise UserError(
-                "a decoder has no masks to fill", key="method", value=self.name, fix="method=causal_lm"
-            )
-        if not info.has_mask_token:
-            raise UserError("the tokenizer has no mask token", key="backbone", value=info.model_type)
-        if run.template is not None:
-            raise UserError("running text has no template", key="template", fix="template=none")
-        return []
+        check_masking("probability", self.probability, info, run)
+        return super().check(info, run)
+
+
+def check_masking(key: str, share: float, info: BackboneInfo, run: RunConfig) -> None:
+    """Whether masks can be filled.
+
+    Args:
+        key, share: of the method, the tokens to predict.
+        info: of the backbone.
+        run: the whole configuration.
+
+    Raises:
+        UserError: a share, tokenizer or template with which there is nothing to learn.
+    """
+    if not 0 < share < 1:
+        raise UserError("must lie between 0 and 1", key=f"method.{key}", value=share)
+    if not info.has_mask_token:
+        raise UserError("the tokenizer has no mask token", key="backbone", value=info.model_type)
+    if run.template is not None:
+        raise UserError("masks are filled in plain text", key="template", fix="template=none")
 
 
 class MaskedPrediction(nn.Module):
@@ -89,7 +97,6 @@ class MaskedPrediction(nn.Module):
 class MaskedLM(Method):
     """Cross-entropy at the selected positions of packed text."""
 
-    name = "masked_lm"
     config_class = MaskedLMConfig
     config: MaskedLMConfig
     head_kind = "masked_lm"
@@ -99,10 +106,6 @@ class MaskedLM(Method):
         self.prediction = MaskedPrediction(
             encoder.tokenizer, config.probability, config.rule, optimizer.chunk
         )
-
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {"sentence": ("sentence", None)}
 
     def losses(self, batch: Batch) -> LossOutput:
         view = batch["sentence"]

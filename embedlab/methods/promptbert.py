@@ -5,27 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.architecture import position_offset
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.build import from_dict
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.run import MethodConfig, RunConfig
 from embedlab.config.template import Template
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.methods.bare_templates import BareTemplates
 from embedlab.methods.contrast import ContrastConfig, contrast
 from embedlab.methods.simcse import joint_token_budget, mlp_head, widened
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.pooling import PoolingConfig
-    from embedlab.config.run import MethodConfig, RunConfig
-    from embedlab.encoders.encoder import SentenceEncoder
 
 Preparation = Literal["raw", "closed", "stopped"]
 
@@ -53,10 +49,6 @@ class PromptBERTConfig(ContrastConfig):
     it is. Training text is always as it is."""
     dev_text: Preparation = "raw"
     """The same for scoring while training, which the release does without the full stop."""
-
-    @property
-    def preparation(self) -> str:
-        return self.eval_text
 
     def __post_init__(self) -> None:
         second: Any = self.second_template
@@ -105,7 +97,6 @@ class PromptBERT(Method):
     t sentence tokens would give them: of the same step and network, with gradient and dropout.
     """
 
-    name = "promptbert"
     config_class = PromptBERTConfig
     config: PromptBERTConfig
 
@@ -118,9 +109,8 @@ class PromptBERT(Method):
         """The first is that of scoring and of every view but ``second``."""
         if config.second_template not in (None, encoder.tokenization.template):
             self.templates.append(Tokenization(encoder.tokenizer, config.second_template))
-        self.denoise = (
-            _reads_one_token(encoder.pooling.config) if config.denoise == "auto" else config.denoise
-        )
+        auto = not encoder.pooling.config.averages_tokens
+        self.denoise = auto if config.denoise == "auto" else config.denoise
         self.bare = BareTemplates(self.templates, position_offset(encoder.backbone.model.config))
         most = encoder.backbone.info.max_positions
         room = math.inf if most is None else most - max(t.overhead for t in self.templates) + 1
@@ -155,8 +145,8 @@ class PromptBERT(Method):
                 for v, w, m in zip(vectors, which, masks, strict=True)
             )
         hashes = [config.in_batch.text_hashes(batch[v]) for v in views]
-        found = contrast([self.head(v) for v in vectors], hashes, config, config.hard_negative_weight)
-        return LossOutput({"info_nce": found.loss}, found.stats)
+        result = contrast([self.head(v) for v in vectors], hashes, config, config.hard_negative_weight)
+        return LossOutput({"info_nce": result.loss}, result.stats)
 
     def pooled(
         self, which: Sequence[int], rows: Sequence[Tensor], token_budget: int | None = None
@@ -176,8 +166,8 @@ class PromptBERT(Method):
     def template_vectors(self, templates: int, lengths: int) -> tuple[Tensor, ...]:
         """delta of the first templates, ``[lengths, D]`` each: row t is for sentences of t tokens."""
         ids, mask, positions = self.bare(templates, lengths)
-        own = self.templates[:templates]
-        return self._pool(self._hidden(ids, mask, own, positions), mask, own)
+        tokenizations = self.templates[:templates]
+        return self._pool(self._hidden(ids, mask, tokenizations, positions), mask, tokenizations)
 
     def _hidden(
         self,
@@ -200,10 +190,10 @@ class PromptBERT(Method):
         self, hidden: tuple[Tensor, ...], mask: Tensor, templates: Sequence[Tokenization]
     ) -> tuple[Tensor, ...]:
         """Equal shares of the rows, each by its template's marks."""
-        shares = zip(*(h.chunk(len(templates)) for h in hidden), strict=True)
+        states = zip(*(h.chunk(len(templates)) for h in hidden), strict=True)
         masks = mask.chunk(len(templates))
         return tuple(
-            self.encoder.pooling(h, m, t.marks) for h, m, t in zip(shares, masks, templates, strict=True)
+            self.encoder.pooling(h, m, t.marks) for h, m, t in zip(states, masks, templates, strict=True)
         )
 
     # ---- scoring while training -----------------------------------------------------------------------------------
@@ -224,5 +214,42 @@ class PromptBERT(Method):
         return vectors - noise[lengths]
 
 
-def _reads_one_token(pooling: PoolingConfig) -> bool:
-    return pooling.name not in ("mean", "first_last") and getattr(pooling, "pool", "") != "mean"
+class BareTemplates(nn.Module):
+    """Templates without a sentence, at the positions that sentences of any length give them.
+
+    Their rows are made on the device, with shapes that do not depend on values.
+
+    Args:
+        templates: with the same tokenizer.
+        offset: position id of a row's first token (RoBERTa: 2).
+    """
+
+    ids: Tensor
+    length: Tensor
+    slot: Tensor
+
+    def __init__(self, templates: Sequence[Tokenization], offset: int) -> None:
+        super().__init__()
+        self.offset = offset
+        width = max(t.overhead for t in templates)
+        rows = [t.prefix_ids + t.suffix_ids for t in templates]
+        filled = [row + [templates[0].pad_id] * (width - len(row)) for row in rows]
+        self.register_buffer("ids", torch.tensor(filled), persistent=False)
+        self.register_buffer("length", torch.tensor([[len(row)] for row in rows]), persistent=False)
+        self.register_buffer("slot", torch.tensor([[len(t.prefix_ids)] for t in templates]), persistent=False)
+
+    def forward(self, templates: int, lengths: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids, mask and position ids of the first templates, ``[templates * lengths, W]``, padded right.
+
+        Row ``lengths * i + t`` is template i with every token after the slot moved on by t.
+        """
+        position = torch.arange(self.ids.shape[1], device=self.ids.device)
+        real = position < self.length[:templates]
+        moved = real & (position >= self.slot[:templates])
+        by = torch.arange(lengths, device=position.device)[:, None]
+        positions = self.offset + torch.where(real, position, 0)[:, None] + by * moved[:, None]
+
+        def repeated(x: Tensor) -> Tensor:
+            return x[:, None].expand(-1, lengths, -1).flatten(0, 1)
+
+        return repeated(self.ids[:templates]), repeated(real.long()), positions.flatten(0, 1)

@@ -6,40 +6,29 @@ The template decides which of them; with one of CSE-SFP's it is the two-pass met
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import RunConfig
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.run import MethodConfig, RunConfig
-    from embedlab.config.template import Template
 
 
 @dataclass(frozen=True)
 class PromptEOLConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    backbone_kind = "decoder"
+    """The prompt is read at its last token, which a bidirectional encoder does not predict."""
 
     name: str = "prompteol"
     eval_text: Literal["closed", "raw"] = "closed"
     """Text to encode: see CSE-SFP."""
 
-    @property
-    def preparation(self) -> str:
-        return self.eval_text
-
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if info.kind != "decoder":
-            raise UserError(
-                "this prompt is read at its last token, which a bidirectional encoder does not predict",
-                key="backbone",
-                value=info.model_type,
-                fix="a decoder (backbone=smollm2), or method=promptbert",
-            )
+        warnings = super().check(info, run)
         if run.template is None:
             raise UserError(
                 "PromptEOL needs a prompt", key="template", value=None, fix="template=eol, sth or sum"
@@ -51,7 +40,6 @@ class PromptEOLConfig(ContrastConfig):
                 value=info.adapter_dropout,
                 fix="adapter=lora adapter.dropout=0.05, or method=csesfp, whose views differ by themselves",
             )
-        warnings = super().check(info, run)
         if info.dropout == 0.0:
             warnings.append(
                 f"{info.model_type} has no dropout of its own: the two passes differ by the adapter's "
@@ -64,21 +52,13 @@ class PromptEOLConfig(ContrastConfig):
 class PromptEOL(Method):
     """Each sentence against its second dropout pass; both are one call on 2B rows, as in the release."""
 
-    name = "prompteol"
     config_class = PromptEOLConfig
     config: PromptEOLConfig
-
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {"sentence": ("sentence", template)}
-
-    @property
-    def forward_passes(self) -> float:
-        return 2.0
+    forward_passes = 2.0
 
     def losses(self, batch: Batch) -> LossOutput:
         view, config = batch["sentence"], self.config
         twice = torch.cat([view["input_ids"]] * 2), torch.cat([view["attention_mask"]] * 2)
         hashes = [config.in_batch.text_hashes(view)] * 2
-        found = contrast(self.encoder(*twice).chunk(2), hashes, config)
-        return LossOutput({"info_nce": found.loss}, found.stats)
+        result = contrast(self.encoder(*twice).chunk(2), hashes, config)
+        return LossOutput({"info_nce": result.loss}, result.stats)

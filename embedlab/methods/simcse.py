@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.run import RunConfig
 from embedlab.data.kinds import data_kind
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast, contrast_pairs
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.run import MethodConfig, RunConfig
-    from embedlab.config.template import Template
-    from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.pooling.one_token import new_dense
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,10 @@ class SimCSEConfig(ContrastConfig):
                 value=info.dropout,
                 fix="backbone.dropout=0.1, or a method whose views differ by themselves",
             )
-        if self.mlp == "train" and run.pooling.name == "cls_mlp":
+        if self.mlp == "train" and run.pooling.has_head:
             warnings.append(
-                "method.mlp=train puts a second head on pooling=cls_mlp; method.mlp=none was probably meant"
+                f"method.mlp=train puts a second head on pooling={run.pooling.name}; method.mlp=none was probably "
+                "meant"
             )
         return warnings
 
@@ -62,7 +61,6 @@ class SimCSEConfig(ContrastConfig):
 class SimCSE(Method):
     """Each sentence against its second dropout view (equation 4), or against its pair and all hard negatives (5)."""
 
-    name = "simcse"
     config_class = SimCSEConfig
     config: SimCSEConfig
 
@@ -70,10 +68,6 @@ class SimCSE(Method):
         super().__init__(encoder, config, optimizer)
         self.head = mlp_head(encoder.dim) if config.mlp == "train" else nn.Identity()
         self._views_a_row = 2.0
-
-    @classmethod
-    def fields(cls, config: MethodConfig, roles: tuple[str, ...], template: Template | None) -> Fields:
-        return {role: (role, template) for role in roles}
 
     @property
     def forward_passes(self) -> float:
@@ -87,18 +81,15 @@ class SimCSE(Method):
         z = encode_views(self.encoder, views, self.head)
         hashes = [config.in_batch.text_hashes(v) for v in views]
         if config.layout == "pairs":
-            found = contrast_pairs(z, hashes, config)
+            result = contrast_pairs(z, hashes, config)
         else:
-            found = contrast(z, hashes, config, config.hard_negative_weight)
-        return LossOutput({"info_nce": found.loss}, found.stats)
+            result = contrast(z, hashes, config, config.hard_negative_weight)
+        return LossOutput({"info_nce": result.loss}, result.stats)
 
 
 def mlp_head(width: int) -> nn.Sequential:
-    """Linear + tanh with Hugging Face's initialisation, N(0, 0.02) and zero bias, as SimCSE's new MLP has."""
-    linear = nn.Linear(width, width)
-    nn.init.normal_(linear.weight, std=0.02)
-    nn.init.zeros_(linear.bias)
-    return nn.Sequential(linear, nn.Tanh())
+    """Linear + tanh, new: SimCSE's MLP."""
+    return nn.Sequential(new_dense(width), nn.Tanh())
 
 
 def encode_views(
@@ -136,5 +127,5 @@ def widened(parts: list[Tensor], value: int) -> Tensor:
 
 def joint_token_budget(views: Iterable[dict[str, Any]]) -> int | None:
     """Tokens to compute for several views together; None: all of them, padding too (`Backbone.forward`)."""
-    budgets = [v.get("capacity") for v in views]
+    budgets = [v.get("token_budget") for v in views]
     return None if None in budgets else sum(b for b in budgets if b is not None)

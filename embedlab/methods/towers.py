@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
+from embedlab.backbones import load_backbone, load_pooler
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
@@ -19,7 +20,8 @@ from embedlab.encoders.folder import POOLING_WEIGHTS, EncoderFile, holds_twin
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.files import corruption
-from embedlab.pooling import Pooling
+from embedlab.pooling import Pooling, build_pooling
+from embedlab.pooling.one_token import new_dense
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +36,6 @@ def tower_pooler(sources: Sequence[BackboneConfig], width: int, seed: int) -> nn
         width: of the vectors that it takes.
         seed: of a new one's weights, N(0, 0.02) with zero bias as in Hugging Face models.
     """
-    from embedlab.backbones import load_pooler
-
     for source in sources:
         try:
             pooler = load_pooler(source)
@@ -46,11 +46,7 @@ def tower_pooler(sources: Sequence[BackboneConfig], width: int, seed: int) -> nn
             log.info("Pooler of %s.", source.label)
             return pooler.float()
     log.info("A new pooler, seed %d.", seed)
-    dense = nn.Linear(width, width)
-    with torch.no_grad():
-        dense.weight.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(seed))
-        dense.bias.zero_()
-    return nn.Sequential(dense, nn.Tanh())
+    return nn.Sequential(new_dense(width, torch.Generator().manual_seed(seed)), nn.Tanh())
 
 
 class Tower(NamedTuple):
@@ -72,9 +68,6 @@ def load_tower(path: str | None, run: RunConfig, key: str) -> Tower:
     Raises:
         UserError: there is no single encoder.
     """
-    from embedlab.backbones import load_backbone
-    from embedlab.pooling import build_pooling
-
     source = run.backbone
     if path is not None:
         source = replace(run.backbone, source="local", name=path, path=str(_folder(path, key)), revision=None)

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from embedlab.objectives.precision import full_precision, unit
-from embedlab.objectives.softmax import masked_softmax, with_diagnostics
-
-
-class BilingualContrast(NamedTuple):
-    """The loss and what shows whether it learns: scalars, fp32."""
-
-    loss: Tensor
-    """Mean over the anchors that have a negative; 0 where none has."""
-    kept: Tensor
-    """How many of the 2B anchors have one."""
-    positive_cosine: Tensor
-    """Mean cosine of translations."""
-    negative_cosine: Tensor
-    """Mean cosine of an anchor and its negatives."""
-    accuracy: Tensor
-    """Share of anchors whose translation is the nearest candidate; about 0 with ``mask_self=False``, where the
-    anchor itself wins."""
+from embedlab.objectives.softmax import Contrast, masked_softmax, with_diagnostics
 
 
 @full_precision
@@ -38,7 +20,7 @@ def bilingual_nce(
     within_language: bool = True,
     anchor_hashes: tuple[Tensor, Tensor] | None = None,
     candidate_hashes: tuple[Tensor, Tensor] | None = None,
-) -> BilingualContrast:
+) -> tuple[Contrast, Tensor]:
     """The mean over both languages a and all rows i of
     ``-log(exp(z_i^a . z_i^b / tau) / sum_k exp(z_i^a . A_k / tau))``, unit rows, ``A = [Z^1; Z^2]``.
 
@@ -55,16 +37,17 @@ def bilingual_nce(
             candidate with the anchor's or its translation's text is no negative and leaves the denominator.
 
     Returns:
-        The loss, how many anchors it is the mean of, and its diagnostics.
+        The mean over the anchors that have a negative (0 where none has) and its diagnostics, and how many of the 2B
+        anchors these are. With ``mask_self=False`` the accuracy is about 0: the anchor itself is nearest.
     """
     a, c = unit(torch.cat(anchors)), unit(torch.cat(candidates))
     total = len(candidates[0])
     row = torch.arange(len(anchors[0]), device=a.device) + offset
-    own, target = torch.cat([row, row + total]), torch.cat([row + total, row])
+    itself_at, target = torch.cat([row, row + total]), torch.cat([row + total, row])
     column = torch.arange(2 * total, device=a.device)
-    itself, excluded = column == own[:, None], None
+    itself, excluded = column == itself_at[:, None], None
     if not within_language:
-        excluded = ((column < total) == (own[:, None] < total)) & ~itself
+        excluded = ((column < total) == (itself_at[:, None] < total)) & ~itself
     softmax = masked_softmax(
         a @ c.T, target, tau,
         itself=itself, mask_self=mask_self, excluded=excluded,
@@ -77,7 +60,4 @@ def bilingual_nce(
     each = softmax.logits.logsumexp(1) - true / tau
     count = kept.sum()
     loss = each.masked_fill(~kept, 0.0).sum() / count.clamp(min=1)
-    contrast = with_diagnostics(loss, softmax)
-    return BilingualContrast(
-        loss, count, contrast.positive_cosine, contrast.negative_cosine, contrast.accuracy
-    )
+    return with_diagnostics(loss, softmax), count

@@ -55,17 +55,17 @@ def mask_tokens(
         order = draw.masked_fill(~maskable, 2.0).argsort(1).argsort(1)
         count = (maskable.sum(1, keepdim=True) * probability).floor().clamp(min=1)
         selected = (order < count) & maskable
-        capacity = input_ids.shape[0] * max(1, math.floor(input_ids.shape[1] * probability))
+        most = input_ids.shape[0] * max(1, math.floor(input_ids.shape[1] * probability))
     else:
         selected = (draw < probability) & maskable
         n = input_ids.numel()
-        capacity = min(n, math.ceil(probability * n + 6 * math.sqrt(n * probability * (1 - probability))))
+        most = min(n, math.ceil(probability * n + 6 * math.sqrt(n * probability * (1 - probability))))
     kind = torch.rand(input_ids.shape, device=input_ids.device, generator=generator)
     random_ids = torch.randint(vocab_size, input_ids.shape, device=input_ids.device, generator=generator)
     corrupted = torch.where(selected & (kind < 0.8), torch.full_like(input_ids, mask_id), input_ids)
     corrupted = torch.where(selected & (kind >= 0.9), random_ids, corrupted)
     flat = selected.flatten()
-    positions = flat.to(torch.uint8).argsort(descending=True, stable=True)[:capacity]
+    positions = flat.to(torch.uint8).argsort(descending=True, stable=True)[:most]
     labels = torch.where(flat[positions], input_ids.flatten()[positions], IGNORED)
     return Masked(corrupted, positions, labels)
 

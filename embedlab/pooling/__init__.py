@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.build import from_dict, section
 from embedlab.config.pooling import PoolingConfig
 from embedlab.parts import part_class
 from embedlab.pooling.base import Marks, Pooling
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
 
 __all__ = ["Marks", "Pooling", "PoolingConfig", "build_pooling", "pooling_class", "pooling_config"]
 
@@ -33,8 +31,7 @@ def pooling_config(values: Mapping[str, Any] | str) -> PoolingConfig:
         UserError: an unknown pooling or key, with the nearest known one.
     """
     values = {"name": values} if isinstance(values, str) else dict(section(values, "pooling"))
-    cls = pooling_class(values.get("name")).config_class
-    return from_dict(cls, values, "pooling")
+    return from_dict(pooling_class(values.get("name")).config_class, values, "pooling")
 
 
 def build_pooling(config: Mapping[str, Any] | str | PoolingConfig, info: BackboneInfo) -> Pooling:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
+from embedlab.config.template import Template
+from embedlab.errors import UserError
+from embedlab.objectives.precision import to_fp32
 
 Marks = Mapping[str, int]
 """Mark name to its distance from a row's last real token (0: the last); `Tokenization.marks`."""
+Token = Literal["cls", "last", "mask"]
+"""A row's first real token, its last one, or the ``{mask}`` of the template."""
 
 
 class Pooling(nn.Module):
@@ -26,11 +29,16 @@ class Pooling(nn.Module):
 
     name: ClassVar[str]
     config_class: ClassVar[type[PoolingConfig]]
-    """Its settings; they stand in the same file."""
+    """Its settings, whose name is the pooling's; they stand in the same file."""
     needs_all_layers: bool = False
     """Whether `forward` gets all N + 1 hidden states, or a tuple of the last one only."""
     dim: int
     """Width of the vectors."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "config_class" in vars(cls):
+            cls.name = cls.config_class.name  # type: ignore[misc]  # its default
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
         super().__init__()
@@ -59,24 +67,6 @@ class Pooling(nn.Module):
         return {}
 
 
-class OneToken(Pooling):
-    """The last layer at one token."""
-
-    def position(self, attention_mask: Tensor, marks: Marks) -> Tensor:
-        raise NotImplementedError
-
-    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        """As of any pooling; a last layer of one cell a row, [B, 1, D], is that of the token at `position`."""
-        if hidden[-1].shape[1] == 1:
-            return wide(hidden[-1][:, 0])
-        return token_at(hidden[-1], self.position(attention_mask, marks))
-
-
-def wide(x: Tensor) -> Tensor:
-    """`x` in fp32, or as it is where that is wider."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def last_index(attention_mask: Tensor) -> Tensor:
     """Position of each row's last real token, [B]; 0 where there is none."""
     positions = torch.arange(attention_mask.shape[1], device=attention_mask.device)
@@ -93,16 +83,54 @@ def mark_index(attention_mask: Tensor, marks: Marks, mark: str) -> Tensor:
     return (last_index(attention_mask) - marks[mark]).clamp(min=0)
 
 
+def token_index(attention_mask: Tensor, marks: Marks, token: Token) -> Tensor:
+    """Position of a token in each row, [B], whatever the padding side.
+
+    A mask is found by its distance from the row's end: a [MASK] in a text is no harm.
+    """
+    if token == "cls":
+        return first_index(attention_mask)
+    return last_index(attention_mask) if token == "last" else mark_index(attention_mask, marks, "mask")
+
+
+def check_token(token: str, info: BackboneInfo, template: Template | None, key: str, value: str) -> None:
+    """Whether a token has something to read in a backbone's rows.
+
+    Args:
+        token: that is read; others than those of `Token` are not checked.
+        info: of the backbone.
+        template: around the sentence.
+        key, value: the configuration key that names the token, and what it says.
+
+    Raises:
+        UserError: it is not there, or has seen nothing of the sentence.
+    """
+    why = None
+    if token == "cls" and info.kind == "decoder":
+        why, fix = (
+            "the first token of a decoder has seen nothing of the sentence",
+            f"{key}=last or {key}=mean",
+        )
+    elif token == "mask" and not info.has_mask_token:
+        why = f"{info.model_type}'s tokenizer has no mask token to read out"
+        fix = f"an encoder backbone, or {key}=mean"
+    elif token == "mask" and (template is None or "mask" not in template.marks):
+        why = "there is no {mask} in the template to read out"
+        fix = f"template=promptbert_bert, or {key}=mean"
+    if why is not None:
+        raise UserError(why, key=key, value=value, fix=fix)
+
+
 def token_at(hidden: Tensor, index: Tensor) -> Tensor:
     """The vectors of `hidden` [B, L, D] at `index` [B]: [B, D], fp32 or wider."""
     at = index[:, None, None].expand(-1, 1, hidden.shape[2])
-    return wide(hidden.gather(1, at).squeeze(1))
+    return to_fp32(hidden.gather(1, at).squeeze(1))
 
 
 def mean_tokens(hidden: Tensor, mask: Tensor) -> Tensor:
-    """Mean of `hidden` [B, L, D] over the tokens where `mask` [B, L] is 1: [B, D], fp32 or wider.
+    """Mean of `hidden` [..., B, L, D] over the tokens where `mask` [B, L] is 1: [..., B, D], fp32 or wider.
 
     Zero where there is none. What stands at other tokens, NaN included, has no influence.
     """
-    kept = wide(hidden).masked_fill(~mask.bool()[..., None], 0.0)
-    return kept.sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1).to(kept.dtype)
+    kept = to_fp32(hidden).masked_fill(~mask.bool()[..., None], 0.0)
+    return kept.sum(dim=-2) / mask.sum(dim=1, keepdim=True).clamp(min=1).to(kept.dtype)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
+from embedlab.config.template import Template
 from embedlab.errors import UserError
-from embedlab.pooling.base import Marks, Pooling, first_index, last_index, mark_index, wide
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.template import Template
-
-READ_OUTS = ("mean", "cls", "mask", "last")
+from embedlab.objectives.precision import to_fp32
+from embedlab.pooling.base import Marks, Pooling, Token, check_token, mean_tokens, token_index
 
 
 @dataclass(frozen=True)
@@ -28,19 +25,21 @@ class BlocksConfig(PoolingConfig):
     """Blocks that are mixed, the last ones."""
     block_offset: int = 0
     """Blocks left out at the end: 1 mixes H^(L-n) to H^(L-1), with the embedding layer as H^(0)."""
-    pool: str = "mean"
+    pool: Literal["mean"] | Token = "mean"
     """The ``mean`` over tokens, or the token ``cls``, ``mask`` (of a template) or ``last``."""
     lr_mult: float = 1.0
     """Of the learning rate, for the pooling's own weights."""
 
     def __post_init__(self) -> None:
-        for key in ("n", "block_offset"):
-            value, least = getattr(self, key), 1 if key == "n" else 0
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        for key, least in (("n", 1), ("block_offset", 0)):
+            if (value := getattr(self, key)) < least:
                 raise UserError(f"must be a number from {least} on", key=f"pooling.{key}", value=value)
-        one_of("pool", self.pool, READ_OUTS)
         if not self.lr_mult > 0:
             raise UserError("must be positive", key="pooling.lr_mult", value=self.lr_mult)
+
+    @property
+    def averages_tokens(self) -> bool:
+        return self.pool == "mean"
 
     def check(self, info: BackboneInfo, template: Template | None, method: str) -> list[str]:
         if self.n > info.layers:
@@ -59,31 +58,8 @@ class BlocksConfig(PoolingConfig):
                 fix=f"0 to {most}",
             )
         self.check_widths(info)
-        self._check_read_out(info, template)
+        check_token(self.pool, info, template, "pooling.pool", self.pool)
         return []
-
-    def _check_read_out(self, info: BackboneInfo, template: Template | None) -> None:
-        if self.pool == "mask" and not info.has_mask_token:
-            raise UserError(
-                f"{info.model_type}'s tokenizer has no mask token to read out",
-                key="pooling.pool",
-                value=self.pool,
-                fix="an encoder backbone, or pooling.pool=mean",
-            )
-        if self.pool == "mask" and (template is None or "mask" not in template.marks):
-            raise UserError(
-                "there is no {mask} in the template to read out",
-                key="pooling.pool",
-                value=self.pool,
-                fix="template=promptbert_bert, or pooling.pool=mean",
-            )
-        if self.pool == "cls" and info.kind == "decoder":
-            raise UserError(
-                "the first token of a decoder has seen nothing of the sentence",
-                key="pooling.pool",
-                value=self.pool,
-                fix="pooling.pool=mean or last",
-            )
 
 
 class Blocks(Pooling):
@@ -99,7 +75,7 @@ class Blocks(Pooling):
     def blocks(self, hidden: tuple[Tensor, ...], mask: Tensor | None) -> list[Tensor]:
         """The last n blocks, oldest first, [B, L, D] in fp32 or wider; zero at padding if given a mask."""
         end = len(hidden) - self.config.block_offset
-        blocks = [wide(h) for h in hidden[end - self.config.n : end]]
+        blocks = [to_fp32(h) for h in hidden[end - self.config.n : end]]
         if mask is None:
             return blocks
         padding = ~mask.bool()[..., None]
@@ -112,16 +88,9 @@ class Blocks(Pooling):
     def read(self, u: Tensor, mask: Tensor, marks: Marks) -> Tensor:
         """[..., B, L, D] to [..., B, D] by ``pool``; ``mask`` [B, L] says which tokens the mean is over."""
         if self.config.pool == "mean":
-            kept = mask.to(u.dtype)
-            return (u * kept[..., None]).sum(-2) / kept.sum(1, keepdim=True).clamp(min=1)
-        index = self.token(mask, marks)[:, None, None].expand(*u.shape[:-2], 1, u.shape[-1])
-        return u.gather(-2, index).squeeze(-2)
-
-    def token(self, mask: Tensor, marks: Marks) -> Tensor:
-        """Position of the token that is read, [B]."""
-        if self.config.pool == "cls":
-            return first_index(mask)
-        return last_index(mask) if self.config.pool == "last" else mark_index(mask, marks, "mask")
+            return mean_tokens(u, mask)
+        index = token_index(mask, marks, self.config.pool)[:, None, None]
+        return u.gather(-2, index.expand(*u.shape[:-2], 1, u.shape[-1])).squeeze(-2)
 
 
 def inner_tokens(mask: Tensor, before: int, after: int) -> Tensor:
@@ -130,9 +99,3 @@ def inner_tokens(mask: Tensor, before: int, after: int) -> Tensor:
     position = counted.cumsum(1)
     inside = (position > before) & (position <= counted.sum(1, keepdim=True) - after)
     return counted * inside
-
-
-def one_of(key: str, value: object, known: tuple[str, ...]) -> None:
-    """``UserError`` for a setting of a pooling that is none of those known."""
-    if value not in known:
-        raise UserError("unknown value", key=f"pooling.{key}", value=value, fix=f"one of {', '.join(known)}")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
 from embedlab.pooling.base import Marks
 from embedlab.pooling.blocks import Blocks, BlocksConfig
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,6 @@ class LastNConfig(BlocksConfig):
 class LastN(Blocks):
     """The plain average of the last n blocks (S2Sent's Last-n Avg)."""
 
-    name = "last_n"
     config_class = LastNConfig
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
@@ -42,7 +39,6 @@ class ScalarMix(Blocks):
     The weights are a soft-max and begin equal. ELMo's common scale is left out, as a cosine does not see it.
     """
 
-    name = "scalar_mix"
     config_class: ClassVar[type[PoolingConfig]] = ScalarMixConfig
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
@@ -69,7 +65,6 @@ class FeatureMix(ScalarMix):
     All that S2Sent has but the sentence's say in it.
     """
 
-    name = "feature_mix"
     config_class = FeatureMixConfig
 
     def _features(self, info: BackboneInfo) -> tuple[int, ...]:

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-NORMS = ("mean", "ortho", "sum")
-
 
 def constants(frequencies: Tensor, size: Tensor | int, norm: str) -> Tensor:
     """c_b(size), broadcast."""

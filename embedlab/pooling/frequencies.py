@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count, islice
+from typing import Literal
 
 Pair = tuple[int, int]
-ORDERS = ("fcanet", "zigzag")
-INVALID = ("skip", "zero", "grid6")
+Order = Literal["fcanet", "zigzag"]
+Invalid = Literal["skip", "zero", "grid6"]
 GRID = 6
 """Side of the fixed grid that the released code averages every sentence to."""
 
@@ -28,12 +29,12 @@ def zigzag() -> Iterator[Pair]:
         yield from diagonal if total % 2 else reversed(diagonal)
 
 
-def pairs(order: str) -> tuple[Pair, ...]:
+def pairs(order: Order) -> tuple[Pair, ...]:
     """The first 32 pairs of an order, ``fcanet`` or ``zigzag``."""
     return FCANET_LOW if order == "fcanet" else tuple(islice(zigzag(), LONGEST))
 
 
-def select(blocks: int, m: int, order: str = "fcanet", invalid: str = "skip") -> tuple[Pair, ...]:
+def select(blocks: int, m: int, order: Order = "fcanet", invalid: Invalid = "skip") -> tuple[Pair, ...]:
     """The ``m`` pairs for ``blocks`` stacked blocks (Low-m).
 
     A pair with a >= ``blocks`` is no frequency of the block axis: a = blocks vanishes on every grid point,

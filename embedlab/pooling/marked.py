@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
+from embedlab.config.template import Template
 from embedlab.errors import UserError
 from embedlab.pooling.base import Marks, Pooling, mark_index, token_at
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.template import Template
 
 
 def up_to(attention_mask: Tensor, marks: Marks, mark: str) -> Tensor:
@@ -67,53 +65,51 @@ class RepMeanConfig(MarkedConfig):
 
 
 @dataclass(frozen=True)
-class RepConcatConfig(MarkedConfig):
+class RepConcatConfig(RepMeanConfig):
     name: str = "rep_concat"
-    reads = ("rep1", "rep2")
 
 
 class Marked(Pooling):
-    """The last layer at marked tokens."""
+    """The last layer at the marked token."""
+
+    config: MarkedConfig
+
+    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        return self.at(hidden, attention_mask, marks, self.config.reads[0])
 
     def at(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks, mark: str) -> Tensor:
         return token_at(hidden[-1], mark_index(attention_mask, marks, mark))
+
+    def both(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> list[Tensor]:
+        """Rep2 and Rep1, each at unit length."""
+        return [normalize(self.at(hidden, attention_mask, marks, m), dim=-1) for m in ("rep2", "rep1")]
 
 
 class Rep1(Marked):
     """The end of the first stage."""
 
-    name = "rep1"
     config_class = Rep1Config
-
-    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        return self.at(hidden, attention_mask, marks, "rep1")
 
 
 class Rep2(Marked):
     """The end of the second stage: CSE-SFP's embedding."""
 
-    name = "rep2"
     config_class = Rep2Config
-
-    def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        return self.at(hidden, attention_mask, marks, "rep2")
 
 
 class RepMean(Marked):
     """The mean of both, each at unit length."""
 
-    name = "rep_mean"
     config_class = RepMeanConfig
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        both = [normalize(self.at(hidden, attention_mask, marks, m), dim=-1) for m in ("rep2", "rep1")]
-        return (both[0] + both[1]) / 2
+        rep2, rep1 = self.both(hidden, attention_mask, marks)
+        return (rep2 + rep1) / 2
 
 
 class RepConcat(Marked):
     """Rep2 and Rep1 side by side, each at unit length: twice the width; its cosine is the mean of both's."""
 
-    name = "rep_concat"
     config_class = RepConcatConfig
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
@@ -121,5 +117,4 @@ class RepConcat(Marked):
         self.dim = 2 * info.width
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        both = [normalize(self.at(hidden, attention_mask, marks, m), dim=-1) for m in ("rep2", "rep1")]
-        return torch.cat(both, dim=-1)
+        return torch.cat(self.both(hidden, attention_mask, marks), dim=-1)

@@ -6,17 +6,16 @@ Source: sentence_transformers 6.2, modules Pooling, Dense, LayerNorm and Normali
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
 from embedlab.errors import UserError
-from embedlab.pooling.base import Marks, Pooling, first_index, last_index, mean_tokens, token_at, wide
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
+from embedlab.objectives.precision import to_fp32
+from embedlab.pooling.base import Marks, Pooling, first_index, last_index, mean_tokens, token_at
 
 Mode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU", "LeakyReLU", "ELU", "Mish", "Softplus")
@@ -79,7 +78,6 @@ class Normalize(nn.Module):
 class Modules(Pooling):
     """Pooling modes over the last layer, then dense layers."""
 
-    name = "modules"
     config_class = ModulesConfig
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
@@ -104,7 +102,7 @@ class Modules(Pooling):
         self.dim = width
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        last = wide(hidden[-1])
+        last = to_fp32(hidden[-1])
         pooled = torch.cat([_pooled(mode, last, attention_mask) for mode in self.settings.modes], dim=-1)
         with torch.autocast(pooled.device.type, enabled=False):
             dtype = next((p.dtype for p in self.head.parameters()), pooled.dtype)
@@ -115,10 +113,9 @@ class Modules(Pooling):
 def _part(kind: Any, width: int, settings: dict[str, Any]) -> nn.Module:
     if kind == "dense":
         return Dense(width, **settings)
-    makers = {"layer_norm": lambda: nn.LayerNorm(width), "normalize": Normalize}
-    if kind not in makers or settings:
+    if settings or kind not in ("layer_norm", "normalize"):
         raise TypeError
-    return makers[kind]()
+    return nn.LayerNorm(width) if kind == "layer_norm" else Normalize()
 
 
 def _pooled(mode: Mode, last: Tensor, mask: Tensor) -> Tensor:
@@ -131,7 +128,7 @@ def _pooled(mode: Mode, last: Tensor, mask: Tensor) -> Tensor:
         case "max":
             return last.masked_fill(~mask.bool()[..., None], -torch.inf).amax(dim=1)
         case "weightedmean":
-            # A token's weight is its place in the row, from 1 on, as in SGPT (arXiv:2202.08904, eq. 2).
+            # A token's weight is its position in the row, from 1 on, as in SGPT (arXiv:2202.08904, eq. 2).
             weights = (
                 torch.arange(mask.shape[1], device=mask.device) - first_index(mask)[:, None] + 1
             ) * mask

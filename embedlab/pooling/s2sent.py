@@ -7,38 +7,21 @@ Selection turns these into a weight for each block and feature (`embedlab.poolin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
+from embedlab.config.template import Template
 from embedlab.errors import UserError
 from embedlab.kernels.available import has_triton
 from embedlab.pooling.base import Marks
-from embedlab.pooling.blocks import Blocks, BlocksConfig, inner_tokens, one_of
-from embedlab.pooling.frequencies import INVALID, LONGEST, ORDERS, select
-from embedlab.pooling.selection import ACTIVATIONS, BLOCK_NORMS, GATES_1D, Gate, block_weights
+from embedlab.pooling.blocks import Blocks, BlocksConfig, inner_tokens
+from embedlab.pooling.frequencies import LONGEST, Invalid, Order, select
+from embedlab.pooling.selection import Gate, block_weights
 from embedlab.pooling.squeeze import FrequencySelection
-
-if TYPE_CHECKING:
-    from embedlab.config.backbone import BackboneInfo
-    from embedlab.config.template import Template
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "mode": ("stack2d", "avg1d", "last1d", "auto", "none"),
-    "squeeze": ("dct", "gap", "none"),
-    "no_fs": ("per_block", "fused"),
-    "order": ORDERS,
-    "invalid": INVALID,
-    "dct_norm": ("mean", "ortho", "sum"),
-    "act": tuple(ACTIVATIONS),
-    "block_norm": BLOCK_NORMS,
-    "gate1d": GATES_1D,
-    "fs_tokens": ("all", "sentence"),
-    "gate": ("learned", "frozen"),
-    "init": ("normal", "zero"),
-}
 
 
 @dataclass(frozen=True)
@@ -50,30 +33,30 @@ class S2SentConfig(BlocksConfig):
     """Groups of features, each with a frequency pair of its own (Low-m); divides the width."""
     r: int = 12
     """Width over bottleneck width of the gate."""
-    mode: str = "stack2d"
+    mode: Literal["stack2d", "avg1d", "last1d", "auto", "none"] = "stack2d"
     """``stack2d``: a weight for each of the n blocks. ``avg1d``, ``last1d``: a gate on the features of one
     block, the mean of the last n or the last of them. ``auto``: stack2d, but last1d for n=1, where the
     soft-max of stack2d is the constant 1. ``none``: no gate, the mean of the blocks."""
-    squeeze: str = "dct"
+    squeeze: Literal["dct", "gap", "none"] = "dct"
     """What the gate sees: ``dct``, ``gap`` (the mean of blocks and tokens) or ``none`` (each token)."""
-    no_fs: str = "per_block"
+    no_fs: Literal["per_block", "fused"] = "per_block"
     """With squeeze=none, a block's gate sees that block (``per_block``) or the mean of all (``fused``)."""
-    order: str = "fcanet"
+    order: Order = "fcanet"
     """Of the frequencies: ``fcanet``'s list or JPEG's ``zigzag``."""
-    invalid: str = "skip"
+    invalid: Invalid = "skip"
     """Block frequencies from n on: ``skip`` takes the next pair, ``zero`` leaves the group empty, ``grid6``
     works on a 6 x 6 average of blocks and padded tokens, as the released code does."""
-    dct_norm: str = "mean"
+    dct_norm: Literal["mean", "ortho", "sum"] = "mean"
     """``mean``: frequency 0 is the mean; ``ortho``: times the length's root; ``sum``: times the length."""
     gain: float = 1.0
     """Factor on what the gate sees; 6 gives the released code's scale."""
-    act: str = "tanh"
+    act: Literal["tanh", "relu"] = "tanh"
     bias: bool = True
     bn: bool = False
     """Batch norm before the sigmoid, as in the released code."""
-    block_norm: str = "softmax"
+    block_norm: Literal["softmax", "global_exp"] = "softmax"
     """``softmax`` over the blocks; ``global_exp`` divides by one sum over the whole batch (released code)."""
-    gate1d: str = "exp"
+    gate1d: Literal["exp", "sigmoid", "softmax"] = "exp"
     """Of a single block: ``exp``, ``sigmoid``, or ``softmax``, which is 1 (null control)."""
     pre_softmax_sigmoid: bool = True
     """The sigmoid keeps every weight between 1/(1 + (n-1)e) and e/(e + n-1)."""
@@ -81,20 +64,17 @@ class S2SentConfig(BlocksConfig):
     """No gradient through what the gate sees."""
     exclude_special: bool = False
     """Leave [CLS], [SEP] and the like out of what the gate sees and of the mean."""
-    fs_tokens: str = "all"
+    fs_tokens: Literal["all", "sentence"] = "all"
     """``sentence``: the gate sees the sentence's tokens, not those of a template around it."""
-    gate: str = "learned"
+    gate: Literal["learned", "frozen"] = "learned"
     """``frozen``: as initialised (control)."""
-    init: str = "normal"
+    init: Literal["normal", "zero"] = "normal"
     """``zero``: W_2 = 0, so that training starts from the plain average."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key, known in _CHOICES.items():
-            one_of(key, getattr(self, key), known)
         for key in ("m", "r"):
-            value = getattr(self, key)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if (value := getattr(self, key)) < 1:
                 raise UserError("must be a number from 1 on", key=f"pooling.{key}", value=value)
         if self.bn and self.squeeze == "none":
             raise UserError(
@@ -152,47 +132,34 @@ class S2SentConfig(BlocksConfig):
         return warnings + self._doubts(width)
 
     def _doubts(self, width: int) -> list[str]:
-        found = []
-        if width % self.r:
-            found.append(
-                f"pooling.r={self.r} does not divide the backbone's {width} features: "
-                f"the bottleneck has {width // self.r}"
-            )
-        if self.pool == "cls":
-            found.append(
-                "pooling.pool=cls: S2Sent's table 3 has a collapse with it (BERT 66.88 instead of 78.50, "
-                "RoBERTa 61.17); the paper takes pooling.pool=mean"
-            )
-        if self.kind == "stack2d" and self.n == 1 and self.block_norm == "softmax":
-            found.append(
-                "pooling.n=1 pooling.mode=stack2d: the soft-max over one block is 1, which is plain pooling "
-                "with a gate that does not train; pooling.mode=auto or last1d gates its features"
-            )
-        if self.kind != "stack2d" and self.gate1d == "softmax":
-            found.append("pooling.gate1d=softmax: the gate of a single block is then 1 (a null control)")
-        if self.dct_norm == "sum" and self.squeeze == "dct":
-            found.append("pooling.dct_norm=sum grows with length and blocks, and saturates the sigmoid")
-        if self.invalid == "grid6" and self.squeeze == "dct":
-            found.append(
-                "pooling.invalid=grid6 averages over padding, as released: "
-                "a sentence's vector depends on the length of its batch mates"
-            )
-        if self.block_norm == "global_exp":
-            found.append(
-                "pooling.block_norm=global_exp: the length of a vector, not its direction, "
-                "depends on its batch mates"
-            )
-        return found
+        stacked, dct = self.kind == "stack2d", self.squeeze == "dct"
+        constant = stacked and self.n == 1 and self.block_norm == "softmax"
+        null_control = not stacked and self.gate1d == "softmax"
+        grows, padded = dct and self.dct_norm == "sum", dct and self.invalid == "grid6"
+        doubts = {
+            f"pooling.r={self.r} does not divide the backbone's {width} features: the bottleneck has "
+            f"{width // self.r}": width % self.r > 0,
+            "pooling.pool=cls: S2Sent's table 3 has a collapse with it (BERT 66.88 instead of 78.50, "
+            "RoBERTa 61.17); the paper takes pooling.pool=mean": self.pool == "cls",
+            "pooling.n=1 pooling.mode=stack2d: the soft-max over one block is 1, which is plain pooling with a "
+            "gate that does not train; pooling.mode=auto or last1d gates its features": constant,
+            "pooling.gate1d=softmax: the gate of a single block is then 1 (a null control)": null_control,
+            "pooling.dct_norm=sum grows with length and blocks, and saturates the sigmoid": grows,
+            "pooling.invalid=grid6 averages over padding, as released: a sentence's vector depends on the "
+            "length of its batch mates": padded,
+            "pooling.block_norm=global_exp: the length of a vector, not its direction, depends on its batch "
+            "mates": self.block_norm == "global_exp",
+        }
+        return [text for text, applies in doubts.items() if applies]
 
 
 class S2Sent(Blocks):
     """v = sum over n of w^(n) * U_n, then read out (equations 1 to 4).
 
     w is the same for all tokens of a sentence, so that the read-out of the mix is the mix of the read-outs:
-    `forward` pools each block first. `fuse` is the token form, `weights` shows w.
+    `forward` pools each block first. `weights` shows w.
     """
 
-    name = "s2sent"
     config_class = S2SentConfig
     config: S2SentConfig
 
@@ -236,15 +203,6 @@ class S2Sent(Blocks):
                 return self.read((self._token_weights(u, attention_mask) * u).sum(0), mask, marks)
             u = self.read(u, mask, marks)[:, :, None]
             return (self._token_weights(u, None) * u).sum(0).squeeze(1)
-
-    def fuse(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        """The mixed tokens v, [B, L, D]; padding has no meaning."""
-        with torch.autocast(attention_mask.device.type, enabled=False):
-            u = torch.stack(self.blocks(hidden, attention_mask))
-            if self.gate is None:
-                return u.mean(0)
-            w = self.weights(hidden, attention_mask, marks)
-            return ((w if self.select is None else w[:, :, None]) * u).sum(0)
 
     def weights(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         """w, [n, B, D], oldest block first; [n, B, L, D] with squeeze=none; n is 1 for a single block."""
@@ -296,12 +254,11 @@ class S2Sent(Blocks):
     def _by_kernel(self, hidden: tuple[Tensor, ...], mask: Tensor) -> Tensor:
         from embedlab.kernels.s2sent import pool
 
-        assert self.select is not None
-        assert self.gate is not None
-        end = len(hidden) - self.config.block_offset
-        gamma = self.select.gamma.view(torch.float32)
-        blocks = hidden[end - self.config.n : end]
         select, gate = self.select, self.gate
+        assert select is not None
+        assert gate is not None
+        end = len(hidden) - self.config.block_offset
+        gamma, blocks = select.gamma.view(torch.float32), hidden[end - self.config.n : end]
         return pool(blocks, mask, select.frequency, gamma, select.norm, gate.logits, gate.sigmoid)
 
     def _source(self, blocks: list[Tensor]) -> list[Tensor]:

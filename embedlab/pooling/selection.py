@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": relu}
-BLOCK_NORMS = ("softmax", "global_exp")
-GATES_1D = ("exp", "sigmoid", "softmax")
 _STD = 0.02
 
 

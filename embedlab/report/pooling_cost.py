@@ -88,7 +88,7 @@ def captured(encode: Encode) -> Encode:
             encode()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         result = encode()
 
     def replay() -> Tensor:

@@ -13,6 +13,7 @@ from embedlab.data.plan import BatchPlan
 from embedlab.distributed.devices import device_count, on_cuda, precision_of
 from embedlab.errors import UserError
 from embedlab.evaluation.core.suite import suite
+from embedlab.kernels.available import kernel_options
 from embedlab.kernels.packing import MODEL_TYPES
 
 
@@ -25,6 +26,7 @@ def check_run(run: RunConfig) -> list[str]:
     Raises:
         UserError: combinations that have no meaning, naming the key, the value and the fix.
     """
+    kernel_options()  # a wrong one is refused here, and not in the first step
     run.adapter.check(run.backbone.source)
     _check_sharded(run)
     _check_backbone(run)

@@ -110,9 +110,9 @@ def test_it_leaves_the_block_as_it_was_and_alone_where_others_look_at_it(
     block.train()
     assert not backbone.reads_one(here, packed=True)
     block.gradient_checkpointing = False
-    monkeypatch.setenv("EMBEDLAB_LAST_BLOCK", "0")
+    monkeypatch.setenv("EMBEDLAB_KERNELS", "last_block=0")
     assert not backbone.reads_one(here, packed=True)
-    monkeypatch.delenv("EMBEDLAB_LAST_BLOCK")
+    monkeypatch.delenv("EMBEDLAB_KERNELS")
     backbone.compiled = True
     assert not backbone.reads_one(here, packed=True)
 

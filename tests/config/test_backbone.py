@@ -134,27 +134,6 @@ def test_a_wrong_hub_name_offline_is_one_line_with_the_fix() -> None:
     assert "backbone=mini" in text
 
 
-def test_an_unreachable_hub_is_asked_once_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    from embedlab.backbones import resolve
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "ENDPOINT", "https://127.0.0.1:9")
-    monkeypatch.setattr(resolve, "getproxies", dict)
-    resolve.hub_reachable.cache_clear()
-    started = time.perf_counter()
-    try:
-        with pytest.raises(UserError, match="nor reachable"):
-            probe(BackboneConfig(source="hub", name="no-such/model"))
-        assert time.perf_counter() - started < 5
-        monkeypatch.setattr(resolve, "getproxies", lambda: {"https": "proxy"})
-        resolve.hub_reachable.cache_clear()
-        assert resolve.hub_reachable()
-    finally:
-        resolve.hub_reachable.cache_clear()
-
-
 def test_broken_configurations(tiny: Tiny, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny("bert"), tmp_path / "m")
     (folder / "config.json").write_text("{")

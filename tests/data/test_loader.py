@@ -47,7 +47,7 @@ def test_a_batch_has_rows_tokens_and_counts(table: TokenTable) -> None:
         assert ids.shape[1] % 8 == 0
         assert ids.shape[1] - mask.sum(1).max() < 8
         assert batch["tokens"] == int(mask.sum())
-        assert batch["cells"] == ids.numel()
+        assert batch["padded_tokens"] == ids.numel()
         for row, tokens in zip(batch["rows"].tolist(), ids, strict=True):
             want = table.fields["sentence"].row(row).tolist()
             assert tokens.tolist() == want + [0] * (len(tokens) - len(want))
@@ -176,7 +176,7 @@ def test_the_random_state_of_torch_is_left_alone(table: TokenTable) -> None:
 def test_the_padding_share_is_that_of_the_batches(table: TokenTable) -> None:
     loader = BatchLoader(table, BatchPlan(table.n_rows, 8, seed=3, drop_last=False))
     batches = list(loader)
-    share = 1 - sum(b["tokens"] for b in batches) / sum(b["cells"] for b in batches)
+    share = 1 - sum(b["tokens"] for b in batches) / sum(b["padded_tokens"] for b in batches)
     assert loader.padding_share(0) == pytest.approx(share, abs=1e-12)
     plan = BatchPlan(table.n_rows, 8, seed=3, mega_batch=6, lengths=table.longest)
     assert BatchLoader(table, plan, pad_to_multiple=1).padding_share(0) < 0.1 < share

@@ -355,7 +355,7 @@ def test_packed_data(config: DataConfig, tokenization: Tokenization) -> None:
     assert isinstance(data.table, PackedTable)
     batch = next(iter(data.train_dataloader()))
     assert batch["sentence"]["input_ids"].shape == (2, 16)
-    assert batch["tokens"] == batch["cells"] == 32
+    assert batch["tokens"] == batch["padded_tokens"] == 32
 
 
 def test_the_report_is_printed_once_to_standard_error(

@@ -49,7 +49,7 @@ def test_both_kinds_of_batch_are_equal(table: TokenTable) -> None:
     for tokens, rows in zip(BatchLoader(table, plan), BatchLoader(table, plan, emit="rows"), strict=True):
         gathered = resident.gather(rows["rows"], rows["lengths"])
         assert rows["lengths"] == {name: tokens[name]["input_ids"].shape[1] for name in table.fields}
-        assert (rows["tokens"], rows["cells"]) == (tokens["tokens"], tokens["cells"])
+        assert (rows["tokens"], rows["padded_tokens"]) == (tokens["tokens"], tokens["padded_tokens"])
         for name in table.fields:
             for key in ("input_ids", "attention_mask", "hash"):
                 assert torch.equal(gathered[name][key], tokens[name][key])
@@ -102,7 +102,7 @@ def test_gathering_inside_a_cuda_graph(table: TokenTable, packed: PackedTable, k
     rows = torch.tensor([0, 1, 2], device="cuda")
     on_gpu.gather(rows, lengths)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         batch = on_gpu.gather(rows, lengths)
     for numbers in ([0, 1, 2], [2, 0, 2]):
         rows.copy_(torch.tensor(numbers))

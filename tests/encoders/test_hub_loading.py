@@ -154,6 +154,21 @@ def test_a_hub_that_does_not_answer(
         embedlab.load("org/other")
 
 
+def test_a_silent_hub_is_waited_for_once(online: Hub, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def silent(*_: Any, **__: Any) -> None:
+        asked.append(1)
+        raise ConnectionError("no answer")
+
+    online.add_model("org/name", tiny("bert"))
+    embedlab.load("org/name")
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", silent)
+    for _ in range(3):
+        embedlab.load("org/name")
+    assert len(asked) == 1
+
+
 def test_half_a_cache_names_what_is_missing(
     online: Hub, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 import embedlab
+from embedlab.engine.cuda_graph import StepGraphs
+from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.run.callbacks.checkpoints import LAST, Interrupted
 from embedlab.run.run import train
 from tests.run.test_resume import StopAt
@@ -67,13 +70,41 @@ def test_half_precision_is_within_its_rounding(compose_run, tmp_path):  # type: 
 @pytest.mark.parametrize("pooling", ["cls_mlp", "last"])
 def test_the_last_block_for_one_token_trains_as_the_whole_one(compose_run, tmp_path, monkeypatch, pooling):  # type: ignore[no-untyped-def]
     for name, switch in (("one", "1"), ("whole", "0")):
-        monkeypatch.setenv("EMBEDLAB_LAST_BLOCK", switch)
+        monkeypatch.setenv("EMBEDLAB_KERNELS", f"last_block={switch}")
         train(compose_run(*GPU, *HALF, f"pooling={pooling}", "optimizer.lr=1e-4"), tmp_path / name)
     for name in ("train/loss", "train/grad_norm"):
         one, whole = (column(tmp_path / n, name) for n in ("one", "whole"))
         assert one == pytest.approx(whole, rel=0.05, abs=0.02), name
     a, b = (embedlab.load(str(tmp_path / n)).encode(["a cat", "two dogs ran"]) for n in ("one", "whole"))
     assert b == pytest.approx(a, abs=0.05)
+
+
+def test_memory_is_pinned_while_a_graph_is_captured(  # type: ignore[no-untyped-def]
+    compose_run, sts_dir, tmp_path, monkeypatch, caplog
+):
+    """As the loader's thread does: of a step, and of the forward passes of scoring."""
+    pinned: list[str] = []
+
+    def pinning(cls: type, name: str) -> None:
+        before = getattr(cls, name)
+
+        def during(self, *args):  # type: ignore[no-untyped-def]
+            if torch.cuda.is_current_stream_capturing():
+                with ThreadPoolExecutor(1) as thread:
+                    assert thread.submit(lambda: torch.ones(1 << 20).pin_memory().is_pinned()).result()
+                pinned.append(name)
+            return before(self, *args)
+
+        monkeypatch.setattr(cls, name, during)
+
+    pinning(StepGraphs, "_body")
+    pinning(DevEncoder, "_encode")
+    train(
+        compose_run(*GPU, "step=graph", f"evaluation.sts_dir={sts_dir}", "evaluation.every=2"),
+        tmp_path / "run",
+    )
+    assert {"_body", "_encode"} == set(pinned)
+    assert "without a CUDA graph" not in caplog.text
 
 
 def test_dropout_differs_between_replays(compose_run, tmp_path):  # type: ignore[no-untyped-def]
@@ -115,7 +146,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(compose_run, tmp_path, monkeypat
 def test_the_update_in_one_pass_is_that_of_torch(compose_run, tmp_path, monkeypatch, more):  # type: ignore[no-untyped-def]
     runs: dict[str, dict[str, torch.Tensor]] = {}
     for name, switch in (("ours", "1"), ("torch", "0")):
-        monkeypatch.setenv("EMBEDLAB_FUSED_UPDATE", switch)
+        monkeypatch.setenv("EMBEDLAB_KERNELS", f"fused_update={switch}")
         settings = (*HALF, "trainer.max_steps=20", "trainer.max_epochs=10", "optimizer.lr=1e-4", *more)
         train(compose_run(*GPU, *settings), tmp_path / name)
         runs[name] = torch.load(tmp_path / name / LAST, weights_only=True)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from embedlab.backbones.backbone import Backbone
-from embedlab.engine.cuda_graph import backbones_of, packs
+from embedlab.engine.cuda_graph import packs
 from embedlab.engine.dev_encoder import DevEncoder
+from embedlab.engine.step import backbones_of
 from embedlab.run.run import build, train
 
 GRAPH = ("method=simcse", "pooling=mean", "trainer=gpu", "data.pad_to_multiple=4", "trainer.max_steps=6", "step=graph",
@@ -83,7 +84,7 @@ def test_a_graph_gives_the_scores_of_eager(  # type: ignore[no-untyped-def]
     seen, encode = [], DevEncoder._encode
     monkeypatch.setattr(DevEncoder, "_encode", lambda self, p=False: (seen.append(p), encode(self, p))[1])
     for name, switch in (("graph", "1"), ("eager", "0")):
-        monkeypatch.setenv("EMBEDLAB_DEV_GRAPH", switch)
+        monkeypatch.setenv("EMBEDLAB_KERNELS", f"dev_graph={switch}")
         more = (f"evaluation.sts_dir={sts_dir}", f"trainer.precision={precision}", "backbone.dropout=1e-9")
         train(compose_run(*GRAPH, f"pooling={pooling}", *more, **arch), tmp_path / name)
     assert any(seen) == bool(arch)

@@ -240,7 +240,7 @@ def test_only_captured_steps_on_a_card_run_so(tiny: Tiny, monkeypatch: pytest.Mo
         with backbone.computing(low_precision_weights=True, longest=32):
             assert fused_block.applies(backbone, card)
             assert not fused_block.applies(backbone, torch.device("cpu"))
-            monkeypatch.setenv("EMBEDLAB_FUSED_BLOCK", "0")
+            monkeypatch.setenv("EMBEDLAB_KERNELS", "fused_block=0")
             assert not fused_block.applies(backbone, card)
 
 

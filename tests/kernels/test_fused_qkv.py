@@ -42,7 +42,7 @@ def pair(tiny: Tiny, model_type: str, monkeypatch: pytest.MonkeyPatch) -> list[t
     backbone = load(tiny, model_type).train()
     out = []
     for switch in ("0", "1"):
-        monkeypatch.setenv("EMBEDLAB_FUSED_QKV", switch)
+        monkeypatch.setenv("EMBEDLAB_KERNELS", f"fused_qkv={switch}")
         one = copy.deepcopy(backbone)
         out.append((one, ComputeCopy(one, torch.float32)))
     assert [joints(c) for _, c in out] == [0, backbone.info.layers]
@@ -142,7 +142,7 @@ def test_one_compilation_serves_all_capacities(
 def test_static_shapes_are_compiled_one_by_one(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    monkeypatch.setenv("EMBEDLAB_STATIC", "1")
+    monkeypatch.setenv("EMBEDLAB_KERNELS", "static=1")
     backbone = load(tiny, "bert").eval()
     ids, mask = batch()
     counter = CompileCounterWithBackend("eager")
@@ -156,7 +156,7 @@ def test_static_shapes_are_compiled_one_by_one(tiny: Tiny, monkeypatch: pytest.M
 def test_layers_that_are_more_than_a_product_are_left_alone(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("EMBEDLAB_FUSED_QKV", raising=False)
+    monkeypatch.delenv("EMBEDLAB_KERNELS", raising=False)
     backbone = load(tiny, "bert")
     attention = backbone.blocks[0].attention.self  # type: ignore[union-attr]
     assert joinable(attention, torch.bfloat16)

@@ -152,7 +152,8 @@ def test_rows_padded_for_attention_alone_give_the_references_gradients(unused: i
 _KERNEL = """
 import torch
 from embedlab.backbones import varlen_kernel as kernel
-from embedlab.kernels.varlen_attention import heads_first, varlen_attention, varlen_attention_backward
+from embedlab.kernels.attention import heads_first
+from embedlab.kernels.varlen_attention import varlen_attention, varlen_attention_backward
 
 torch.manual_seed(0)
 for rows, heads, width, longest in ((5, 2, 16, 12), (3, 1, 64, 40)):

@@ -15,8 +15,12 @@ import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import pytest
 
 WORDS = [
     "the",
@@ -134,6 +138,14 @@ def golden_losses(method: str, tmp_path: Path) -> list[float]:
     Set EMBEDLAB_CACHE to a folder of the test's own before; `expected` has what they must be.
     """
     return train(Inputs(tmp_path / "inputs"), tmp_path / "run", method, "step=eager", "unpad=false")
+
+
+def check_golden(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assert that the five losses of `method` are those of before."""
+    import pytest  # here: `tools/golden.py` runs this file without it
+
+    monkeypatch.setenv("EMBEDLAB_CACHE", str(tmp_path / "cache"))
+    assert golden_losses(method, tmp_path) == pytest.approx(expected(method), rel=1e-5)
 
 
 def expected(method: str) -> list[float]:

@@ -30,6 +30,7 @@ from embedlab.objectives.bilingual_nce import bilingual_nce
 from embedlab.objectives.language_model import IGNORED
 from embedlab.pooling import build_pooling
 from tests.kernels.test_attention import NoHostReads
+from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
 from tests.support import SENTENCES
 
@@ -86,7 +87,7 @@ def test_t5_the_alignment_reaches_both_sides(tiny: Tiny) -> None:
     bepa = method(tiny)
     data = batch(bepa)
     z = [v.detach().requires_grad_() for v in bepa.vectors(bepa.encoder, data["source"], data["target"])]
-    bilingual_nce((z[0], z[1]), (z[0], z[1]), 0.07).loss.backward()
+    bilingual_nce((z[0], z[1]), (z[0], z[1]), 0.07)[0].loss.backward()
     for v in z:
         assert v.grad is not None
         assert bool((v.grad.norm(dim=1) > 0).all())
@@ -587,3 +588,7 @@ def test_every_arm_of_the_ablations_is_a_method() -> None:
         batch = composed("experiment=bepa_batch", f"size={size}")
         assert batch["data"]["batch_size"] == pairs
         assert batch["data"]["batch_size"] * batch["optimizer"]["accumulate"] == 256
+
+
+def test_golden_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_golden("bepa", tmp_path, monkeypatch)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, log_softmax, normalize
+from torch.nn.functional import log_softmax, normalize
 from torch.utils.flop_counter import FlopCounterMode
 
 from embedlab.backbones import load_backbone
@@ -36,6 +36,7 @@ from embedlab.objectives.info_nce import info_nce
 from embedlab.objectives.softmax import Contrast
 from embedlab.pooling import build_pooling, pooling_config
 from tests.evaluation.helpers import Lookup
+from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
 from tests.support import DECODERS, SENTENCES
 
@@ -266,31 +267,6 @@ def test_t11_ranks_give_the_gradient_of_one_batch() -> None:
 # T9, T10: dropout
 
 
-def _two_passes(method: Any) -> Tensor:
-    """Cosines of the two views of each sentence in training mode."""
-    method.train()
-    torch.manual_seed(0)
-    padded = method.encoder.tokenization.pad(_rows(method), 8)
-    with torch.no_grad():
-        one, two = method.encoder(*(torch.cat([x, x]) for x in padded.values())).chunk(2)
-    return cosine_similarity(one, two)
-
-
-def test_t9_two_passes_are_one_view_until_b_leaves_zero(tiny: Callable[..., Path]) -> None:
-    adapter = AdapterConfig("lora", r=4, dropout=0.3)
-    method = _method(tiny("llama"), cls=PromptEOL, adapter=adapter)
-    torch.testing.assert_close(_two_passes(method), torch.ones(len(TEXTS)), atol=1e-6, rtol=0)
-    with torch.no_grad():
-        for name, p in method.named_parameters():
-            if "lora_B" in name:
-                p.normal_(0, 0.3)
-    assert (_two_passes(method) < 0.9999).all()
-
-
-def test_t9_two_passes_of_opt_differ_from_the_start(tiny: Callable[..., Path]) -> None:
-    assert (_two_passes(_method(tiny("opt"), cls=PromptEOL, dropout=0.1)) < 0.9999).all()
-
-
 def test_t10_in_training_the_first_stage_is_exact_without_dropout_only(tiny: Callable[..., Path]) -> None:
     for dropout, exact in ((0.0, True), (0.1, False)):
         method = _method(tiny("opt"), dropout=dropout).train()
@@ -455,29 +431,6 @@ def test_both_stages_receive_the_gradient(
     torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("tau", [0.05, 0.5])
-def test_prompteol_sets_one_pass_against_the_other(
-    tiny: Callable[..., Path], tau: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt = Template('It : "{sentence}" means', "text")
-    method = _method(tiny("llama"), pooling="last", cls=PromptEOL, template=prompt, tau=tau)
-    first, second = (v.requires_grad_() for v in _vectors(len(TEXTS)))
-    seen: list[Tensor] = []
-
-    def passes(ids: Tensor, mask: Tensor) -> Tensor:
-        seen.append(ids)
-        return torch.cat([first, second])
-
-    monkeypatch.setattr(method.encoder, "forward", passes)
-    loss = method.losses(_batch(method)).losses["info_nce"]
-    (ids,) = seen
-    assert torch.equal(*ids.chunk(2))
-    want = _by_hand(first, second, tau)
-    torch.testing.assert_close(loss, want)
-    found, wanted = (torch.autograd.grad(x, (first, second)) for x in (loss, want))
-    torch.testing.assert_close(found, wanted)
-
-
 # T13: what one pass costs
 
 
@@ -586,3 +539,7 @@ def _language_model(folder: Path) -> Any:
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
     return CSESFP(encoder, CSESFPConfig(), OptimizerConfig())
+
+
+def test_golden_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_golden("csesfp", tmp_path, monkeypatch)

@@ -26,6 +26,7 @@ from embedlab.methods.jtcse import JTCSE, JTCSEConfig, TNCSEConfig
 from embedlab.methods.towers import linear_cka, tower_pooler
 from embedlab.objectives.pair_nce import interleave, pair_nce
 from embedlab.pooling import build_pooling
+from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
 
 Tiny = Callable[..., Path]
@@ -188,19 +189,6 @@ def test_the_total_is_the_plain_sum_of_the_terms(tiny: Tiny) -> None:
         assert logged[f"gradient/{name}"] > 0
     for name in ("towers/cosine", "towers/cka", "towers/norm_ratio"):
         assert torch.isfinite(logged[name])
-
-
-def test_tncse_is_the_same_without_the_side_stream(tiny: Tiny) -> None:
-    config = TNCSEConfig(tower1="a", tower2="b")
-    tncse, jtcse = method(tiny, config), method(tiny, replace(BASE, icnce="fixed"))
-    there, here = losses(tncse), losses(jtcse)
-    assert set(there) == {"nce", "cross", "ictm"}
-    for name in there:
-        torch.testing.assert_close(there[name], here[name], rtol=1e-5, atol=1e-6)
-    assert tncse.forward_passes == 4.0
-    assert jtcse.forward_passes == 4.0 * (1 + 3 / 4), (
-        "with exchanges in layers 2 and 4 of 4, layers 2 to 4 run twice"
-    )
 
 
 def test_scale_clamp_and_source_of_the_modulus(tiny: Tiny) -> None:
@@ -423,3 +411,7 @@ def test_two_ranks_give_the_gradient_of_one_big_batch(tiny: Tiny) -> None:
         assert p.grad is not None
         scale = float(p.grad.abs().max()) + 1e-6
         torch.testing.assert_close(torch.tensor(found[name]) / scale, p.grad / scale, rtol=1e-3, atol=1e-4)
+
+
+def test_golden_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_golden("jtcse", tmp_path, monkeypatch)

@@ -31,10 +31,6 @@ class Toy(Method):
     name = "toy"
     config_class = ToyConfig
 
-    @classmethod
-    def fields(cls, config, roles, template):
-        return {roles[0]: (roles[0], template)}
-
     def losses(self, batch):
         view = batch["sentence"]
         vectors = self.encoder(view["input_ids"], view["attention_mask"])

@@ -22,6 +22,7 @@ from embedlab.errors import UserError
 from embedlab.methods import method_class, method_config
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
 from embedlab.pooling import build_pooling
+from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
 from tests.support import SENTENCES
 
@@ -186,7 +187,7 @@ def test_rows_padded_beyond_the_models_positions(tiny: Tiny) -> None:
             wide[view][name] = torch.nn.functional.pad(
                 wide[view][name], (0, 128 - wide[view][name].shape[1]), value=value
             )
-        wide[view]["capacity"] = 192
+        wide[view]["token_budget"] = 192
     close(m.losses(wide).losses["info_nce"], wanted)
 
 
@@ -347,7 +348,7 @@ def check(
 
 
 def test_scored_text_ends_in_a_full_stop() -> None:
-    assert method_config({"name": "promptbert"}).preparation == "stopped"
+    assert method_config({"name": "promptbert"}).eval_text == "stopped"
     ends = [add_period(t) for t in ("a cat", "a cat.", "why?", 'he said "no"', "", "so!")]
     assert ends == ["a cat.", "a cat.", "why?", 'he said "no"', "", "so!."]
 
@@ -385,3 +386,7 @@ def test_what_has_no_meaning_is_refused(settings: dict, key: str) -> None:
     with pytest.raises(UserError) as caught:
         check(**settings)
     assert key in str(caught.value)
+
+
+def test_golden_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_golden("promptbert", tmp_path, monkeypatch)

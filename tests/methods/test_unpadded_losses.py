@@ -34,7 +34,7 @@ def both(method: Method, batch: dict[str, Any]) -> None:
     found = []
     for capacity in (False, True):
         views = {
-            name: {**v, "capacity": int(v["attention_mask"].sum()) + 20} if capacity else v
+            name: {**v, "token_budget": int(v["attention_mask"].sum()) + 20} if capacity else v
             for name, v in batch.items()
         }
         loss = method.losses(views).losses["info_nce"]
@@ -86,7 +86,7 @@ def test_an_eager_step_on_the_cpu_computes_true_tokens_alone(
     rows = torch.arange(6)
     batch: dict[str, Any] = {"rows": rows, "sentence": view(method.encoder.tokenization, SENTENCES[:6])}
     mask = batch["sentence"]["attention_mask"]
-    batch |= {"tokens": int(mask.sum()), "cells": mask.numel()}
+    batch |= {"tokens": int(mask.sum()), "padded_tokens": mask.numel()}
     losses = [method.training_step(batch, 0)]
     assert method.runner.padded_tokens(batch) == mask.numel()
     method.runner.packing = True

@@ -8,8 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlab.objectives.distance import cosine_distance, participation, squared_distance, std
-from embedlab.objectives.regularisers import covariance_term, sigreg, variance_term
+from embedlab.objectives.regularisers import (
+    cosine_distance,
+    covariance_term,
+    participation,
+    sigreg,
+    squared_distance,
+    std,
+    variance_term,
+)
 
 
 def normal(n: int = 512, d: int = 32, seed: int = 0) -> Tensor:

@@ -126,7 +126,7 @@ def test_what_has_no_meaning_names_key_value_and_fix(settings: dict, line: str) 
             for k in ("mode", "squeeze", "no_fs", "order", "invalid", "dct_norm", "act", "block_norm")
         ],
         *[(k, "odd") for k in ("gate1d", "pool", "fs_tokens", "gate", "init")],
-        ("typo", 1),
+        ("lr_mult", -1.0),
     ],
 )
 def test_values_out_of_range_name_their_key(key: str, value: Any) -> None:

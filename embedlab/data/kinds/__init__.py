@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 RawRow = tuple[int, int, tuple[object, ...], int]
 """Number of the table, number of the row in it, the values (texts, then numbers), number of the group (or 0)."""
-_RESERVED = {"rows", "row", "hash", "table", "group", "tokens", "cells", "lengths", "capacities", "shares"}
+_RESERVED = {
+    "rows", "row", "hash", "table", "group", "tokens", "padded_tokens", "lengths", "token_budgets", "rows_per_rank",
+}  # fmt: skip
 
 
 class DataKind:

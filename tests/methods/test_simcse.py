@@ -1,4 +1,4 @@
-"""SimCSE's two layouts of a batch: first views against second ones, and every view against all others."""
+"""SimCSE: its golden losses, its heads, and two layouts of a batch (first views against second ones, and all)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from embedlab.errors import UserError
 from embedlab.methods import method_config
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
 from embedlab.pooling import build_pooling
+from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
 
 CONFIG = SimCSEConfig(mlp="none", layout="pairs")
@@ -74,3 +75,47 @@ def test_layouts_without_meaning_are_named(tiny: Callable[..., Path]) -> None:
         method_config({"name": "simcse", "layout": "columns"})
     with pytest.raises(UserError, match=r"hard negatives.*data=parallel"):
         CONFIG.check(info, run_of("nli"))
+
+
+def test_golden_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_golden("simcse", tmp_path, monkeypatch)
+
+
+def test_golden_losses_of_supervised_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_golden("simcse_supervised", tmp_path, monkeypatch)
+
+
+def test_two_passes_differ_by_dropout_alone(tiny: Callable[..., Path]) -> None:
+    method = make(tiny, SimCSEConfig())
+    data = {"sentence": batch(method)["source"]}
+    cosine = method.losses(data).stats["positive_cosine"]
+    torch.testing.assert_close(cosine, torch.ones(()))
+    assert method.forward_passes == 2.0
+    method.train()
+    assert method.losses(data).stats["positive_cosine"] < 0.999
+
+
+def test_the_head_is_of_training_alone(tiny: Callable[..., Path]) -> None:
+    method = make(tiny, SimCSEConfig())
+    view = batch(method)["source"]
+    before = method.encoder(view["input_ids"], view["attention_mask"])
+    with torch.no_grad():
+        method.head[0].weight.zero_()
+    assert torch.equal(method.encoder(view["input_ids"], view["attention_mask"]), before)
+    still = replace(method.encoder.backbone.info, dropout=0.0)
+    with pytest.raises(UserError, match=r"backbone\.dropout"):
+        SimCSEConfig().check(still, run_of())
+    (warning,) = SimCSEConfig().check(method.encoder.backbone.info, run_of(pooling="cls_mlp"))
+    assert "second head on pooling=cls_mlp" in warning
+    assert SimCSEConfig(mlp="none").check(method.encoder.backbone.info, run_of(pooling="cls_mlp")) == []
+
+
+def test_a_hard_negatives_weight_is_added_to_its_own_logit(tiny: Callable[..., Path]) -> None:
+    method = make(tiny, SimCSEConfig(mlp="none", hard_negative_weight=0.5))
+    data = batch(method)
+    views = {"anchor": data["source"], "positive": data["target"], "negative": data["source"]}
+    views["negative"] = {**data["source"], "hash": torch.arange(90, 94)}
+    a, p, n = (normalize(method.encoder(v["input_ids"], v["attention_mask"]), dim=-1) for v in views.values())
+    logits = a @ torch.cat([p, n]).T / 0.05 + 0.5 * torch.cat([torch.zeros(4, 4), torch.eye(4)], 1)
+    loss = method.losses(views).losses["info_nce"]
+    torch.testing.assert_close(loss, cross_entropy(logits, torch.arange(4)))

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import pickle
+import secrets
 import shutil
 import sys
 import tempfile
@@ -80,8 +81,9 @@ class Place:
 
     def plant(self, folder: Path, **config: Any) -> None:
         """Code in a model's folder, which its configuration and its tokenizer name."""
-        (folder / "theirs.py").write_text(f"import os\nos.mkdir({str(self.mark)!r})\n")
-        auto = {"AutoConfig": "theirs.Own", "AutoModel": "theirs.Own", "AutoTokenizer": ["theirs.Own"] * 2}
+        name = f"theirs_{secrets.token_hex(4)}"  # a module that has been imported once would leave no second mark
+        (folder / f"{name}.py").write_text(f"import os\nos.mkdir({str(self.mark)!r})\n")
+        auto = {"AutoConfig": f"{name}.Own", "AutoModel": f"{name}.Own", "AutoTokenizer": [f"{name}.Own"] * 2}
         for name in ("config.json", "tokenizer_config.json"):
             change(folder / name, {"auto_map": auto} | config)
 

@@ -320,7 +320,9 @@ def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
         for at, values in enumerate(data, 1):
             axis.plot([at] * len(values), values, "o", color="0.4", markersize=3, markerfacecolor="none")
         axis.set_xlabel(_plain(key))
-    panels[0].set_ylabel(_plain(TITLES.get(metric, metric)) + (" x 100" if metric.endswith("spearman") else ""))
+    panels[0].set_ylabel(
+        _plain(TITLES.get(metric, metric)) + (" x 100" if metric.endswith("spearman") else "")
+    )
     runs = sum(len(g.values(metric)) for g in groups)
     figure.suptitle(f"{len(groups)} recipes, {runs} runs; a point is a run", fontsize="small")
     figure.tight_layout()

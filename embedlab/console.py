@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from embedlab.errors import printable
 from embedlab.files import locked
+
+
+def markdown_text(text: str) -> str:
+    """Text for a cell or a paragraph of Markdown, in which it opens no tag, code, link or cell."""
+    text = re.sub(r"[\\|<`]", r"\\\g<0>", printable(text))
+    return text.replace("](", "]\\(")
+
 
 LEAF_SPEC = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
 """torch to Lightning, in every run: the pattern for `warnings.filterwarnings`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from typing import Any
 
 _LONGEST_VALUE = 120
@@ -58,5 +59,18 @@ def _shorten(value: Any) -> str:
 
 def one_line(text: str) -> str:
     """``text`` with every run of white space as one space and every control character escaped."""
-    text = " ".join(text.split())
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return printable(" ".join(text.split()))
+
+
+_JOINERS = "\u200c\u200d"
+"""Of scripts and emoji; they have no effect beyond the letters beside them."""
+
+
+def printable(text: str) -> str:
+    """``text`` with every control character (a terminal's escapes, changes of direction) and half surrogate escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs" else repr(c)[1:-1]
+        for c in text
+    )

@@ -79,7 +79,7 @@ def part_module(room: str, name: Any, key: str) -> ModuleType:
         UserError: there is no such part; with the nearest name.
     """
     names = part_names(room)
-    if name not in names:
+    if not isinstance(name, str) or name not in names:
         near = get_close_matches(str(name), names, n=1)
         fix = f"{key.split('.')[0]}={near[0]}" if near else f"one of {', '.join(sorted(names))}"
         raise UserError(f"unknown {key.split('.')[0]}", key=key, value=name, fix=fix)

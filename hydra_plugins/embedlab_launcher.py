@@ -26,6 +26,7 @@ class EmbedlabLauncher(Launcher):
         self.config, self.hydra_context = config, hydra_context
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from embedlab.cli.permission import check_permission
         from embedlab.run.sweep import FINISHED, Trial, run_trials, summarise
 
         setup_globals()
@@ -38,9 +39,9 @@ class EmbedlabLauncher(Launcher):
                 config.hydra.job.id = config.hydra.job.num = index
             folder = sweep / str(config.hydra.sweep.subdir)
             run = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
-            trials.append(
-                Trial(folder, OmegaConf.to_container(run, resolve=True), filter_overrides(overrides))
-            )
+            values = OmegaConf.to_container(run, resolve=True)
+            check_permission(values, config.hydra.overrides.task)
+            trials.append(Trial(folder, values, filter_overrides(overrides)))
         statuses = run_trials(trials, sweep, self.parallel)
         summarise(sweep)
         returns = []

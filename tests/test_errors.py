@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, printable
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,20 @@ def test_it_survives_the_way_back_from_a_worker_process() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
     assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a cat", "a cat"),
+        ("naïve 中文\u3000🙂 👩\u200d🔬", "naïve 中文\u3000🙂 👩\u200d🔬"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("a\nb\tc\r", r"a\nb\tc\r"),
+        ("\u202egnp.exe", r"\u202egnp.exe"),
+        ("\x9b31m", r"\x9b31m"),
+        ("\ud800", r"\ud800"),
+        ("\u2028\u2066", r"\u2028\u2066"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_shown(text: str, shown: str) -> None:
+    assert printable(text) == shown

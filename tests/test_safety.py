@@ -114,7 +114,7 @@ def test_an_index_with_pickled_objects_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "vectors.npy", np.array([Bomb(ran)], dtype=object), allow_pickle=True)
     np.save(tmp_path / "offsets.npy", np.zeros(2, np.int64))
     (tmp_path / "texts.txt").write_text("x")
-    info = '{"reference": "x", "fingerprint": "x", "dim": 1, "rows": 1, "source": "x", "created": "x"}'
+    info = '{"encoder": "x", "fingerprint": "x", "dim": 1, "rows": 1, "source": "x", "created": "x"}'
     (tmp_path / "index.json").write_text(info)
     with pytest.raises(UserError, match="damaged"):
         Index(tmp_path)

@@ -22,8 +22,9 @@ from embedlab.backbones.adapters import (
 )
 from embedlab.backbones.backbone import Backbone
 from embedlab.backbones.load import load_backbone
-from embedlab.config.adapter import AdapterConfig
-from embedlab.config.backbone import Attention, BackboneConfig
+from embedlab.config.adapter import Adapter
+from embedlab.config.backbone import Attention
+from embedlab.config.read import record
 from embedlab.errors import UserError
 from embedlab.files import corruption
 
@@ -43,35 +44,44 @@ def write_adapter(backbone: Backbone, folder: Path) -> None:
     check_saved(state, load_file(folder / WEIGHTS), str(folder / WEIGHTS))
 
 
-def read_adapter(card: Mapping[str, Any], folder: Path, attention: Attention | None) -> tuple[Backbone, Any]:
+def read_adapter(
+    card: Mapping[str, Any], folder: Path, attention: Attention | None, trust_remote_code: bool = False
+) -> tuple[Backbone, Any]:
     """The backbone of ``write_adapter`` (base, quantisation and adapter), and its tokenizer.
 
     Args:
         card: of ``Adapter.card``.
         folder: with the adapter's weights.
         attention: another kernel than the base's.
+        trust_remote_code: of the caller. What the card says of it is what its run was allowed.
 
     Raises:
-        UserError: the base is not there any more, or is not the one that the adapter was trained on.
+        UserError: the card is damaged, the base is not there any more, or is not the one that the adapter was
+            trained on.
     """
-    base = BackboneConfig(**card["base"])
-    base = replace(base, attention=attention or base.attention)
+    saved = record(Adapter, card, folder, "adapter")
+    base = replace(
+        saved.base, attention=attention or saved.base.attention, trust_remote_code=trust_remote_code
+    )
+    if base.source == "fresh":
+        raise UserError(
+            "an adapter has no base of random weights", file=folder, key="adapter.base.source", value="fresh"
+        )
     try:
         backbone, tokenizer = load_backbone(base)
     except UserError as error:
         raise UserError(
             f"this adapter needs its base model, which cannot be loaded: {error}", file=folder
         ) from error
-    if (found := weights_digest(backbone.model)) != card["digest"]:
+    if (found := weights_digest(backbone.model)) != saved.digest:
         raise UserError(
-            f"the base model is not the one that the adapter was trained on (weights {found}, not {card['digest']})",
+            f"the base model is not the one that the adapter was trained on (weights {found}, not {saved.digest})",
             file=folder,
             key="backbone",
             value=base.label,
             fix="the original base model, or an export (embedlab export), which is whole by itself",
         )
-    values = dict(card["config"])
-    config = AdapterConfig(**values | {"targets": tuple(values["targets"]), "gradient_checkpointing": False})
+    config = replace(saved.config, targets=tuple(saved.config.targets), gradient_checkpointing=False)
     adapt(backbone, config, base, rank_device(cuda=False))
     try:
         load_adapter_state(backbone.model, load_file(folder / WEIGHTS))

@@ -166,7 +166,8 @@ class Backbone(Body):
             if self._mixes_padding:
                 return by_length(self._states, input_ids, attention_mask, all_layers)
             if self._told_places:
-                return self._states(input_ids, attention_mask, token_positions(attention_mask, self.position_offset), all_layers)
+                places = token_positions(attention_mask, self.position_offset)
+                return self._states(input_ids, attention_mask, places, all_layers)
             return filled_on_the_right(self._states, input_ids, attention_mask, all_layers)
 
     def _states(

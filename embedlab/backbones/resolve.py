@@ -186,6 +186,8 @@ def read_config(config: BackboneConfig, source: Source) -> PretrainedConfig:
             check_sizes(json.loads(file.read_text(encoding="utf-8")))
         found = AutoConfig.from_pretrained(source.location, **pretrained_options(config, source))
         check_config(found)
+    if not config.trust_remote_code:  # it would be saved with the weights, for others to run
+        vars(found).pop("auto_map", None)
     return set_dropout(found, config.dropout)
 
 
@@ -243,7 +245,8 @@ def read_tokenizer(config: BackboneConfig, source: Source) -> Any:
 
     with reading(config):
         tokenizer = AutoTokenizer.from_pretrained(source.location, **pretrained_options(config, source))
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        empty = len(tokenizer) <= len(set(tokenizer.all_special_ids))
+    if empty:
         # transformers makes up an empty vocabulary where the files are missing.
         raise UserError(
             "there is no tokenizer with the model",
@@ -251,4 +254,6 @@ def read_tokenizer(config: BackboneConfig, source: Source) -> Any:
             value=config.label,
             fix="add its files (tokenizer.json, tokenizer_config.json) to the folder",
         )
+    if not config.trust_remote_code:
+        tokenizer.init_kwargs.pop("auto_map", None)
     return tokenizer

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
-from embedlab.errors import UserError
+from embedlab.errors import UserError, printable
 from embedlab.evaluation.core.protocol import write_scores
 from embedlab.evaluation.core.suite import SHARED_KEYS, Suite, check_keys, check_names, keys_named, suite
 from embedlab.files import check_writable
@@ -81,7 +81,7 @@ def _put(path: Path, scores: Mapping[str, float], protocol: Mapping[str, Any], t
     for table in tables:
         table.print()
     for warning in protocol["warnings"]:
-        print(f"embedlab: warning: {warning}", file=sys.stderr)
+        print(f"embedlab: warning: {printable(warning)}", file=sys.stderr)
     print(f"Scores: {path}")
 
 

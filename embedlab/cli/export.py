@@ -89,10 +89,19 @@ def _sentence_transformers(encoder: Encoder, folder: Path, normalize: bool) -> E
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # a table of the pooler weights that a BERT without pooler does not have
     try:
-        model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=True)  # code of this package
+        model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=_is_own(folder))
     finally:
         logging.set_verbosity(level)
     return lambda texts: model.encode(list(texts), convert_to_numpy=True, show_progress_bar=False)
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether what a folder of sentence-transformers names is this package's module and nothing else."""
+    from embedlab.config.read import read_values
+    from embedlab.encoders.sentence_transformers import CUSTOM
+
+    modules = read_values(folder / "modules.json")
+    return [module["type"] for module in modules] == [CUSTOM]
 
 
 def _hugging_face(encoder: Encoder, folder: Path, normalize: bool) -> Encode:

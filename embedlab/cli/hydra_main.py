@@ -100,6 +100,13 @@ def run_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
+def arguments() -> list[str]:
+    """What the command of the job that is running says, ``key=value`` each."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return list(HydraConfig.get().overrides.task)
+
+
 def in_sweep() -> bool:
     """Whether the job that is running is one of ``-m``, which a launcher of Hydra's kind calls."""
     return bool(HydraConfig.get().mode == RunMode.MULTIRUN)

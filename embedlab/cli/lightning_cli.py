@@ -14,6 +14,7 @@ import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from embedlab.cli.permission import check_permission
 from embedlab.cli.run_file import from_file
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
@@ -103,6 +104,7 @@ class EmbedlabCLI(LightningCLI):
         content = {k: _plain(v) for k, v in parsed.as_dict().items() if k not in ("config", "trainer")}
         content["trainer"] = {k: _lists(v) for k, v in made["trainer"].as_dict().items()}
         values, extra = from_file(content)
+        check_permission(values, self.command_line)
         folder = _folder(content["trainer"].get("default_root_dir"), values, content["ckpt_path"])
         self.status = self._begin(values, folder, extra)
 

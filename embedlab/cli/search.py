@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from embedlab.cli.compose import compose
 from embedlab.cli.encode import metered, open_texts
 from embedlab.data.reader import FileReader
-from embedlab.errors import UserError
+from embedlab.errors import UserError, printable
 from embedlab.files import check_writable
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _query(argv: Sequence[str]) -> int:
     start = time.perf_counter()
     (hits,) = index.search(Configured.of(encoder, config), [text], config["k"])
     for hit in hits:
-        print(f"{hit.score:.4f}\t{hit.row + 1}\t{hit.text}")
+        print(f"{hit.score:.4f}\t{hit.row + 1}\t{printable(hit.text)}")
     print(f"{len(index):,} texts searched in {time.perf_counter() - start:.2f} s", file=sys.stderr)
     return 0
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from embedlab.cli.hydra_main import in_sweep, run, run_dir
+from embedlab.cli.hydra_main import arguments, in_sweep, run, run_dir
+from embedlab.cli.permission import check_permission
+from embedlab.config.read import read_values
 from embedlab.console import say_once, show_log
 from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count
 from embedlab.errors import UserError
 from embedlab.run.parse import parse_run, parse_shared
 from embedlab.run.processes import start_ranks, wants_processes
-from embedlab.run.run_folder import CONFIG, check_free, finished, write_config
+from embedlab.run.run_folder import CONFIG, check_free, write_config
 
 log = logging.getLogger(__name__)
 AS_FILE = "--cli-config"
@@ -37,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
     status: list[int] = []
 
     def task(values: dict[str, Any]) -> None:
+        check_permission(values, arguments())
         if in_sweep():  # a single run's folder is `FreeFolder`'s to look at, before Hydra writes there
             check_free(run_dir(), values.get("ckpt_path"), "hydra.sweep.dir")
         status.append(train_one(values, run_dir()))
@@ -73,6 +75,7 @@ def train_one(
             check_source(shared["data"])
     from embedlab.run.callbacks.checkpoints import find_checkpoint
     from embedlab.run.check import check_rows, check_run
+    from embedlab.run.resume import check_recipe, finished
     from embedlab.run.stages import has_stages, run_stages, summary
 
     if has_stages(values):
@@ -86,15 +89,20 @@ def train_one(
     config = parse_run(values, shared)
     if wants_processes(config):
         check_run(config)
-        if finished(config, folder, find_checkpoint(config.ckpt_path, folder)) is not None:
+        checkpoint = find_checkpoint(config.ckpt_path, folder)
+        if checkpoint is not None:
+            check_recipe(checkpoint, config.plain)
+        if finished(config, folder, checkpoint) is not None:
             return 0
         check_source(config.data)
         check_rows(config, config.data.most_rows)
-        if not extra:
-            command = _worker_command(values, folder, whole or folder)
-        elif command is None:
+        if extra and command is None:
             raise UserError("a run with stages on several devices", key="stages", fix="embedlab train")
-        return start_ranks(command, device_count(config.trainer))
+        # Not in the run's folder: a start that is refused leaves nothing there.
+        with tempfile.TemporaryDirectory(prefix="embedlab-") as kept:
+            if not extra:
+                command = _worker_command(values, Path(kept), folder, whole or folder)
+            return start_ranks(command, device_count(config.trainer))
     return fit(config, folder, whole, extra)
 
 
@@ -125,10 +133,9 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
     return 0
 
 
-def _worker_command(values: dict[str, Any], folder: Path, whole: Path) -> list[str]:
-    """What starts a rank of the resolved run: all read the same file and write to the same folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / CONFIG
+def _worker_command(values: dict[str, Any], kept: Path, folder: Path, whole: Path) -> list[str]:
+    """What starts a rank of the resolved run: all read the same file in ``kept`` and write to the same folder."""
+    path = kept / CONFIG
     write_config(path, values)
     return ["embedlab", "worker", *(str(p.resolve()) for p in (path, folder, whole))]
 
@@ -141,5 +148,5 @@ def worker(argv: Sequence[str]) -> int:
     """
     show_log()
     path, folder, *whole = map(Path, argv)
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    values = read_values(path)
     return fit(parse_run(values), folder, whole[0]) if whole else train_one(values, folder)

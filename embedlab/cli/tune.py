@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from embedlab.cli.compose import compose
+from embedlab.cli.permission import check_permission
 from embedlab.console import show_log
 from embedlab.errors import UserError
 from embedlab.run.check import check_run
@@ -71,6 +72,7 @@ def _checked(overrides: list[str]) -> dict[str, Any]:
     from embedlab.run.stages import has_stages
 
     values = compose("train", overrides)
+    check_permission(values, overrides)
     config = parse_run({k: v for k, v in values.items() if k not in ("stages", "stages_dir")})
     if not has_stages(values):
         check_run(config)

@@ -92,16 +92,16 @@ def check_values(cls: Any, values: Mapping[str, Any], group: str) -> None:
     for one in fields(cls):
         if one.name in values:
             value, hint, key = values[one.name], _hints(cls)[one.name], f"{group}.{one.name}".lstrip(".")
-            if not _fits(value, hint):
-                raise _refused(key, value, hint)
+            if not fits(value, hint):
+                raise refused(key, value, hint)
             if one.metadata and isinstance(value, int | float):
                 _check_range(one, value, key)
 
 
 def _check_range(one: Field[Any], value: float, key: str) -> None:
     least, above, below = (one.metadata[name] for name in ("least", "above", "below"))
-    fits = (least is None or value >= least) and (above is None or value > above)
-    if fits and (below is None or value < below):
+    inside = (least is None or value >= least) and (above is None or value > above)
+    if inside and (below is None or value < below):
         return
     words = f"at least {least}" if above is None else f"above {above}"
     null = one.default is None
@@ -113,24 +113,25 @@ def _check_range(one: Field[Any], value: float, key: str) -> None:
     )
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value is of the type that an annotation says; a number of floating point is finite."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(_fits(value, choice) for choice in arguments)
+        return any(fits(value, choice) for choice in arguments)
     if origin is Literal:
         return any(value == choice and type(value) is type(choice) for choice in arguments)
     if origin in (tuple, list):
         if not isinstance(value, tuple | list):
             return False
         if origin is tuple and arguments[1:] != (...,):
-            return len(value) == len(arguments) and all(map(_fits, value, arguments))
-        return all(_fits(v, arguments[0]) for v in value)
+            return len(value) == len(arguments) and all(map(fits, value, arguments))
+        return all(fits(v, arguments[0]) for v in value)
     if origin is dict:
-        return isinstance(value, Mapping) and all(_fits(v, arguments[1]) for v in value.values())
+        return isinstance(value, Mapping) and all(fits(v, arguments[1]) for v in value.values())
     if hint is type(None):
         return value is None
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and _is_finite(value)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if hint in (bool, str):
@@ -140,14 +141,22 @@ def _fits(value: Any, hint: Any) -> bool:
     return True
 
 
-def _refused(key: str, value: Any, hint: Any) -> UserError:
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        return False
+
+
+def refused(key: str, value: Any, hint: Any) -> UserError:
+    """The line for a value that does not fit its annotation, with the fix as a command would spell it."""
     union = get_origin(hint) in (Union, types.UnionType)
     choices = [h for h in (get_args(hint) if union else (hint,)) if h is not type(None)]
     nullable = union and len(choices) < len(get_args(hint))
     if get_origin(choices[0]) is dict and isinstance(value, Mapping):
         inner = get_args(choices[0])[1]
-        name = next(name for name, one in value.items() if not _fits(one, inner))
-        return _refused(f"{key}.{name}", value[name], inner)
+        name = next(name for name, one in value.items() if not fits(one, inner))
+        return refused(f"{key}.{name}", value[name], inner)
     literals = [c for h in choices if get_origin(h) is Literal for c in get_args(h)]
     if literals:
         message = "unknown value"

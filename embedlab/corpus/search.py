@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embedlab.config.read import read_record
 from embedlab.corpus.vector_files import NpyFile
 from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
@@ -24,7 +25,9 @@ from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
 from embedlab.files import check_replaceable, whole_folder
 
+FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
 _FORMAT = 1
+_FIX = "build the index again"
 _SEARCHED_AT_ONCE = 1 << 16  # rows of vectors.npy read at once
 
 
@@ -112,15 +115,22 @@ class Index:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.info = _read_info(self.folder)
+        for name in FILES:
+            if (self.folder / name).is_symlink():  # what it leads to would be printed
+                raise UserError("is a link", file=self.folder / name, fix=_FIX)
         try:
             self._vectors: NDArray[np.float32] = np.load(self.folder / "vectors.npy", mmap_mode="r")
             self._offsets: NDArray[np.int64] = np.load(self.folder / "offsets.npy", mmap_mode="r")
             size = (self.folder / "texts.txt").stat().st_size
-        except (OSError, ValueError) as error:
-            raise UserError(f"is damaged ({error})", file=self.folder, fix="build the index again") from error
-        whole = self._vectors.shape == (self.info.rows, self.info.dim) and self._vectors.dtype == np.float32
-        if not whole or len(self._offsets) != self.info.rows + 1 or self._offsets[-1] != size:
-            raise UserError("is damaged (sizes do not agree)", file=self.folder, fix="build the index again")
+        except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:  # numpy's, of its header
+            raise UserError(f"is damaged ({error})", file=self.folder, fix=_FIX) from error
+        of_vectors, of_offsets = (self.info.rows, self.info.dim), (self.info.rows + 1,)
+        if (self._vectors.shape, self._vectors.dtype) != (of_vectors, np.float32):
+            raise UserError("is damaged (vectors.npy is of another size)", file=self.folder, fix=_FIX)
+        if (self._offsets.shape, self._offsets.dtype) != (of_offsets, np.int64):
+            raise UserError("is damaged (offsets.npy is of another size)", file=self.folder, fix=_FIX)
+        if self._offsets[0] != 0 or self._offsets[-1] != size or (np.diff(self._offsets) < 1).any():
+            raise UserError("is damaged (offsets.npy does not fit texts.txt)", file=self.folder, fix=_FIX)
 
     def __len__(self) -> int:
         return self.info.rows
@@ -146,7 +156,10 @@ class Index:
         top = TopK(vectors, k)
         for first in range(0, self.info.rows, _SEARCHED_AT_ONCE):
             # A copy of the block: torch does not take read-only memory.
-            top.add(torch.from_numpy(np.array(self._vectors[first : first + _SEARCHED_AT_ONCE])))
+            block = np.array(self._vectors[first : first + _SEARCHED_AT_ONCE])
+            if not np.isfinite(block).all():
+                raise UserError("is damaged (a vector is not finite)", file=self.folder, fix=_FIX)
+            top.add(torch.from_numpy(block))
         with (self.folder / "texts.txt").open("rb") as stream:
             return [
                 [Hit(row, score, self._text(stream, row)) for row, score in zip(rows, scores, strict=True)]
@@ -155,19 +168,19 @@ class Index:
 
     def _text(self, stream: Any, row: int) -> str:
         stream.seek(int(self._offsets[row]))
-        return str(stream.read(int(self._offsets[row + 1] - self._offsets[row]) - 1), encoding="utf-8")
+        line: bytes = stream.read(int(self._offsets[row + 1] - self._offsets[row]) - 1)
+        try:
+            return line.decode("utf-8")
+        except UnicodeDecodeError:
+            raise UserError("is not UTF-8", file=self.folder / "texts.txt", row=row + 1, fix=_FIX) from None
 
 
 def _read_info(folder: Path) -> IndexInfo:
     path = folder / "index.json"
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != _FORMAT:
-            raise UserError(f"has format {content['format']}, not {_FORMAT}", file=path, fix="build it again")
-        return IndexInfo(**content)
-    except OSError as error:
-        raise UserError(
-            "is no search index", file=folder, fix=f"embedlab search index TEXTS {folder} ckpt=…"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"is damaged ({error})", file=path, fix="build the index again") from error
+    if not path.is_file():
+        fix = f"embedlab search index TEXTS {folder} ckpt=…"
+        raise UserError("is no search index", file=folder, fix=fix)
+    info = read_record(path, IndexInfo, _FIX)
+    if info.format != _FORMAT:
+        raise UserError(f"has format {info.format}, not {_FORMAT}", file=path, fix=_FIX)
+    return info

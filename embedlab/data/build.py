@@ -124,7 +124,8 @@ def _trusted(folder: Path) -> TokenTable | None:
             raise PermissionError(errno.EACCES, "a link, or of another user", str(path))
     try:
         return TokenTable.open(folder)
-    except DamagedTable:
+    except DamagedTable as bad:
+        log.warning("The token cache is built anew: %s", bad)
         return None
 
 

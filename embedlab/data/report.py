@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from embedlab.errors import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -156,7 +158,7 @@ def print_report(report: Mapping[str, Any]) -> None:
     from rich.console import Console
 
     console = Console(stderr=True)
-    console.print(f"Data: {report['source']}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Data: {printable(str(report['source']))}", highlight=False, markup=False, soft_wrap=True)
     for table in report_tables(report):
         console.print(table)
 
@@ -165,13 +167,14 @@ def _table(
     title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Justify = "right"
 ) -> Table:
     from rich import box
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i == 0 else numbers)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(escape(printable(cell)) for cell in row))
     return table
 
 

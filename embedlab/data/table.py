@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embedlab.config.read import read_record, record
 from embedlab.data.tokenise import Chunk, FieldJob, Tokens
 from embedlab.errors import UserError
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the files or the meaning of their content change: older tables are then built anew."""
 _META = "meta.json"
 REPORT = "report.json"
@@ -46,6 +48,36 @@ class FieldView:
         return self.ids[self.offsets[i] : self.offsets[i + 1]]
 
 
+@dataclass(frozen=True)
+class _Field:
+    role: str
+    dtype: Literal["uint16", "uint32"]
+    pad_id: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class _Meta:
+    """What `meta.json` says; its `fields` are each a `_Field`."""
+
+    format: int
+    n_rows: int
+    roles: list[str]
+    fields: dict[str, dict[str, Any]]
+    numbers: dict[str, Literal["f4", "i8"]]
+    tables: list[str]
+    groups: list[str]
+    frame: list[int | None] | None
+    report: dict[str, Any]
+    digest: str
+    """Of all the others: the report is printed as it stands."""
+
+
+def _digest(meta: Mapping[str, Any]) -> str:
+    text = json.dumps({key: value for key, value in meta.items() if key != "digest"}, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 class TokenTable:
     """An opened token table.
 
@@ -56,33 +88,38 @@ class TokenTable:
         n_rows: rows.
         table_names: files (or other tables) that the rows came from.
         groups: names of the language pairs; empty where there are none.
+        group_of: place in `groups` of every row [n].
         frame: of a table for packing, the tokens that packed rows begin (None: no special ones) and end with.
         report: the data report (`embedlab.data.report`).
     """
 
-    def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, meta: _Meta) -> None:
         self.folder = folder
-        self.n_rows: int = meta["n_rows"]
-        self.table_names: list[str] = meta["tables"]
-        self.groups: list[str] = meta["groups"]
-        self.frame: list[int | None] | None = meta["frame"]
-        self.report: dict[str, Any] = meta["report"]
+        self.n_rows = meta.n_rows
+        self.table_names = meta.tables
+        self.groups = meta.groups
+        self.frame = meta.frame
+        self.report = meta.report
         self.numbers: dict[str, NDArray[Any]] = {
             name: self._map(f"{name}.{dtype}", np.dtype(dtype), self.n_rows)
-            for name, dtype in meta["numbers"].items()
+            for name, dtype in meta.numbers.items()
         }
-        self._tables = self._map("table.i4", np.int32, self.n_rows)
+        self._tables = self._map("table.i4", np.int32, self.n_rows, below=len(meta.tables))
         self._rows = self._map("row.i8", np.int64, self.n_rows)
-        hashes = [self._map(f"hash{i}.u8", np.uint64, self.n_rows) for i in range(len(meta["roles"]))]
-        self.fields: dict[str, FieldView] = {
-            name: FieldView(
-                self._map(f"ids{i}.bin", np.dtype(field["dtype"]), field["tokens"]),
-                self._map(f"offsets{i}.i8", np.int64, self.n_rows + 1),
-                hashes[meta["roles"].index(field["role"])],
-                field["pad_id"],
-            )
-            for i, (name, field) in enumerate(meta["fields"].items())
-        }
+        self.group_of: NDArray[np.uint16] = (
+            self._map("group.u2", np.uint16, self.n_rows, below=len(meta.groups))
+            if meta.groups
+            else np.zeros(self.n_rows, np.uint16)
+        )
+        hashes = [self._map(f"hash{i}.u8", np.uint64, self.n_rows) for i in range(len(meta.roles))]
+        self.fields: dict[str, FieldView] = {}
+        for i, (name, values) in enumerate(meta.fields.items()):
+            field = record(_Field, values, folder / _META, f"fields.{name}")
+            ids = self._map(f"ids{i}.bin", np.dtype(field.dtype), field.tokens)
+            offsets = self._map(f"offsets{i}.i8", np.int64, self.n_rows + 1)
+            if offsets[0] != 0 or offsets[-1] != field.tokens or (np.diff(offsets) < 0).any():
+                raise DamagedTable(f"{folder}: offsets{i}.i8 does not say where rows begin")
+            self.fields[name] = FieldView(ids, offsets, hashes[meta.roles.index(field.role)], field.pad_id)
 
     @classmethod
     def open(cls, folder: Path) -> TokenTable:
@@ -92,11 +129,13 @@ class TokenTable:
             DamagedTable: not a whole table of this format.
         """
         try:
-            meta = json.loads((folder / _META).read_text(encoding="utf-8"))
-            if meta["format"] != FORMAT:
-                raise DamagedTable(f"{folder} has format {meta['format']}, not {FORMAT}")
+            meta = read_record(folder / _META, _Meta)
+            if meta.format != FORMAT:
+                raise DamagedTable(f"{folder} has format {meta.format}, not {FORMAT}")
+            if meta.digest != _digest(vars(meta)):
+                raise DamagedTable(f"{folder}: {_META} is not as it was written")
             return cls(folder, meta)
-        except (OSError, ValueError, KeyError) as bad:
+        except (OSError, ValueError, UserError) as bad:
             raise DamagedTable(f"{folder}: {bad}") from bad
 
     def lengths(self, field: str) -> NDArray[np.int32]:
@@ -108,25 +147,21 @@ class TokenTable:
         """Tokens of the longest field of every row [n]: what a batch of all views is padded to."""
         return np.max([self.lengths(name) for name in self.fields], axis=0)
 
-    @cached_property
-    def group_of(self) -> NDArray[np.uint16]:
-        """Place in `groups` of every row [n]."""
-        return (
-            self._map("group.u2", np.uint16, self.n_rows) if self.groups else np.zeros(self.n_rows, np.uint16)
-        )
-
     def describe(self, rows: Sequence[int], most: int = 8) -> str:
         """Where rows came from, as ``file:row, file:row, ...``."""
         places = [f"{self.table_names[self._tables[i]]}:{self._rows[i]}" for i in rows[:most]]
         more = len(rows) - len(places)
         return ", ".join(places) + (f" and {more} more" if more > 0 else "")
 
-    def _map(self, name: str, dtype: Any, count: int) -> NDArray[Any]:
+    def _map(self, name: str, dtype: Any, count: int, below: int | None = None) -> NDArray[Any]:
         path = self.folder / name
         if path.stat().st_size != count * np.dtype(dtype).itemsize:
             raise DamagedTable(f"{path} has {path.stat().st_size} bytes")
         # Copy on write: torch takes no array that is read-only.
-        return np.memmap(path, dtype=dtype, mode="c", shape=(count,))
+        found = np.memmap(path, dtype=dtype, mode="c", shape=(count,))
+        if below is not None and not (found.min() >= 0 and found.max() < below):
+            raise DamagedTable(f"{path} names what there is not")
+        return found
 
 
 class TableWriter:
@@ -204,7 +239,7 @@ class TableWriter:
         }
         text = json.dumps(report, indent=1, ensure_ascii=False)
         (self.folder / REPORT).write_text(text + "\n", encoding="utf-8")
-        (self.folder / _META).write_text(json.dumps(meta), encoding="utf-8")
+        (self.folder / _META).write_text(json.dumps(meta | {"digest": _digest(meta)}), encoding="utf-8")
 
     def field_lengths(self, place: int) -> NDArray[np.int32]:
         """Tokens of every row so far, of the field at `place`."""

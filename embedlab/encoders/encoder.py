@@ -176,7 +176,11 @@ class SentenceEncoder(Encoder):
 
     @classmethod
     def load(
-        cls, folder: str | os.PathLike[str], attention: Attention | None = None, dtype: Dtype = "float32"
+        cls,
+        folder: str | os.PathLike[str],
+        attention: Attention | None = None,
+        dtype: Dtype = "float32",
+        trust_remote_code: bool = False,
     ) -> SentenceEncoder:
         """Read what `save` wrote, in evaluation mode.
 
@@ -184,6 +188,7 @@ class SentenceEncoder(Encoder):
             folder: of an encoder.
             attention: another kernel than it was saved with.
             dtype: of the weights (an adapter's base has its own).
+            trust_remote_code: run code that comes with the backbone; what the files say of it does not count.
 
         Raises:
             UserError: no encoder, one of a newer format, or files that are broken or do not fit each other.
@@ -194,9 +199,16 @@ class SentenceEncoder(Encoder):
             raise UserError("is a twin, of several encoders", file=folder, fix="embedlab.load(folder)")
         kernel = attention or _available(saved.backbone.get("attention", "sdpa"))
         if saved.adapter is not None:
-            backbone, tokenizer = read_adapter(saved.adapter, folder, kernel)
+            backbone, tokenizer = read_adapter(saved.adapter, folder, kernel, trust_remote_code)
         else:
-            config = BackboneConfig("local", folder.name, str(folder), attention=kernel, dtype=dtype)
+            config = BackboneConfig(
+                "local",
+                folder.name,
+                str(folder),
+                attention=kernel,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+            )
             backbone, tokenizer = load_backbone(config)
         pooling = build_pooling(saved.pooling, backbone.info)
         weights = folder / POOLING_WEIGHTS

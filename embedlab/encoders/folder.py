@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from embedlab import files
+from embedlab.config.read import read_values, record
 from embedlab.errors import UserError
 from embedlab.version import __version__
 
@@ -44,6 +45,10 @@ class EncoderFile:
     weights: list[float] | None = None
     usage: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.towers is not None and not 2 <= len(self.towers) == len(self.weights or self.towers):
+            raise UserError("two towers or more, and a weight for each", key="towers", value=len(self.towers))
+
     def text(self) -> str:
         """The contents of the file."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -64,32 +69,40 @@ class EncoderFile:
             UserError: there is none, it is broken, or it is of a newer format.
         """
         file = folder / CARD
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            if "output" in content and "format" not in content:
-                fix = "embedlab.export.onnx.load_onnx(folder), or onnxruntime; and the encoder it was made of for ckpt="
-                raise UserError("belongs to an ONNX export, which has no weights to load", file=file, fix=fix)
-            if content["format"] > FORMAT:
-                raise UserError(
-                    f"was written by embedlab {content.get('embedlab')}, and this one is too old to read it",
-                    file=file,
-                    fix="pip install -U embedlab",
-                )
-            known = {
-                f.name: content[f.name]
-                for f in fields(cls)
-                if f.name in content or (f.default is MISSING and f.default_factory is MISSING)
-            }
-            for key in ("pooling", "tokenization", "backbone", *(["usage"] if "usage" in known else [])):
-                if not isinstance(known[key], dict):
-                    raise TypeError(f"{key} is no mapping")
-            return cls(**known)
-        except OSError as error:
+        if not file.exists():
+            raise UserError("is no encoder: no such file", file=file, fix="a folder that save wrote")
+        fix = "another copy of the encoder"
+        content = read_values(file, fix)
+        if isinstance(content, dict) and "output" in content and "format" not in content:
+            fix = "embedlab.export.onnx.load_onnx(folder), or onnxruntime; and the encoder it was made of for ckpt="
+            raise UserError("belongs to an ONNX export, which has no weights to load", file=file, fix=fix)
+        written = record(_Written, content, file, fix=fix)
+        if written.format > FORMAT:
             raise UserError(
-                f"is no encoder: {error.strerror}", file=file, fix="a folder that save wrote"
-            ) from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise UserError(f"is broken ({error!r})", file=file, fix="another copy of the encoder") from error
+                f"was written by embedlab {written.embedlab}, and this one is too old to read it",
+                file=file,
+                fix="pip install -U embedlab",
+            )
+        saved = record(cls, content, file, fix=fix)
+        record(_Card, saved.card, file, "card", fix)
+        return saved
+
+
+@dataclass(frozen=True)
+class _Written:
+    format: int
+    embedlab: str | None = None
+
+
+@dataclass(frozen=True)
+class _Card:
+    """What is read by name of a card."""
+
+    training: dict[str, Any] | None = None
+    config: dict[str, Any] | None = None
+    scores: dict[str, Any] | None = None
+    protocol: dict[str, Any] | None = None
+    licence: str | None = None
 
 
 def holds_twin(folder: Path) -> bool:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from embedlab.backbones import load_backbone
 from embedlab.backbones.hub import snapshot, split_revision
 from embedlab.config.backbone import BackboneConfig
+from embedlab.config.read import record
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.folder import CARD, EncoderFile
@@ -71,7 +75,7 @@ def _shipped(name: str) -> Path:
 def _folder(path: Path, name: str, code: bool) -> Encoder:
     """A folder: what it is itself goes before what a run left in it."""
     if (path / CARD).is_file():
-        return _encoder(path)
+        return _encoder(path, code)
     if (path / "modules.json").is_file():
         return _of_modules(path, name, code)
     if (path / "config.json").is_file():
@@ -84,7 +88,7 @@ def _folder(path: Path, name: str, code: bool) -> Encoder:
     for inner in (path / "export", path / "best"):
         if (inner / CARD).is_file():
             log.info("%s: taking %s/.", path, inner.name)
-            return _encoder(inner)
+            return _encoder(inner, code)
         if inner.is_dir():
             problem = (
                 f"its {inner.name}/ holds no {CARD}: half a copy, or a run that was killed while it saved"
@@ -98,9 +102,9 @@ def _folder(path: Path, name: str, code: bool) -> Encoder:
     raise UserError(problem, file=path, key="ckpt", value=name, fix="the folder of a run or of a model")
 
 
-def _encoder(folder: Path) -> Encoder:
+def _encoder(folder: Path, code: bool) -> Encoder:
     several = EncoderFile.read(folder).towers is not None
-    return (TwinEncoder if several else SentenceEncoder).load(folder)
+    return (TwinEncoder if several else SentenceEncoder).load(folder, trust_remote_code=code)
 
 
 def _hub(name: str, revision: str | None, code: bool) -> Encoder:
@@ -122,7 +126,7 @@ def _file(file: Path, code: bool) -> Encoder:
     if file.suffix != ".ckpt":
         fix = "a .ckpt, a .gguf, or a folder"
         raise UserError("is no checkpoint", file=file, key="ckpt", value=str(file), fix=fix)
-    return load_checkpoint(file)
+    return load_checkpoint(file, code)
 
 
 def _plain(path: Path, name: str, code: bool) -> SentenceEncoder:
@@ -159,15 +163,27 @@ def _of_modules(path: Path, name: str, code: bool) -> SentenceEncoder:
     return SentenceEncoder(backbone, pooling, tokenization, {"source": name}, saved.usage).eval()
 
 
-def load_checkpoint(path: Path) -> Encoder:
+@dataclass(frozen=True)
+class _Kept:
+    """The files of an encoder in a checkpoint: name to text, and name to the prefix of its weights' names."""
+
+    files: dict[str, str]
+    weights: dict[str, str]
+
+
+def load_checkpoint(path: Path, trust_remote_code: bool = False) -> Encoder:
     """The encoder of a checkpoint that a run of this project wrote.
+
+    Args:
+        path: of the file.
+        trust_remote_code: as of `load`.
 
     Raises:
         UserError: no checkpoint of this project, or a broken one.
     """
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        record, state = checkpoint["embedlab"]["encoder"], checkpoint["state_dict"]
+        kept, state = checkpoint["embedlab"]["encoder"], dict(checkpoint["state_dict"])
     except Exception as error:
         fix = "another copy of it, or a run's last.ckpt, previous.ckpt or folder"
         if (problem := corruption(error)) is None and not isinstance(
@@ -176,22 +192,33 @@ def load_checkpoint(path: Path) -> Encoder:
             raise UserError("is no checkpoint of embedlab", file=path, fix=fix) from None
         text = problem or (str(error).strip().splitlines() or [repr(error)])[0][:200]
         raise UserError(f"cannot be read: {text}", file=path, fix=fix) from None
+    files = record(_Kept, kept, path, "embedlab.encoder")
+    if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
+        raise UserError("holds weights that are none", file=path, key="state_dict", fix="another copy of it")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for file in (*record["files"], *record["weights"]):
-            target = folder / file
-            if not target.resolve().is_relative_to(folder.resolve()):
-                problem = "a file name in the checkpoint leads out of its folder"
-                raise UserError(problem, file=path, value=file)
-            target.parent.mkdir(parents=True, exist_ok=True)
-        for file, text in record["files"].items():
-            (folder / file).write_text(text, encoding="utf-8")
-        for file, prefix in record["weights"].items():
-            start = f"encoder.{prefix}"
-            tensors = {k.removeprefix(start): v.clone() for k, v in state.items() if k.startswith(start)}
-            save_file(tensors, folder / file, metadata={"format": "pt"})
         try:
-            return _encoder(folder)
+            _unpack(files, state, path, Path(name))
+        # A null character in a name, weights that share their memory.
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"cannot be unpacked: {error}", file=path, fix="another copy of it") from error
+        try:
+            return _encoder(Path(name), trust_remote_code)
         except UserError as error:  # the temporary folder means nothing to anybody
-            told = error.message.replace(f"{folder}/", "").replace(str(folder), "it")
+            told = error.message.replace(f"{name}/", "").replace(name, "it")
             raise UserError(told, file=path, key=error.key, value=error.value, fix=error.fix) from error
+
+
+def _unpack(kept: _Kept, state: Mapping[str, Tensor], path: Path, folder: Path) -> None:
+    """The files of a checkpoint's encoder, each inside of ``folder``."""
+    for file in (*kept.files, *kept.weights):
+        target = folder / file
+        if not target.resolve().is_relative_to(folder.resolve()):
+            problem = "a file name in the checkpoint leads out of its folder"
+            raise UserError(problem, file=path, value=file)
+        target.parent.mkdir(parents=True, exist_ok=True)
+    for file, text in kept.files.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    for file, prefix in kept.weights.items():
+        start = f"encoder.{prefix}"
+        tensors = {k.removeprefix(start): v.clone() for k, v in state.items() if k.startswith(start)}
+        save_file(tensors, folder / file, metadata={"format": "pt"})

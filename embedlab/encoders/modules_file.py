@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from embedlab.config.read import read_values
 from embedlab.encoders.usage import SIMILARITIES, Usage
 from embedlab.errors import UserError
 from embedlab.files import corruption
@@ -54,6 +55,8 @@ _HARMLESS = {
 }  # fmt: skip
 """Arguments of `from_pretrained` that change no vector, or that are read here. (Weights are always fp32.)"""
 _TOP = {"prompts", "default_prompt_name", "truncate_dim", "similarity_fn_name", "model_type", "__version__"}
+_WIDEST = 1 << 16
+"""Features of a dense layer: a number in a file may not ask for any amount of memory."""
 _OTHER_FIX = "sentence-transformers itself, or a model without it"
 
 
@@ -188,8 +191,9 @@ def _dense(file: Path) -> dict[str, Any]:
     package, _, name = str(function).rpartition(".")
     if not package.startswith("torch.nn") or name not in ACTIVATIONS:
         _refuse(file, "activation_function", function, f"of torch.nn: {', '.join(ACTIVATIONS)}")
-    if not isinstance(values.get("out_features"), int):
-        _refuse(file, "out_features", values.get("out_features"), "a whole number")
+    width = values.get("out_features")
+    if type(width) is not int or not 1 <= width <= _WIDEST:
+        _refuse(file, "out_features", width, f"a whole number from 1 to {_WIDEST:,}")
     return {
         "kind": "dense", "out": values["out_features"], "bias": bool(values.get("bias", True)),
         "activation": name, "residual": bool(values.get("use_residual", False)),
@@ -242,6 +246,8 @@ def _usage(file: Path, include_prompt: bool) -> Usage:
     prompts = values.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(p, str | None) for p in prompts.values()):
         _refuse(file, "prompts", prompts, "texts by name")
+    if not isinstance(values.get("default_prompt_name"), str | None):
+        _refuse(file, "default_prompt_name", values["default_prompt_name"], "the name of a prompt")
     similarity = values.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
         _refuse(file, "similarity_fn_name", similarity, ", ".join(SIMILARITIES))
@@ -272,10 +278,7 @@ def _refuse(file: Path, key: str, value: Any, fix: str) -> NoReturn:
 
 
 def _json(file: Path, kind: type) -> Any:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"cannot be read: {error}", file=file, fix="another copy of the model") from error
+    content = read_values(file, "another copy of the model")
     if not isinstance(content, kind):
         wanted = "a list" if kind is list else "a mapping"
         raise UserError(f"is not {wanted}", file=file, fix="another copy of the model")

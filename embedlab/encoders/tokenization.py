@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from embedlab.config.build import build, from_dict
 from embedlab.config.template import Template
 from embedlab.encoders.windows import LONGEST, beginnings, splits_at_spaces, windows
 from embedlab.errors import UserError
@@ -78,6 +79,19 @@ class RowMarks(dict[str, int]):
 
     frame: Frame
     """For poolings that leave out special or template tokens."""
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What `Tokenization.to_dict` says."""
+
+    template: dict[str, Any] | None = None
+    max_length: int | None = None
+    preparation: str = "raw"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.max_length, int) and self.max_length < 1:
+            raise UserError("must be at least 1", key="tokenization.max_length", value=self.max_length)
 
 
 class Tokenization:
@@ -457,11 +471,12 @@ class Tokenization:
 
     @classmethod
     def from_dict(cls, tokenizer: Any, values: dict[str, Any]) -> Tokenization:
-        """The counterpart of `to_dict`."""
-        template = values.get("template")
-        return cls(
-            tokenizer,
-            Template(**template) if template else None,
-            values.get("max_length"),
-            values.get("preparation", "raw"),
-        )
+        """The counterpart of `to_dict`.
+
+        Raises:
+            UserError: a value of another type, by key.
+        """
+        known = {f.name for f in fields(_Saved)}
+        saved = build(_Saved, {k: v for k, v in values.items() if k in known}, "tokenization")
+        template = from_dict(Template, saved.template, "tokenization.template") if saved.template else None
+        return cls(tokenizer, template, saved.max_length, saved.preparation)

@@ -157,7 +157,11 @@ class TwinEncoder(Encoder):
 
     @classmethod
     def load(
-        cls, folder: str | os.PathLike[str], attention: Attention | None = None, dtype: Dtype = "float32"
+        cls,
+        folder: str | os.PathLike[str],
+        attention: Attention | None = None,
+        dtype: Dtype = "float32",
+        trust_remote_code: bool = False,
     ) -> TwinEncoder:
         """Read what `save` wrote, in evaluation mode.
 
@@ -167,7 +171,10 @@ class TwinEncoder(Encoder):
         saved = EncoderFile.read(Path(folder))
         if saved.towers is None:
             raise UserError("is no twin encoder", file=Path(folder), fix="a folder that a twin's save wrote")
-        towers = [SentenceEncoder.load(Path(folder) / name, attention, dtype) for name in saved.towers]
+        towers = [
+            SentenceEncoder.load(Path(folder) / name, attention, dtype, trust_remote_code)
+            for name in saved.towers
+        ]
         return cls(towers, saved.weights, saved.card, Usage.from_dict(saved.usage)).eval()
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from embedlab.console import markdown_text
+from embedlab.errors import printable
 from embedlab.evaluation.core.table import HEADLINES
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def model_card(encoder: Encoder, name: str, licence: str | None = None, folder: 
         **({"license": licence} if licence else {}),
     }
     stated = encoder.provenance()
-    weights = licence or card.get("licence")
+    weights = markdown_text(str(licence or card.get("licence") or ""))
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {name}",
@@ -91,13 +93,15 @@ def _code(lines: list[str]) -> str:
 
 
 def _list(values: Mapping[str, Any]) -> str:
-    return "\n".join(f"- {key}: {_short(value)}" for key, value in values.items() if value is not None)
+    return "\n".join(
+        f"- {markdown_text(key)}: {_short(value)}" for key, value in values.items() if value is not None
+    )
 
 
 def _short(value: Any) -> str:
     if isinstance(value, (dict, list)):
-        return f"`{json.dumps(value, ensure_ascii=False, default=str)}`"
-    return str(value)
+        return "`" + printable(json.dumps(value, ensure_ascii=False, default=str)).replace("`", "'") + "`"
+    return markdown_text(str(value))
 
 
 def _recipe(config: Mapping[str, Any], training: Mapping[str, Any]) -> str:
@@ -106,7 +110,11 @@ def _recipe(config: Mapping[str, Any], training: Mapping[str, Any]) -> str:
     if not config:
         return "Not known: the encoder was not trained by a run of embedlab."
     sections = {k: config[k] for k in _RECIPE if k in config}
-    return f"```yaml\n{yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)}```"
+    text = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}yaml\n{text}{fence}"
 
 
 def _data(config: Mapping[str, Any]) -> str:
@@ -115,14 +123,19 @@ def _data(config: Mapping[str, Any]) -> str:
 
 
 def _scores(scores: Mapping[str, float], protocols: Mapping[str, Any], seed: Any) -> str:
-    known = {k: v for k, v in scores.items() if v is not None and not math.isnan(v)}
+    known = {k: v for k, v in scores.items() if isinstance(v, int | float) and not math.isnan(v)}
     if not known:
         return "Not scored."
     first = [k for k in HEADLINES if k in known]
     others = [k for k in known if k not in first and k.endswith(("/spearman", "/accuracy", "/ndcg@10"))]
-    rows = [f"| {k} | {known[k]:.2f} |" for k in first + sorted(others)]
-    lines = ["| score | value (n=1) |", "| :-- | --: |", *rows, "", f"One seed ({seed}): n=1."]
+    rows = [f"| {markdown_text(k)} | {known[k]:.2f} |" for k in first + sorted(others)]
+    lines = ["| score | value (n=1) |", "| :-- | --: |", *rows, "", f"One seed ({_short(seed)}): n=1."]
     for suite, block in protocols.items():
         if isinstance(block, Mapping):
-            lines += ["", f"Protocol of `{suite}`:", "", _list({k: block.get(k) for k in _PROTOCOL})]
+            lines += [
+                "",
+                f"Protocol of {markdown_text(suite)}:",
+                "",
+                _list({k: block.get(k) for k in _PROTOCOL}),
+            ]
     return "\n".join(lines)

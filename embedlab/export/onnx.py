@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from embedlab.config.read import read_values
 from embedlab.console import quiet
 from embedlab.errors import UserError
 from embedlab.pooling.squeeze import FrequencySelection, as_float
@@ -97,8 +98,10 @@ def load_onnx(folder: Path, batch_size: int = 32) -> Callable[[Sequence[str]], n
     from embedlab.encoders.tokenization import Tokenization
     from embedlab.encoders.usage import Usage
 
-    settings = json.loads((folder / "embedlab.json").read_text(encoding="utf-8"))
-    tokenization = Tokenization.from_dict(AutoTokenizer.from_pretrained(folder), settings)
+    settings = read_values(folder / "embedlab.json")
+    tokenization = Tokenization.from_dict(
+        AutoTokenizer.from_pretrained(folder, trust_remote_code=False), settings
+    )
     session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
 
     before = Usage.from_dict(settings.get("usage", {})).text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import logging
 import math
 import re
 import statistics
@@ -11,13 +12,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, printable
 from embedlab.evaluation.core.ratings import read
 from embedlab.evaluation.core.table import HEADLINES, LABELS, Table, mean_and_sd
 from embedlab.files import whole_file
 from embedlab.report.paired import Difference, paired_difference, relation_to_sts
 from embedlab.report.runs import Group, Unfinished
 
+log = logging.getLogger(__name__)
 TITLES = {f"{task}/spearman": label for task, label in LABELS.items()} | {
     "sts7/spearman": "Avg. 7",
     "dev/spearman": "STS-B dev",
@@ -215,13 +217,26 @@ def write_csv(groups: Sequence[Group], path: Path) -> None:
     settings = sorted({k for g in groups for k in g.varied})
     with whole_file(path) as new, new.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["recipe", "seed", "folder", *settings, *metrics])
+        writer.writerow(["recipe", "seed", "folder", *map(csv_cell, (*settings, *metrics))])
         for group in groups:
             for run in group.runs:
                 scores = [run.scores.get(m, "") for m in metrics]
-                writer.writerow(
-                    [group.label, run.seed, run.folder, *(group.varied.get(k, "") for k in settings), *scores]
-                )
+                row = [
+                    group.label,
+                    run.seed,
+                    str(run.folder),
+                    *(group.varied.get(k, "") for k in settings),
+                    *scores,
+                ]
+                writer.writerow(map(csv_cell, row))
+
+
+def csv_cell(value: object) -> object:
+    """A value for a table that a spreadsheet opens: a number, nothing for NaN, or a text that is no formula."""
+    if isinstance(value, int | float):
+        return "" if value != value else value
+    text = printable(str(value))
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
 
 
 def swept_numbers(groups: Sequence[Group]) -> list[str]:
@@ -243,6 +258,11 @@ def swept_numbers(groups: Sequence[Group]) -> list[str]:
     ]
 
 
+def _plain(label: str) -> str:
+    """A label in which matplotlib reads no formula."""
+    return printable(label).replace("$", r"\$")
+
+
 def density_plot(groups: Sequence[Group], path: Path) -> bool:
     """Density of STS-B test's cosines by rating (S2Sent, figure 8), a panel a recipe (its first seed).
 
@@ -256,14 +276,17 @@ def density_plot(groups: Sequence[Group], path: Path) -> bool:
     for group in groups:
         lines = group.runs[0].protocol.get("geometry", {}).get("cosines_by_rating")
         if lines:
-            found.append((group.label, read(lines)))
+            try:
+                found.append((group.label, {_plain(name): cosines for name, cosines in read(lines).items()}))
+            except ValueError as error:
+                log.warning("No density of %s: %s", printable(group.label), error)
     if not found:
         return False
     from embedlab.evaluation.core import figures
 
     figure, panels = figures.grid(len(found), 3, 4.4, sharex=True)
     for panel, (label, cosines) in zip(panels, found, strict=True):
-        figures.cosine_density(cosines, f"{label}\n", panel)
+        figures.cosine_density(cosines, f"{_plain(label)}\n", panel)
         panel.title.set_fontsize("small")
     figure.tight_layout()
     figures.save_figure(figure, path)
@@ -296,8 +319,10 @@ def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
         axis.set_xticks(range(1, len(levels) + 1), [f"{x:g}" for x in levels])
         for at, values in enumerate(data, 1):
             axis.plot([at] * len(values), values, "o", color="0.4", markersize=3, markerfacecolor="none")
-        axis.set_xlabel(key)
-    panels[0].set_ylabel(TITLES.get(metric, metric) + (" x 100" if metric.endswith("spearman") else ""))
+        axis.set_xlabel(_plain(key))
+    panels[0].set_ylabel(
+        _plain(TITLES.get(metric, metric)) + (" x 100" if metric.endswith("spearman") else "")
+    )
     runs = sum(len(g.values(metric)) for g in groups)
     figure.suptitle(f"{len(groups)} recipes, {runs} runs; a point is a run", fontsize="small")
     figure.tight_layout()

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from embedlab.config.read import read_record
 from embedlab.config.run import SAME_RECIPE
-from embedlab.errors import UserError
+from embedlab.config.run_files import SCORES as SCORES
+from embedlab.config.run_files import TRIAL, TrialEnd, read_scores_of_run
+from embedlab.errors import UserError, printable
 from embedlab.evaluation import suite_names
 from embedlab.evaluation.core.protocol import read_scores
 
 log = logging.getLogger(__name__)
-SCORES = "scores.json"
 # arms, recipe, recipes: tables of an experiment, in which its arms are looked up; what was found there is in the
 # sections.
 _SAME_RECIPE = SAME_RECIPE | {"seed", "arms", "recipe", "recipes"}
@@ -43,7 +45,9 @@ class Run:
 
     @property
     def seed(self) -> int:
-        return int(self.training.get("seed", self.config.get("seed", -1)))
+        return next(
+            (int(s) for s in (self.training.get("seed"), self.config.get("seed")) if s is not None), -1
+        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ class Unfinished:
 def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
     """Every run at or below the folders that wrote its scores, and the trials of sweeps that did not.
 
-    The stages of a run (sub-folders of its own) are part of it, not runs of the report.
+    The stages of a run (sub-folders of its own) are part of it, not runs of the report. A run whose scores cannot be
+    read is left out with a line in the log: it may be writing them.
 
     Args:
         folders: of runs or sweeps.
@@ -92,7 +97,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
     Returns: the runs, and the trials without scores.
 
     Raises:
-        UserError: a folder that is not there, or holds no run; a scores file that cannot be read.
+        UserError: a folder that is not there, or holds no run.
     """
     runs: list[Run] = []
     unfinished: list[Unfinished] = []
@@ -104,7 +109,12 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
         for path in sorted(folder.rglob(SCORES), key=lambda p: (len(p.parts), str(p))):
             if any(parent in known for parent in path.parent.parents) or path.parent.name == "export":
                 continue
-            if run := read_run(path):
+            try:
+                run = read_run(path)
+            except UserError as error:
+                log.warning("Left out: %s", error)
+                continue
+            if run is not None:
                 known.append(path.parent)
                 runs.append(run)
         for path in sorted(folder.rglob("trial.yaml")):
@@ -126,24 +136,14 @@ def read_run(path: Path) -> Run | None:
     Returns: the run; None: the file is of an evaluation, not of a run.
 
     Raises:
-        UserError: it cannot be read, or holds no scores.
+        UserError: a damaged file.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot be read: {error}", file=path) from None
-    if not isinstance(content, dict) or "training" not in content:
+    found = read_scores_of_run(path)
+    if found is None:
         return None
-    try:
-        scores = {k: math.nan if v is None else float(v) for k, v in content["scores"].items()}
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(
-            f"holds no scores by name ({error!r})", file=path, fix="the file as the run wrote it"
-        ) from None
-    protocol = content.get("protocol")
-    config, protocol = content.get("config") or {}, protocol if isinstance(protocol, dict) else {}
+    config, protocol = found.config or {}, found.protocol or {}
     later, protocols = _scored_later(path.parent, protocol, config)
-    return Run(path.parent, later | scores, config, content["training"], protocols | protocol)
+    return Run(path.parent, later | found.numbers, config, found.training or {}, protocols | protocol)
 
 
 def _scored_later(
@@ -151,7 +151,7 @@ def _scored_later(
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """What ``embedlab evaluate`` put into the run's ``scores/``: scores and protocols of the encoder that the run
     made, read as it reads it (another pooling, or weights of later training, make another encoder). What is left out
-    because it cannot be read or is of a part of a set is logged."""
+    is logged."""
     scores: dict[str, float] = {}
     protocols: dict[str, Any] = {}
     for path in sorted((folder / "scores").glob("*.json")):
@@ -161,11 +161,16 @@ def _scored_later(
             log.warning("Left out: %s", error)
             continue
         # (A comparison of two encoders is no suite.)
-        if block["suite"] not in suite_names() or not _of_this_run(block, path.stem, protocol, config):
+        if block["suite"] not in suite_names():
+            continue
+        if not _of_this_run(block, path.stem, protocol, config):
+            log.warning(
+                "Left out: %s is of another checkpoint, or of another reading of it", printable(str(path))
+            )
             continue
         limited = [w for w in block["warnings"] if str(w).startswith("limit=")]
         if limited:
-            log.warning("Left out: %s (%s)", path, limited[0])
+            log.warning("Left out: %s (%s)", printable(str(path)), printable(str(limited[0])))
             continue
         scores |= found
         protocols[block["suite"]] = block
@@ -176,7 +181,7 @@ def _of_this_run(
     block: Mapping[str, Any], stem: str, protocol: Mapping[str, Any], config: Mapping[str, Any]
 ) -> bool:
     """Whether the scores in the file ``stem`` are of the encoder that the run made, read as it reads it."""
-    own = {of.get("checkpoint") for of in protocol.values() if isinstance(of, dict)} - {None}
+    own = [of["checkpoint"] for of in protocol.values() if of.get("checkpoint") is not None]
     if own:
         return block["checkpoint"] in own
     # A run that scored nothing tells no checkpoint: then the name of the file says that nothing was changed.
@@ -187,10 +192,10 @@ def _of_this_run(
 def _trial(folder: Path) -> Unfinished:
     """What the sweep wrote of the trial in this folder, finished or not."""
     try:
-        record = json.loads((folder / "trial.json").read_text())
-    except (OSError, ValueError):
-        record = {}
-    return Unfinished(folder, record.get("status", "not finished"), record.get("overrides", ()))
+        end = read_record(folder / TRIAL, TrialEnd)
+    except UserError:
+        end = TrialEnd()
+    return Unfinished(folder, end.status, end.overrides)
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
@@ -219,7 +224,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         settings, first = next(iter(members.values()))
         shown = {k: v for k, v in settings.items() if v is not None}
         label = ", ".join(o for o in changes[first.folder] if o not in shared) or _label(shown, every)
-        label = label or str(first.config.get("method", {}).get("name", "run"))
+        label = label or str((first.config.get("method") or {}).get("name", "run"))
         result.append(Group(label, shown, tuple(run for _, run in members.values())))
     labels = [g.label for g in result]
     return [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import platform
 import shlex
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import Trainer
 
+from embedlab.config.run_files import read_numbers
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import write_json
 from embedlab.evaluation.core.suite import final_metrics, keys_named, suite
@@ -216,10 +216,15 @@ class FinalEvaluation:
         path = self.folder / BEFORE
         title = f"{self.config.method.name}, {training['steps']} steps, weights of step {training['selected_step']}"
         if scores and path.exists():
-            before = json.loads(path.read_text())["scores"]
+            try:
+                before = read_numbers(path)
+            except UserError as error:
+                log.warning("No table of before and after: %s", error)
+                before = {}
             lee = "Lee: 95 % bootstrap interval over documents. " if "lee/spearman" in scores else ""
             caption = f"{lee}One seed: n=1."
-            before_after_table([before], [scores], final_metrics(), title, caption).print()
+            if before:
+                before_after_table([before], [scores], final_metrics(), title, caption).print()
         print(f"Scores: {self.folder / AFTER}")
         if not self.part:
             print(

@@ -9,6 +9,7 @@ from typing import Any
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from embedlab.errors import UserError
 from embedlab.files import whole_file
 
 
@@ -18,14 +19,18 @@ class MetricsFile(Logger):
     Args:
         path: of the file. Its columns grow as new names appear.
         after: when resuming, the step of the checkpoint: later rows, which will be made again, are dropped.
+
+    Raises:
+        UserError: the file to go on with is no table.
     """
 
     def __init__(self, path: Path, after: int | None = None) -> None:
         super().__init__()
         self.path = Path(path)
         self._columns: list[str] = ["step"]
-        self._after = after
         self._opened = False
+        rows = self._read() if after is not None and self.path.exists() else []
+        self._kept = [r for r in rows if (r.get("step") or "").isdecimal() and int(r["step"]) <= (after or 0)]
 
     @property
     def name(self) -> str:
@@ -57,16 +62,19 @@ class MetricsFile(Logger):
 
     def _open(self) -> None:
         self._opened = True
-        rows = self._read() if self._after is not None and self.path.exists() else []
-        kept = [r for r in rows if r["step"] and int(r["step"]) <= (self._after or 0)]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._rewrite(kept)
+        self._rewrite(self._kept)
 
     def _read(self) -> list[dict[str, str]]:
-        with self.path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-            self._columns = list(reader.fieldnames or ["step"])
+        try:
+            with self.path.open(newline="", encoding="utf-8") as file:
+                reader = csv.DictReader(file)
+                # Cells beyond the columns, of a line that a kill has cut, have no name.
+                rows = [{k: v for k, v in row.items() if k is not None} for row in reader]
+                self._columns = list(reader.fieldnames or ["step"])
+        except (csv.Error, ValueError) as error:
+            fix = "move it away: the run goes on without its earlier rows"
+            raise UserError(f"is no table ({error})", file=self.path, fix=fix) from error
         return rows
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import sys
 import time
@@ -42,7 +43,7 @@ from embedlab.run.callbacks.checkpoints import (
     check_parameters,
     find_checkpoint,
     kept_in,
-    parameters_of,
+    read_checkpoint,
     step_of,
 )
 from embedlab.run.callbacks.interrupt import GracefulStop
@@ -53,9 +54,11 @@ from embedlab.run.callbacks.train_log import TrainLog
 from embedlab.run.check import check_rows, check_run, resolved_packing, resolved_step
 from embedlab.run.finish import FinalEvaluation, check_final, load_dev
 from embedlab.run.metrics_file import MetricsFile
-from embedlab.run.run_folder import Record, check_free, finished
+from embedlab.run.resume import check_recipe, finished
+from embedlab.run.run_folder import Record, check_free
 
 log = logging.getLogger(__name__)
+_OF_STRUCTURE = (AttributeError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
 
 
 def train(config: RunConfig, folder: Path) -> dict[str, float]:
@@ -110,6 +113,8 @@ class Run:
         _quiet_loggers()
         self.checkpoint = find_checkpoint(config.ckpt_path, self.folder)
         trains = purpose == "fit" and not config.method.idle
+        if purpose == "fit" and self.checkpoint is not None:
+            check_recipe(self.checkpoint, config.plain)
         self.finished = finished(config, self.folder, self.checkpoint) if trains else None
         if self.finished is not None:
             return
@@ -128,13 +133,9 @@ class Run:
         if trains:
             # Nothing of an earlier run is touched before it is known that this one can begin.
             if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
-                check_parameters(self.method, parameters_of(self.checkpoint))
+                check_parameters(self.method, read_checkpoint(self.checkpoint).embedlab.parameters)
             check_rows(config, self.data.n_rows)
         self.record = Record(self.folder) if rank_zero and fits else None
-        if self.record is not None:
-            if self.checkpoint is not None:
-                self.record.warn_of_changes(config.plain)
-            self.record.write(config.plain)
         self.finale = FinalEvaluation(config, self.folder, self.method.encoder, self.data, dev, part, loaded)
         loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
         self.trainer, self.selection = build_trainer(config, self.folder, loggers, self.finale, extra)
@@ -148,6 +149,8 @@ class Run:
             return self.finished
         trainer, selection = self.trainer, self.selection
         _banner(self.config, trainer, self.data)
+        if self.record is not None:
+            self.record.write(self.config.plain)
         try:
             with warnings.catch_warnings():
                 _quiet()
@@ -155,12 +158,11 @@ class Run:
                     trainer.fit(
                         self.method, datamodule=self.data, ckpt_path=self.checkpoint, weights_only=True
                     )
-                except UserError:  # the checkpoint is of other data or another seed
-                    if self.record is not None and trainer.global_step == 0:
-                        self.record.put_back()
-                    raise
                 except NonFiniteLoss as error:
                     error.checkpoint = next(iter(kept_in(self.folder)), self.checkpoint)
+                    raise
+                except Exception as error:
+                    self._not_begun(error)
                     raise
             if not trainer.is_global_zero:
                 return {}
@@ -177,6 +179,27 @@ class Run:
             return scores
         finally:
             _finish(trainer.loggers)
+
+    def _not_begun(self, error: Exception) -> None:
+        """Leave no configuration behind where training has not begun; a checkpoint may be of other data, or damaged.
+
+        Raises:
+            UserError: Lightning cannot restore the checkpoint, whose structure it does not look at.
+        """
+        keeper = next(c for c in self.trainer.callbacks if isinstance(c, LastCheckpoint))  # type: ignore[attr-defined]
+        if keeper.begun:
+            return
+        if self.record is not None:
+            self.record.put_back()
+        # torch's own errors of memory and of a card are of further types.
+        of_torch = type(error) is RuntimeError
+        if self.checkpoint is not None and (of_torch or isinstance(error, _OF_STRUCTURE)):
+            raise UserError(
+                f"the checkpoint cannot be restored ({type(error).__name__}: {error})",
+                file=self.checkpoint,
+                key="ckpt_path",
+                fix="another copy of it, or the run's previous.ckpt",
+            ) from error
 
 
 def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
@@ -204,7 +227,7 @@ def build_trainer(
     more = dict(extra or {})
     settings, scoring = config.trainer, config.evaluation
     saving = config.callbacks.checkpoint
-    keeper = LastCheckpoint(folder, saving.every_minutes, saving.every_steps, saving.at_end)
+    keeper = LastCheckpoint(folder, saving.every_minutes, saving.every_steps, saving.at_end, config.plain)
     callbacks: list[Callback] = [Randomness(config.seed), GracefulStop(keeper)]
     selection: Selection | None = None
     if finale.dev is not None:
@@ -309,7 +332,7 @@ def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
         if not (kept / "tokenizer.json").is_file():
             with whole_folder(kept) as new:
                 train_tokenizer(config.backbone.fresh, iter_texts(config.data)).save_pretrained(new)
-    return AutoTokenizer.from_pretrained(kept)
+    return AutoTokenizer.from_pretrained(kept, trust_remote_code=False)
 
 
 def _loggers(config: RunConfig, folder: Path, checkpoint: Path | None) -> list[Logger]:
@@ -334,7 +357,9 @@ def _wandb(config: RunConfig, folder: Path) -> Logger:
     if global_rank() != 0:  # only the first process records
         return WandbLogger(save_dir=folder, offline=True, **settings)
     kept = folder / "wandb_id"
-    run_id = kept.read_text().strip() if kept.is_file() else secrets.token_hex(4)
+    run_id = kept.read_text(errors="replace").strip() if kept.is_file() else ""
+    if not re.fullmatch(r"[\w-]{1,64}", run_id):  # a stranger's file is not sent there
+        run_id = secrets.token_hex(4)
     write_whole(kept, run_id)
     offline = "WANDB_MODE" not in os.environ and not (os.environ.get("WANDB_API_KEY") or _has_netrc())
     if offline:

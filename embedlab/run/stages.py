@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -27,9 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from embedlab.config.read import read_values
 from embedlab.config.run import differences
+from embedlab.config.run_files import read_numbers
 from embedlab.distributed.devices import launched
 from embedlab.errors import UserError
 from embedlab.files import locked
@@ -220,18 +219,13 @@ def summary(folder: Path, values: dict[str, Any]) -> None:
     places = [(name, home / name) for name in values["stages"] if (home / name / AFTER).is_file()]
     runs: dict[str, list[dict[str, float]]] = {}
     if places and (places[0][1] / BEFORE).is_file():
-        runs["before"] = [_scores(places[0][1] / BEFORE)]
-    runs |= {name: [_scores(place / AFTER)] for name, place in places}
+        runs["before"] = [read_numbers(places[0][1] / BEFORE)]
+    runs |= {name: [read_numbers(place / AFTER)] for name, place in places}
     if not places or not (folder / AFTER).is_file():
         return
-    runs["result"] = [_scores(folder / AFTER)]
+    runs["result"] = [read_numbers(folder / AFTER)]
     if any(scores for (scores,) in runs.values()):
         score_table(runs, final_metrics(), "The run and its stages", "One seed: n=1.").print()
-
-
-def _scores(path: Path) -> dict[str, float]:
-    scores = json.loads(path.read_text(encoding="utf-8"))["scores"]
-    return {key: float("nan") if value is None else value for key, value in scores.items()}
 
 
 def _check(values: dict[str, Any], wanted: list[str], home: Path) -> None:
@@ -298,7 +292,9 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
 def _difference(folder: Path, values: dict[str, Any]) -> tuple[str, Any, Any] | None:
     """The first key in which the run in a folder was another: its name, the value there and here."""
     recorded = folder / "config.yaml"
-    there = yaml.safe_load(recorded.read_text(encoding="utf-8")) if recorded.is_file() else {}
+    there = read_values(recorded) if recorded.is_file() else {}
+    if not isinstance(there, dict):
+        raise UserError("holds no configuration", file=recorded, fix="remove the stage's folder")
     return next(differences(_of_matter(there), _of_matter(values)), None)
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from embedlab.errors import UserError
+from embedlab.config.read import read_record, read_values
+from embedlab.config.run_files import TRIAL, TrialEnd
+from embedlab.errors import UserError, printable
 from embedlab.files import write_whole
 from embedlab.run.processes import Process, end, start
 from embedlab.run.run_folder import LAST, PREVIOUS, check_free, write_config
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 CONFIG = "trial.yaml"
 OUTPUT = "output.log"
-STATUS = "trial.json"
+STATUS = TRIAL
 RUNNER = ("embedlab", "worker")
 """What follows ``python -m`` in a trial's command line."""
 FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
@@ -134,8 +134,8 @@ def summarise(sweep: Path) -> None:
 def status_of(folder: Path) -> str | None:
     """How the trial in a folder ended, or None where it has not (or its process was killed)."""
     try:
-        return str(json.loads((folder / STATUS).read_text())["status"])
-    except (OSError, ValueError, KeyError):
+        return read_record(folder / STATUS, TrialEnd).status
+    except UserError:
         return None
 
 
@@ -153,8 +153,8 @@ def claim(trials: Sequence[Trial]) -> None:
 def _is_claimed(trial: Trial) -> bool:
     """Whether the trial's configuration is in its folder; a folder of another trial or run is not taken over."""
     path = trial.folder / CONFIG
-    if path.exists():
-        there = yaml.safe_load(path.read_text(encoding="utf-8"))
+    there = _recorded(path)
+    if there is not None:
         changed = sorted(
             key
             for key in {**there, **trial.config}
@@ -170,6 +170,18 @@ def _is_claimed(trial: Trial) -> bool:
         return True
     check_free(trial.folder, trial.config.get("ckpt_path"), "hydra.sweep.dir")
     return False
+
+
+def _recorded(path: Path) -> dict[str, Any] | None:
+    """The configuration of the trial in a folder; None where there is none, or one that cannot be read."""
+    if not path.exists():
+        return None
+    try:
+        there = read_values(path, fix="")
+    except UserError as error:
+        log.warning("%s: written anew", error)
+        return None
+    return there if isinstance(there, dict) else None
 
 
 def _devices() -> list[int]:
@@ -216,7 +228,9 @@ def _record_end(run: Running) -> None:
 def log_failure(run: Running, code: int) -> None:
     """A line in the log with the last one of a trial's output."""
     lines = (run.trial.folder / OUTPUT).read_text(errors="replace").strip().splitlines()
-    log.error("%s failed (exit %d): %s", run.trial.folder.name, code, lines[-1][:300] if lines else "")
+    log.error(
+        "%s failed (exit %d): %s", run.trial.folder.name, code, printable(lines[-1][:300]) if lines else ""
+    )
 
 
 def write_status(run: Running, status: str, code: int | None, **more: float) -> None:

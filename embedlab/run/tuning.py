@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from embedlab.config.build import Record, within
+from embedlab.config.run_files import read_numbers
 from embedlab.errors import UserError
 from embedlab.files import whole_file, write_whole
 from embedlab.run import sweep as launcher
@@ -227,9 +229,10 @@ def _records(folder: Path) -> list[dict[str, str]]:
 
 
 def _final_scores(folder: Path) -> dict[str, float | None]:
+    """Null where a score is no number; nothing where there are none."""
     try:
-        return dict(json.loads((folder / AFTER).read_text())["scores"])
-    except (OSError, ValueError, KeyError):
+        return {k: None if math.isnan(v) else v for k, v in read_numbers(folder / AFTER).items()}
+    except UserError:
         return {}
 
 

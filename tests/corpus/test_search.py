@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,7 +116,49 @@ def test_damage_is_noticed(tmp_path: Path, name: str) -> None:
     build(tmp_path / "index")
     path = tmp_path / "index" / name
     path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match="build the index again"):
+        Index(tmp_path / "index")
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        lambda x: -x,
+        lambda x: x[:, None],
+        lambda x: x.astype(np.float64),
+        lambda x: np.concatenate([x[:1], x[1:-1][::-1], x[-1:]]),
+        lambda x: np.where(np.arange(len(x)) == 1, x[2], x),
+        lambda x: x.astype(object),
+    ],
+)
+def test_offsets_that_say_nothing(offsets: Callable[[Any], Any], tmp_path: Path) -> None:
+    build(tmp_path / "index")
+    path = tmp_path / "index" / "offsets.npy"
+    np.save(path, offsets(np.load(path)))
     with pytest.raises(UserError, match="is damaged"):
+        Index(tmp_path / "index")
+
+
+def test_texts_that_are_no_utf8_and_vectors_that_are_no_numbers(tmp_path: Path) -> None:
+    index = build(tmp_path / "index", ["cat naïve"] * 3)
+    path = tmp_path / "index" / "texts.txt"
+    path.write_bytes(path.read_bytes().replace("ï".encode(), b"\xff\xff"))
+    with pytest.raises(UserError, match=r"texts\.txt:\d: is not UTF-8"):
+        index.search(HashedWords(), ["cat"])
+    vectors = np.load(tmp_path / "index" / "vectors.npy")
+    vectors[1] = np.nan
+    np.save(tmp_path / "index" / "vectors.npy", vectors)
+    with pytest.raises(UserError, match="not finite"):
+        Index(tmp_path / "index").search(HashedWords(), ["cat"])
+
+
+@pytest.mark.parametrize("name", search.FILES)
+def test_no_file_of_an_index_is_a_link(name: str, tmp_path: Path) -> None:
+    build(tmp_path / "index")
+    path = tmp_path / "index" / name
+    path.rename(tmp_path / "secret")
+    path.symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=f"{name}: is a link"):
         Index(tmp_path / "index")
 
 
@@ -135,6 +178,13 @@ def test_command(tmp_path: Path, tiny: Callable[..., Path], capsys: pytest.Captu
     assert float(first[0]) == pytest.approx(1, abs=1e-3)
     assert float(second[0]) <= float(first[0])
     assert json.loads((index / "index.json").read_text())["encoder"] == str(ckpt.resolve())
+
+    odd = "A \x1b]0;owned\x07 title\tand a \u202etab"
+    source.write_text(odd + "\n", encoding="utf-8")
+    assert main(["search", "index", str(source), str(tmp_path / "odd"), f"ckpt={ckpt}"]) == 0
+    capsys.readouterr()
+    assert main(["search", "query", str(tmp_path / "odd"), "title"]) == 0
+    assert capsys.readouterr().out.split("\t")[2:] == [odd.encode("unicode_escape").decode() + "\n"]
 
     assert main(["search", "query", str(index), "words", f"ckpt={tiny('bert', layers=3)}"]) == 2
     assert "made by another encoder" in capsys.readouterr().err

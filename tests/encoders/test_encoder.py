@@ -333,13 +333,17 @@ def test_broken_folders(tiny: Tiny, tmp_path: Path) -> None:
         save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
 
     assert "is no encoder" in str(broken(lambda f: os.remove(f / CARD)))
-    assert "is broken" in str(broken(lambda f: (f / CARD).write_text("{")))
-    assert "is broken" in str(broken(edit(pooling=None)))
+    assert "is not JSON" in str(broken(lambda f: (f / CARD).write_text("{")))
+    assert "a key is missing (pooling)" in str(broken(edit(pooling=None)))
     assert "too old" in str(broken(edit(format=99)))
     for wrong in ([1], "bert", 3):
-        assert "is broken" in str(broken(edit(backbone=wrong)))
-    assert "is broken" in str(broken(lambda f: (f / CARD).write_text("[" * 100_000)))
-    assert "is broken" in str(broken(lambda f: (f / CARD).write_text("[1]")))
+        assert "(backbone=" in str(broken(edit(backbone=wrong)))
+    assert "two towers or more" in str(broken(edit(towers=["x"])))
+    for name in ({}, [], 3):
+        assert "unknown pooling" in str(broken(edit(pooling={"name": name})))
+    assert "(tokenization.max_length=-1)" in str(broken(edit(tokenization={"max_length": -1})))
+    assert "too deeply" in str(broken(lambda f: (f / CARD).write_text("[" * 100_000)))
+    assert "holds no keys" in str(broken(lambda f: (f / CARD).write_text("[1]")))
     assert "unknown pooling" in str(broken(edit(pooling={"name": "attention"})))
     assert "pooling's weights do not fit" in str(broken(weights))
     assert "pooling's weights do not fit" in str(broken(lambda f: os.remove(f / POOLING_WEIGHTS)))

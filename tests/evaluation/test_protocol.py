@@ -123,7 +123,7 @@ def test_written_files_follow_the_umask(tmp_path: Path) -> None:
 def test_other_files_are_refused_in_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(content)
-    with pytest.raises(UserError, match=r"x\.json: is not a scores file"):
+    with pytest.raises(UserError, match=r"x\.json:.*Fix: write it with embedlab evaluate"):
         protocol.read_scores(path)
     with pytest.raises(UserError, match="cannot be read"):
         protocol.read_scores(tmp_path / "none.json")

@@ -104,15 +104,54 @@ def test_other_towers_make_another_recipe(tmp_path: Path) -> None:
     assert len(group_runs(find_runs([tmp_path])[0])) == 2
 
 
-def test_scores_that_are_no_numbers_are_said_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("score", ["high", True, math.nan, math.inf, [1], {}, 1e300, 10**400])
+def test_what_is_no_number_is_no_score(
+    score: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("good", "bad"):
+        write_run(tmp_path / name, 0, 70.0)
+    path = tmp_path / "bad" / "scores.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"scores": content["scores"] | {"sts7/spearman": score}}))
+    runs, _ = find_runs([tmp_path])
+    assert [run.folder.name for run in runs] == ["good"]
+    (line,) = caplog.messages
+    assert "bad/scores.json" in line
+    assert "scores.sts7/spearman" in line or "64 bits" in line
+
+
+def test_null_stands_for_a_score_that_is_no_number(tmp_path: Path) -> None:
     write_run(tmp_path / "a", 0, 70.0)
-    content = json.loads((tmp_path / "a" / "scores.json").read_text())
-    (tmp_path / "a" / "scores.json").write_text(json.dumps(content | {"config": None}))
-    assert len(group_runs(find_runs([tmp_path])[0])) == 1
-    for scores in ({"sts7/spearman": "high"}, [1], None):
-        (tmp_path / "a" / "scores.json").write_text(json.dumps(content | {"scores": scores}))
-        with pytest.raises(UserError, match="no scores by name"):
-            find_runs([tmp_path])
+    path = tmp_path / "a" / "scores.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"config": None, "scores": {"x": None, "y": 1}}))
+    (group,) = group_runs(find_runs([tmp_path])[0])
+    assert (group.values("x"), group.values("y")) == ({}, {0: 1.0})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scores": [1]},
+        {"scores": None},
+        {"training": []},
+        {"training": {"seed": "abc"}},
+        {"config": "x"},
+        {"config": {"pooling": "mean"}},
+        {"protocol": {"sts": 3}},
+    ],
+)
+def test_a_run_of_another_shape_is_left_out_by_name(
+    change: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("good", "bad"):
+        write_run(tmp_path / name, 0, 70.0)
+    path = tmp_path / "bad" / "scores.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert [run.folder.name for run in find_runs([tmp_path])[0]] == ["good"]
+    (line,) = caplog.messages
+    assert "bad/scores.json: " in line
+    assert next(iter(change)) in line
 
 
 @pytest.mark.parametrize(
@@ -276,7 +315,7 @@ def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         find_runs([tmp_path / "none"])
     (tmp_path / "scores.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="no finished run"):
         find_runs([tmp_path])
 
 
@@ -318,7 +357,7 @@ def test_what_was_evaluated_later_belongs_to_the_run(sweep: Path) -> None:
     assert run.protocol["xnli"]["checkpoint"] == "later"
 
 
-def test_where_the_run_names_its_weights_those_decide(sweep: Path) -> None:
+def test_where_the_run_names_its_weights_those_decide(sweep: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = sweep / "1-0"
     path = folder / "scores.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"protocol": {"sts": {"checkpoint": "mine"}}}))
@@ -327,6 +366,7 @@ def test_where_the_run_names_its_weights_those_decide(sweep: Path) -> None:
     scores = find_runs([folder])[0][0].scores
     assert "xnli-en/accuracy" in scores
     assert "glue/mean" not in scores
+    assert [line for line in caplog.messages if "glue.json is of another checkpoint" in line]
 
 
 def test_what_is_no_score_of_the_run_is_left_out(sweep: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -351,7 +391,7 @@ def test_what_is_no_score_of_the_run_is_left_out(sweep: Path, caplog: pytest.Log
     said = "\n".join(caplog.messages)
     assert len(caplog.messages) == 6
     assert "bitext.json (limit=5" in said
-    assert all(f"{name}.json: is not a scores file" in said for name in "abcde")
+    assert all(f"Left out: {folder / 'scores' / name}.json" in said for name in "abcde")
 
 
 def test_without_a_fingerprint_another_reading_is_known_by_its_file(sweep: Path) -> None:

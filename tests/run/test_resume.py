@@ -20,6 +20,7 @@ from embedlab.run.callbacks.checkpoints import (
     find_checkpoint,
 )
 from embedlab.run.run import train
+from tests.tiny_run import sentences
 
 STEPS = 11  # 60 rows in batches of 8: an epoch has 7, so this ends in the middle of the second
 
@@ -119,16 +120,70 @@ def test_a_refused_resume_leaves_the_record_of_the_run(compose_run, tmp_path):  
     train(compose_run("trainer.max_steps=2"), tmp_path)
     before = (tmp_path / "config.yaml").read_bytes()
     with pytest.raises(UserError, match="seed"):
-        train(compose_run("trainer.max_steps=4", "seed=7", "method.tau=0.5", "ckpt_path=last"), tmp_path)
+        train(compose_run("trainer.max_steps=4", "seed=7", "ckpt_path=last"), tmp_path)
     assert (tmp_path / "config.yaml").read_bytes() == before
 
 
-def test_a_run_that_goes_on_otherwise_says_so(compose_run, tmp_path, caplog):  # type: ignore[no-untyped-def]
+def test_no_run_goes_on_from_another_recipe(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    """Neither in its own folder nor in another, where nothing is left behind."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    train(compose_run("trainer.max_steps=2"), run)
+    before = contents(run)
+    for changed, key in (
+        ("method.tau=0.5", "method.tau"),
+        ("pooling=mean", "pooling.name"),
+        ("optimizer.lr=2e-3", "optimizer.lr"),
+        ("adapter=lora", "adapter.name"),
+    ):
+        for folder in (run, other):
+            with pytest.raises(UserError, match="another recipe") as error:
+                train(compose_run("trainer.max_steps=4", changed, f"ckpt_path={run / LAST}"), folder)
+            assert error.value.key == key
+    assert contents(run) == before
+    assert not other.exists()
+    train(compose_run("trainer.max_steps=3", "ckpt_path=last"), run)
+
+
+def test_other_text_is_refused_and_leaves_no_configuration(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    run, other = tmp_path / "run", tmp_path / "other"
+    train(compose_run("trainer.max_steps=2"), run)
+    (tmp_path / "text.txt").write_text("\n".join(sentences(60, seed=5)))
+    with pytest.raises(UserError, match="other text"):
+        train(
+            compose_run(
+                "trainer.max_steps=4", f"data.files={tmp_path / 'text.txt'}", f"ckpt_path={run / LAST}"
+            ),
+            other,
+        )
+    assert not (other / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"global_step": "2"},
+        {"embedlab": []},
+        {"embedlab": {"parameters": "x"}},
+        {"embedlab": {"recipe": [1]}},
+        {"loops": []},
+        {"loops": {"fit_loop": {}}},
+        {"callbacks": 3},
+        {"callbacks": {"Randomness": {}}},
+        {"optimizer_states": [{}]},
+        {"lr_schedulers": "x"},
+        {"SentenceDataModule": {}},
+        {"state_dict": {}},
+        {"state_dict": 3},
+    ],
+)
+def test_a_checkpoint_of_another_shape_is_one_line(damage, compose_run, tmp_path):  # type: ignore[no-untyped-def]
     train(compose_run("trainer.max_steps=2"), tmp_path)
-    train(compose_run("trainer.max_steps=3", "ckpt_path=last"), tmp_path)
-    assert "other settings" not in caplog.text
-    train(compose_run("trainer.max_steps=4", "method.tau=0.5", "pooling=mean", "ckpt_path=last"), tmp_path)
-    assert "method.tau=0.5 (was 0.05), pooling.name=mean (was cls)" in caplog.text
+    before = (tmp_path / "config.yaml").read_bytes()
+    content = torch.load(tmp_path / LAST, weights_only=True)
+    torch.save(content | damage, tmp_path / "odd.ckpt")
+    with pytest.raises(UserError, match=r"odd\.ckpt|parameters|lacks its place|rows of text"):
+        train(compose_run("trainer.max_steps=4", f"ckpt_path={tmp_path / 'odd.ckpt'}"), tmp_path)
+    assert (tmp_path / "config.yaml").read_bytes() == before
 
 
 def test_checkpoints_hold_no_code(compose_run, tmp_path):  # type: ignore[no-untyped-def]
@@ -155,8 +210,11 @@ def test_nothing_to_resume_from_is_one_line(tmp_path):  # type: ignore[no-untype
 
 def test_a_model_with_other_parameters_is_refused(compose_run, tmp_path):  # type: ignore[no-untyped-def]
     train(compose_run("trainer.max_steps=2"), tmp_path)
+    state = torch.load(tmp_path / LAST, weights_only=True)
+    state["embedlab"]["parameters"].reverse()
+    torch.save(state, tmp_path / LAST)
     with pytest.raises(UserError, match="parameters are not this model's"):
-        train(compose_run("trainer.max_steps=4", "ckpt_path=last", "method.mlp=none"), tmp_path)
+        train(compose_run("trainer.max_steps=4", "ckpt_path=last"), tmp_path)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

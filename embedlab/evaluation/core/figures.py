@@ -64,7 +64,7 @@ def cosine_density(
     axes = _axes(axes)
     x = np.linspace(-0.2, 1.0, 300)
     for i, (name, values) in enumerate(groups.items()):
-        if len(values) > 2 and np.ptp(values) > 0:
+        if len(values) > 2 and np.ptp(values) > 1e-6:
             style: dict[str, Any] = {"linestyle": _LINES[i % len(_LINES)], "color": str(0.12 * i)}
             axes.plot(x, gaussian_kde(values)(x), label=name, **style)
     axes.set(xlabel="cosine", ylabel="density", title=f"{title} separation {separation(groups):.2f}".strip())

@@ -8,11 +8,13 @@ import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from embedlab.config.read import read_record
 from embedlab.errors import UserError
 from embedlab.files import write_whole
 
@@ -141,6 +143,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class ScoreFile:
+    """What `write_scores` writes; null stands for a score that is no number."""
+
+    scores: dict[str, float | None]
+    protocol: dict[str, Any]
+
+
 def write_scores(path: Path, scores: Mapping[str, float], block: Mapping[str, Any]) -> None:
     """Writes {scores, protocol, created} atomically; ValueError when the protocol block is not complete."""
     check(block)
@@ -152,17 +162,18 @@ def read_scores(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
 
     Raises UserError when it is no such file or its protocol block is not complete.
     """
+    fix = "write it with embedlab evaluate"
+    found = read_record(path, ScoreFile, fix)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        scores, block = content["scores"], content["protocol"]
-        check(block)
-        return {key: math.nan if value is None else float(value) for key, value in scores.items()}, block
-    except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", file=path, fix="give a scores file") from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(
-            f"is not a scores file ({error})", file=path, fix="write it with embedlab evaluate"
-        ) from error
+        check(found.protocol)
+    except ValueError as error:
+        raise UserError(f"is not a scores file ({error})", file=path, fix=fix) from error
+    return {key: math.nan if v is None else float(v) for key, v in found.scores.items()}, found.protocol
+
+
+@dataclass(frozen=True)
+class _Parts:
+    parts: dict[str, dict[str, Any]]
 
 
 class ResultCache:
@@ -184,14 +195,14 @@ class ResultCache:
         self._parts: dict[str, Any] = {}
         if self._path is not None:
             try:
-                self._parts = dict(json.loads(self._path.read_text(encoding="utf-8"))["parts"])
-            except (OSError, ValueError, KeyError, TypeError):
+                self._parts = dict(read_record(self._path, _Parts).parts)
+            except UserError:
                 self._parts = {}
 
     def get(self, name: str, data: Any) -> dict[str, Any] | None:
         """What `put` was given for `name`; None where there is none, or it was made otherwise."""
         part = self._parts.get(name)
-        if not isinstance(part, Mapping) or part.get("key") != self._key(data):
+        if part is None or part.get("key") != self._key(data) or not isinstance(part.get("result"), dict):
             return None
         return dict(part["result"])
 

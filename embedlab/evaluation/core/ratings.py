@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from embedlab.config.build import fits
+
 Array = NDArray[np.float64]
 
 
@@ -56,5 +58,14 @@ def written(groups: Mapping[str, Array]) -> dict[str, str]:
 
 
 def read(lines: Mapping[str, str]) -> dict[str, Array]:
-    """What `written` wrote."""
-    return {name: np.array([float(x) for x in line.split()]) for name, line in lines.items()}
+    """What `written` wrote.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if not fits(lines, dict[str, str]):
+        raise ValueError("the groups are no lines by name")
+    groups = {name: np.array([float(x) for x in line.split()]) for name, line in lines.items()}
+    if not all(np.isfinite(values).all() for values in groups.values()):
+        raise ValueError("a cosine is not finite")
+    return groups

@@ -17,6 +17,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from embedlab.console import markdown_text
+from embedlab.errors import one_line, printable
+
 Scores = Mapping[str, float]
 Better = Literal["higher", "lower"] | None
 HEADLINES = ("sts7/spearman", "dev/spearman", "lee/spearman")
@@ -82,6 +85,17 @@ class Table:
     caption: str = ""
     left: int = 1
 
+    def __post_init__(self) -> None:
+        """Labels and captions come from files: nothing in them ends a line or reaches a terminal as a command."""
+        clean = {
+            "title": printable(self.title),
+            "columns": tuple(map(printable, self.columns)),
+            "rows": tuple(tuple(map(printable, row)) for row in self.rows),
+            "caption": "\n\n".join(map(one_line, self.caption.split("\n\n"))),
+        }
+        for name, value in clean.items():
+            object.__setattr__(self, name, value)
+
     def rich(self) -> RichTable:
         """The table for a terminal."""
         table = RichTable(title=Text(self.title), caption=Text(self.caption) if self.caption else None)
@@ -94,11 +108,12 @@ class Table:
         return table
 
     def markdown(self) -> str:
-        """The table in GitHub's Markdown, with title and caption as paragraphs; "|" in a cell is escaped."""
+        """The table in GitHub's Markdown, with title and caption as paragraphs."""
         rule = [":--" if i < self.left else "--:" for i in range(len(self.columns))]
-        rows = [[cell.replace("|", "\\|") for cell in row] for row in (self.columns, *self.rows)]
+        rows = [[markdown_text(cell) for cell in row] for row in (self.columns, *self.rows)]
         lines = ["| " + " | ".join(cells) + " |" for cells in (rows[0], rule, *rows[1:])]
-        parts = [f"**{self.title}**", "\n".join(lines), *([self.caption] if self.caption else [])]
+        notes = [markdown_text(note) for note in self.caption.split("\n\n") if note]
+        parts = [f"**{markdown_text(self.title)}**", "\n".join(lines), *notes]
         return "\n\n".join(parts) + "\n"
 
     def html(self, figures: Mapping[str, str] | None = None) -> str:
@@ -123,11 +138,11 @@ class Table:
             " & ".join(cell.translate(_TEX) for cell in cells) + r" \\"
             for cells in (self.columns, *self.rows)
         )
-        notes = [f"% {note}" for note in self.caption.split("\n\n") if note]
+        notes = [f"% {note.translate(_TEX)}" for note in self.caption.split("\n\n") if note]
         align = "l" * self.left + "r" * (len(self.columns) - self.left)
         begin = rf"\begin{{tabular}}{{{align}}}"
         body = [begin, r"\hline", header, r"\hline", *rows, r"\hline", r"\end{tabular}"]
-        return "\n".join([f"% {self.title}", *body, *notes, ""])
+        return "\n".join([f"% {self.title.translate(_TEX)}", *body, *notes, ""])
 
     def print(self, file: IO[str] | None = None) -> None:
         """Prints to `file` (default: standard output). A pipe or a file gets the full width and no escape

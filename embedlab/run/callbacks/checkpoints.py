@@ -6,15 +6,18 @@ import logging
 import os
 import time
 import zipfile
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch.nn import Parameter
 
 from embedlab.backbones.adapters import check_saved
+from embedlab.config.read import record
 from embedlab.errors import UserError
 from embedlab.files import corruption, full
 from embedlab.run.run_folder import LAST as LAST
@@ -56,7 +59,11 @@ class LastCheckpoint(Callback):
             disk costs. None: only at the end.
         every_steps: additionally every so many updates.
         at_end: also when training ends or is interrupted.
+        recipe: the run's configuration, which is kept with the weights.
     """
+
+    begun = False
+    """Whether everything has been restored and training has begun."""
 
     def __init__(
         self,
@@ -64,11 +71,13 @@ class LastCheckpoint(Callback):
         every_minutes: float | None = 5.0,
         every_steps: int | None = None,
         at_end: bool = True,
+        recipe: dict[str, Any] | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.every_minutes = every_minutes
         self.every_steps = every_steps
         self.at_end = at_end
+        self.recipe = recipe
         self._written_at = time.monotonic()
         self._written_step = -1
         self._wanted = False
@@ -78,6 +87,7 @@ class LastCheckpoint(Callback):
         self._written_at = self._agreed_at = time.monotonic()
         self._written_step = self._agreed_step = trainer.global_step
         self._agree_after = 1
+        self.begun = True
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         method = cast("Method", pl_module)
@@ -140,6 +150,7 @@ class LastCheckpoint(Callback):
         checkpoint["embedlab"] = {
             "encoder": method.encoder.manifest(),
             "parameters": [name for name, _ in named_parameters(method)],
+            "recipe": self.recipe,
         }
 
     def on_load_checkpoint(
@@ -147,6 +158,14 @@ class LastCheckpoint(Callback):
     ) -> None:
         """Lightning counts updates in one place for captured steps and in another for all others."""
         check_parameters(cast("Method", pl_module), checkpoint.get("embedlab", {}).get("parameters"))
+        if trainer.state.fn == TrainerFn.FITTING and not (
+            checkpoint.get("SentenceDataModule") and checkpoint.get("callbacks", {}).get("Randomness")
+        ):  # Lightning would go on without a word
+            raise UserError(
+                "the checkpoint lacks its place in the data or its random states",
+                key="ckpt_path",
+                fix="another copy of it, or another run's",
+            )
         loop = checkpoint.get("loops", {}).get("fit_loop", {})
         for progress in (
             loop.get("epoch_loop.automatic_optimization.optim_progress", {}).get("optimizer", {}).get("step"),
@@ -334,18 +353,54 @@ def unreadable(path: Path) -> str | None:
         content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
         if not isinstance(content, dict) or not {"global_step", "state_dict"} <= set(content):
             return "weights alone, with no step to go on from"
+        record(CheckpointFile, content, path)
+    except UserError as error:
+        return f"{error.message} ({error.key})"
     except Exception as error:
         return corruption(error) or (str(error).strip().splitlines() or [repr(error)])[0][:200]
     return None
 
 
-def parameters_of(path: Path) -> list[str] | None:
-    """The names of what was trained, in the order of the optimiser's state; None where it does not say."""
+@dataclass(frozen=True)
+class Own:
+    """What this project adds to a checkpoint, as far as a run that goes on reads it.
+
+    Args:
+        parameters: names of what was trained, in the order of the optimiser's state.
+        recipe: the run's configuration.
+    """
+
+    parameters: list[str] | None = None
+    recipe: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointFile:
+    """What a checkpoint says beside its weights."""
+
+    global_step: int
+    loops: dict[str, Any] = field(default_factory=dict)
+    embedlab: Own = Own()
+
+    @property
+    def recipe(self) -> dict[str, Any] | None:
+        return self.embedlab.recipe
+
+    @property
+    def passes(self) -> int:
+        """Passes over the data that are behind it; 0 where it does not say."""
+        found: Any = self.loops
+        for key in ("fit_loop", "epoch_progress", "current", "completed"):
+            found = found.get(key) if isinstance(found, dict) else None
+        return found if isinstance(found, int) else 0
+
+
+def read_checkpoint(path: Path) -> CheckpointFile:
+    """A checkpoint of `find_checkpoint`, without its weights."""
     content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    names: list[str] | None = content.get("embedlab", {}).get("parameters")
-    return names
+    return record(CheckpointFile, content, path)
 
 
 def step_of(path: Path) -> int:
     """Updates that a checkpoint has behind it."""
-    return int(torch.load(path, map_location="meta", weights_only=True, mmap=True)["global_step"])
+    return read_checkpoint(path).global_step

@@ -115,7 +115,8 @@ def _wait_for_owner(lock: Path) -> Owner | None:
 
 def holds_run(folder: Path) -> bool:
     """Whether a run is going on in a folder, or could."""
-    return any((folder / name).exists() for name in (LAST, PREVIOUS, LOCK))
+    # Others have files of this name too: pytest, package managers.
+    return any((folder / name).exists() for name in (LAST, PREVIOUS)) or _owner(folder / LOCK) is not None
 
 
 def run_around(path: Path) -> Path | None:

@@ -19,7 +19,7 @@ import yaml
 from embedlab.cli import main as command
 from embedlab.errors import UserError
 from embedlab.run import run_folder
-from embedlab.run.run_folder import LOCK, owned
+from embedlab.run.run_folder import LOCK, holds_run, owned, run_around
 
 HOLD = """
 import os, sys, time
@@ -199,6 +199,29 @@ def test_a_damaged_lock_is_taken_or_names_nobody(
         (tmp_path / LOCK).write_text(content)
         with pytest.raises(UserError, match="in use by another process"), owned(tmp_path, "folder"):
             pass
+
+
+@pytest.mark.parametrize(
+    ("there", "found"),
+    [
+        ({}, False),
+        ({"last.ckpt": ""}, True),
+        ({"previous.ckpt": ""}, True),
+        ({LOCK: json.dumps({"process": 1, "host": "a", "command": "b"})}, True),
+        ({LOCK: "1234"}, False),  # pytest's
+        ({LOCK: ""}, False),
+        ({"config.yaml": "", "scores.json": ""}, False),
+    ],
+)
+def test_what_is_a_runs_folder(there: dict[str, str], found: bool, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for name, content in there.items():
+        (run / name).write_text(content)
+    assert holds_run(run) == found
+    for inside in ("x.json", "scores/x.json", "export/scores/x.json"):
+        assert run_around(run / inside) == (run if found else None)
+    assert run_around(run / "a/b/c/x.json") is None
 
 
 def test_other_ranks_leave_the_lock_to_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

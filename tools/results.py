@@ -34,7 +34,7 @@ RUNS = ROOT / "docs" / "runs"
 PAGES = ROOT / "docs" / "results"
 SUMMARY = ROOT / "docs" / "results.md"
 BLOCK = re.compile(r"```table\n(.*?)```\n", re.DOTALL)
-FREE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|\*[^*\s][^*]*\*|[-+]?[\d.,]+( ± [\d.]+)? \(no JSON\)", re.DOTALL)
+FREE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|\*[\d.,]+( %)?\*|[-+]?[\d.,]+( ± [\d.]+)? \(no JSON\)", re.DOTALL)
 """What may hold numbers that are no result: code, addresses, published figures, and those marked as untraced."""
 NUMBER = re.compile(r"(?<![\w.])\d*\.\d+(?![\w.]*\d|e)")
 
@@ -76,6 +76,9 @@ class Block:
         if self.records:
             return self._of_records(self.records)
         groups = {label: group(label, patterns) for label, patterns in self.rows.items()}
+        known = {key for g in groups.values() for run in g.runs for key in run.scores}
+        if absent := [key for key in self.metrics if key not in known]:
+            raise UserError("no run has it", key=self.title, value=", ".join(absent))
         if self.pairs:
             found = self._differences(groups)
         elif self.correlate:
@@ -215,19 +218,22 @@ def hold(text: str, tables: list[str] | tuple[str, ...], place: Path) -> None:
 
 
 def hold_summary(pages: Mapping[str, Page]) -> None:
-    """That docs/results.md states the pages' numbers.
+    """That docs/results.md states the pages' numbers: a row those of the pages that it links to.
 
     Raises:
-        UserError: a row without a page, or with a number that is not there.
+        UserError: a row without a page, or a number that is not there.
     """
+    text = []
     for line in SUMMARY.read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if len(cells) != 5 or cells[0] == "claim" or set(cells[0]) <= set(":-"):
-            continue
-        linked = re.findall(r"\(results/(\w+)\.md", line)
-        if not linked:
-            raise UserError("a row without its page", file=SUMMARY, key="claim", value=cells[0])
-        hold(cells[2], [table for name in linked for table in pages[name].tables], SUMMARY)
+        if len(cells) < 3:
+            text.append(line)
+        elif cells[0].startswith("["):
+            linked = re.findall(r"\(results/(\w+)\.md\)", cells[0])
+            hold(cells[2] + cells[4], [table for name in linked for table in pages[name].tables], SUMMARY)
+        elif any(map(NUMBER.search, cells)):
+            raise UserError("a row without a link to its page", file=SUMMARY, key="claim", value=cells[0])
+    hold("\n".join(text), [table for made in pages.values() for table in made.tables], SUMMARY)
 
 
 def readings() -> Iterator[Path]:

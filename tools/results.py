@@ -16,10 +16,9 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import yaml
 
@@ -34,7 +33,9 @@ RUNS = ROOT / "docs" / "runs"
 PAGES = ROOT / "docs" / "results"
 SUMMARY = ROOT / "docs" / "results.md"
 BLOCK = re.compile(r"```table\n(.*?)```\n", re.DOTALL)
-FREE = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|\*[\d.,]+( %)?\*|[-+]?[\d.,]+( ± [\d.]+)? \(no JSON\)", re.DOTALL)
+FREE = re.compile(
+    r"```.*?```|`[^`]*`|\]\([^)]*\)|\*[\d.,]+( %)?\*|[-+]?[\d.,]+( ± [\d.]+)?\s+\(no\s+JSON\)", re.DOTALL
+)
 """What may hold numbers that are no result: code, addresses, published figures, and those marked as untraced."""
 NUMBER = re.compile(r"(?<![\w.])\d*\.\d+(?![\w.]*\d|e)")
 
@@ -87,10 +88,8 @@ class Block:
             shown = [Metric(key, heading, digits=self.digits) for key, heading in self.metrics.items()]
             found = score_table({k: [r.scores for r in g.runs] for k, g in groups.items()}, shown, self.title)
         else:
-            baseline = groups[self.baseline] if self.baseline else None
-            found = make_report(
-                list(groups.values()), (), baseline, self.metric, list(self.metrics) or None, self.title
-            )
+            baseline, keys = groups[self.baseline] if self.baseline else None, list(self.metrics) or None
+            found = make_report(list(groups.values()), (), baseline, self.metric, keys, self.title)
         return replace(found, columns=tuple(map(self._heading, found.columns)))
 
     def _heading(self, column: str) -> str:
@@ -106,8 +105,7 @@ class Block:
                 if found is None:
                     raise UserError(f"no seed in common: {one}, {other}", key=key)
                 detectable = "–" if math.isnan(found.detectable) else f"{found.detectable:.2f}"
-                names = (one, other, heading)
-                rows.append((*names, found.text(), str(found.n), detectable, found.verdict))
+                rows.append((one, other, heading, found.text(), str(found.n), detectable, found.verdict))
         columns = ("", "minus", "score", "difference [95 % CI]", "n", "detectable", "verdict")
         return Table(self.title, columns, tuple(rows), "Paired by seed.", left=3)
 
@@ -119,13 +117,10 @@ class Block:
 
     def _of_records(self, records: str) -> Table:
         file, _, key = records.partition(":")
-        rows = []
-        for record in json.loads((RUNS / file).read_text(encoding="utf-8"))[key]:
-            cells = []
-            for column, (_, scale, digits) in self.columns.items():
-                value = record.get(column, "")
-                cells.append(value if isinstance(value, str) else f"{value * scale:,.{digits}f}")
-            rows.append(tuple(cells))
+        rows = [
+            tuple(_scaled(record.get(column, ""), *form) for column, (_, *form) in self.columns.items())
+            for record in json.loads((RUNS / file).read_text(encoding="utf-8"))[key]
+        ]
         return Table(self.title, tuple(heading for heading, _, _ in self.columns.values()), tuple(rows))
 
     def sources(self) -> str:
@@ -133,6 +128,10 @@ class Block:
         patterns = " ".join([*self.rows.values(), self.records or ""]).split()
         names = dict.fromkeys(pattern.split("/")[0] for pattern in patterns)
         return "From " + ", ".join(f"[docs/runs/{name}](../runs/{name})" for name in names) + ".\n"
+
+
+def _scaled(value: str | float, scale: float, digits: int) -> str:
+    return value if isinstance(value, str) else f"{value * scale:,.{digits}f}"
 
 
 def group(label: str, patterns: str) -> Group:
@@ -149,10 +148,8 @@ def group(label: str, patterns: str) -> Group:
         for place in places:
             found = _read(place)
             seed = _seed(found)
-            before = runs[seed].scores if seed in runs else {}
-            runs[seed] = replace(
-                found, scores={**before, **found.scores}, training={**found.training, "seed": seed}
-            )
+            scores = {**(runs[seed].scores if seed in runs else {}), **found.scores}
+            runs[seed] = replace(found, scores=scores, training={**found.training, "seed": seed})
     return Group(label, {}, tuple(run for _, run in sorted(runs.items())))
 
 
@@ -175,15 +172,8 @@ def _seed(run: Run) -> int:
     return int(named[1]) if named else run.seed
 
 
-class Page(NamedTuple):
-    """One page: its text, and the tables in it."""
-
-    text: str
-    tables: tuple[str, ...]
-
-
-def page(reading: Path) -> Page:
-    """The reading with its tables made.
+def page(reading: Path) -> tuple[str, list[str]]:
+    """The reading with its tables made, and these.
 
     Raises:
         UserError: a table that cannot be made, or a number in the text that no table has.
@@ -199,10 +189,10 @@ def page(reading: Path) -> Page:
     text = BLOCK.sub(made, source)
     hold(BLOCK.sub("", source), tables, reading)
     note = f"<!-- Generated by tools/results.py from readings/{reading.name} and docs/runs. -->\n"
-    return Page(note + text, tuple(tables))
+    return note + text, tables
 
 
-def hold(text: str, tables: list[str] | tuple[str, ...], place: Path) -> None:
+def hold(text: str, tables: Sequence[str], place: Path) -> None:
     """That each number of a text with a decimal point stands in one of the tables.
 
     Raises:
@@ -217,7 +207,7 @@ def hold(text: str, tables: list[str] | tuple[str, ...], place: Path) -> None:
         )  # fmt: skip
 
 
-def hold_summary(pages: Mapping[str, Page]) -> None:
+def hold_summary(pages: Mapping[str, Sequence[str]]) -> None:
     """That docs/results.md states the pages' numbers: a row those of the pages that it links to.
 
     Raises:
@@ -230,30 +220,25 @@ def hold_summary(pages: Mapping[str, Page]) -> None:
             text.append(line)
         elif cells[0].startswith("["):
             linked = re.findall(r"\(results/(\w+)\.md\)", cells[0])
-            hold(cells[2] + cells[4], [table for name in linked for table in pages[name].tables], SUMMARY)
+            hold(cells[2] + cells[4], [table for name in linked for table in pages[name]], SUMMARY)
         elif any(map(NUMBER.search, cells)):
             raise UserError("a row without a link to its page", file=SUMMARY, key="claim", value=cells[0])
-    hold("\n".join(text), [table for made in pages.values() for table in made.tables], SUMMARY)
+    hold("\n".join(text), [table for tables in pages.values() for table in tables], SUMMARY)
 
 
-def readings() -> Iterator[Path]:
-    """The sources, by name."""
-    yield from sorted((PAGES / "readings").glob("*.md"))
-
-
-def main(arguments: list[str], say: Callable[..., Any] = print) -> int:
+def main(arguments: list[str]) -> int:
     """Write the pages, or hold them to their sources."""
-    pages = {reading.stem: page(reading) for reading in readings()}
-    hold_summary(pages)
+    pages = {reading.stem: page(reading) for reading in sorted((PAGES / "readings").glob("*.md"))}
+    hold_summary({name: tables for name, (_, tables) in pages.items()})
     stale = []
-    for name, made in pages.items():
+    for name, (text, _) in pages.items():
         place = PAGES / f"{name}.md"
         if "--check" not in arguments:
-            place.write_text(made.text, encoding="utf-8")
-        elif not place.is_file() or place.read_text(encoding="utf-8") != made.text:
-            stale.append(place.name)
+            place.write_text(text, encoding="utf-8")
+        elif not place.is_file() or place.read_text(encoding="utf-8") != text:
+            stale.append(str(place))
     if stale:
-        say(f"docs/results: {', '.join(stale)} is not that of its sources: python tools/results.py", file=sys.stderr)
+        print(f"{', '.join(stale)}: not of its sources: python tools/results.py", file=sys.stderr)
     return int(bool(stale))
 
 

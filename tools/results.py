@@ -29,9 +29,7 @@ from embedlab.report.report import make_report
 from embedlab.report.runs import Group, Run, find_runs
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNS = ROOT / "docs" / "runs"
-PAGES = ROOT / "docs" / "results"
-SUMMARY = ROOT / "docs" / "results.md"
+RUNS, PAGES, SUMMARY = (ROOT / "docs" / name for name in ("runs", "results", "results.md"))
 BLOCK = re.compile(r"```table\n(.*?)```\n", re.DOTALL)
 FREE = re.compile(
     r"```.*?```|`[^`]*`|\]\([^)]*\)|\*[\d.,]+( %)?\*|[-+]?[\d.,]+( ± [\d.]+)?\s+\(no\s+JSON\)", re.DOTALL

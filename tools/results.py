@@ -32,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNS, PAGES, SUMMARY = (ROOT / "docs" / name for name in ("runs", "results", "results.md"))
 BLOCK = re.compile(r"```table\n(.*?)```\n", re.DOTALL)
 FREE = re.compile(
-    r"```.*?```|`[^`]*`|\]\([^)]*\)|\*[\d.,]+( %)?\*|[-+]?[\d.,]+( ± [\d.]+)?\s+\(no\s+JSON\)", re.DOTALL
+    r"```.*?```|`[^`]*`|\]\([^)]*\)|(?<!\*)\*[\d.,]+( %)?\*(?!\*)|[-+]?[\d.,]+( ± [\d.]+)?\s+\(no\s+JSON\)",
+    re.DOTALL,
 )
 """What may hold numbers that are no result: code, addresses, published figures, and those marked as untraced."""
 NUMBER = re.compile(r"(?<![\w.])\d*\.\d+(?![\w.]*\d|e)")
@@ -113,12 +114,11 @@ class Block:
         rows = tuple((heading, f"{c.spearman:+.2f}", str(c.n)) for heading, c in found.items())
         return Table(self.title, ("", "Spearman's correlation with the STS average", "encoders"), rows)
 
-    def _of_records(self, records: str) -> Table:
-        file, _, key = records.partition(":")
-        rows = [
-            tuple(_scaled(record.get(column, ""), *form) for column, (_, *form) in self.columns.items())
-            for record in json.loads((RUNS / file).read_text(encoding="utf-8"))[key]
-        ]
+    def _of_records(self, place: str) -> Table:
+        file, _, name = place.partition(":")
+        records = json.loads((RUNS / file).read_text(encoding="utf-8"))[name]
+        form = {key: (scale, digits) for key, (_, scale, digits) in self.columns.items()}
+        rows = [tuple(_scaled(r.get(key, ""), *of) for key, of in form.items()) for r in records]
         return Table(self.title, tuple(heading for heading, _, _ in self.columns.values()), tuple(rows))
 
     def sources(self) -> str:

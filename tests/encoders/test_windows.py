@@ -85,7 +85,7 @@ def test_of_a_long_text_the_beginning_gives_the_same_row(
             assert tokenization.ids_and_cut(texts) == whole
 
     same()
-    assert (shortened > 0) == splits_at_spaces(tokenizer)
+    assert shortened == 0 or splits_at_spaces(tokenizer)
 
 
 def test_beginnings_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

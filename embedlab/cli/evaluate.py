@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from embedlab.errors import UserError, printable
 from embedlab.evaluation.core.protocol import write_scores
 from embedlab.evaluation.core.suite import SHARED_KEYS, Suite, check_keys, check_names, keys_named, suite
 from embedlab.files import check_writable
+from embedlab.run.run_folder import owned, run_around
 
 _TO_CHOOSE = ("tasks", "languages")
 """Keys that are given to choose from a suite; with several suites they are for those that read them."""
@@ -37,6 +38,18 @@ def main(argv: Sequence[str]) -> int:
     _check_keys(config, suites)
     out = _out(config["out"], names)
     paths = _paths(out, config, suites)
+    with ExitStack() as stack:
+        for run in sorted({run for path in paths.values() if (run := run_around(path)) is not None}):
+            fix = "out=FOLDER, or wait for its end"
+            stack.enter_context(owned(run, "ckpt" if config["out"] is None else "out", fix=fix))
+        return _run(config, suites, out, paths)
+
+
+def _run(
+    config: Mapping[str, Any], suites: Mapping[str, Any], out: Path | None, paths: Mapping[str, Path]
+) -> int:
+    """Score on every suite, and against another encoder where one is named; returns 0."""
+    folder = config["data_dir"]
     # What is missing must not show after hours.
     settings = {name: _settings(config, one.folder(folder), one.keys) for name, one in suites.items()}
     data = {}

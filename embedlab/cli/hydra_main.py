@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from embedlab import files as _paths
 from embedlab.cli.compose import explained, plain, readable
 from embedlab.errors import UserError
-from embedlab.run.run_folder import check_free
+from embedlab.run.run_folder import LOCK, check_free, owned
 
 Task = Callable[[dict[str, Any]], Any]
 _FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -37,17 +37,31 @@ class Refusal(BaseException):
 
 
 class FreeFolder(Callback):
-    """Refuses a taken run folder before Hydra writes its own records there (``conf/train.yaml`` names it)."""
+    """Takes the folder of a run or sweep before Hydra writes its own records there (``conf/train.yaml`` names it)."""
+
+    until_the_end: ExitStack
+    """Of the command: what lets go of the folder."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Raises `Refusal` where the folder holds another run."""
+        """Raises `Refusal` where the folder holds another run or is in use."""
+        self._take(config, "hydra.run.dir")
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Raises `Refusal` where the folder of the sweep is in use."""
+        self._take(config, "hydra.sweep.dir")
+
+    def _take(self, config: DictConfig, key: str) -> None:
         try:
-            folder = Path(str(OmegaConf.select(config, "hydra.run.dir")))
-            check_free(folder, OmegaConf.select(config, "ckpt_path"), "hydra.run.dir")
+            folder = Path(str(OmegaConf.select(config, key)))
+            self.until_the_end.enter_context(owned(folder, key))
+            if key == "hydra.run.dir":
+                check_free(folder, OmegaConf.select(config, "ckpt_path"), key)
         except OmegaConfBaseException:  # what does not resolve, Hydra says itself
             return
         except UserError as error:
             raise Refusal(error) from error
+        except OSError as error:
+            raise Refusal(_not_made(error, key)) from error
 
 
 def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
@@ -68,7 +82,7 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
     started: list[bool] = []
     job = _job(task, raised, started, sys.argv)
     try:
-        with _as_hydra_reads_it(arguments):
+        with _as_hydra_reads_it(arguments), ExitStack() as FreeFolder.until_the_end:
             hydra.main(str(_paths.conf_dir()), config_name, version_base="1.3")(job)()
     except Refusal as refusal:
         raise refusal.error from None
@@ -84,15 +98,17 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
         if started or error.filename is None:
             raise
         sweep = {"-m", "--multirun"} & set(arguments)
-        raise UserError(
-            f"the folder cannot be made: {error.strerror or error}",
-            key="hydra.sweep.dir" if sweep else "hydra.run.dir",
-            value=error.filename,
-            fix="a folder that can be written",
-        ) from error
+        raise _not_made(error, "hydra.sweep.dir" if sweep else "hydra.run.dir") from error
     if raised:
         raise raised[0]
     return 0
+
+
+def _not_made(error: OSError, key: str) -> UserError:
+    return UserError(
+        f"the folder cannot be made: {error.strerror or error}", key=key, value=error.filename,
+        fix="a folder that can be written",
+    )  # fmt: skip
 
 
 def run_dir() -> Path:
@@ -140,7 +156,7 @@ def _job(task: Task, raised: list[Exception], started: list[bool], argv: list[st
 def _remove_if_unused(folder: Path) -> None:
     """Bad input leaves nothing behind: a run folder that holds only what Hydra put there goes away."""
     entries = list(folder.iterdir())
-    if all(e.name == ".hydra" or (e.suffix == ".log" and e.stat().st_size == 0) for e in entries):
+    if all(e.name in (".hydra", LOCK) or (e.suffix == ".log" and e.stat().st_size == 0) for e in entries):
         shutil.rmtree(folder, ignore_errors=True)
 
 

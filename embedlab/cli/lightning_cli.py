@@ -25,8 +25,8 @@ from embedlab.console import show_log
 from embedlab.distributed.devices import device_count, launched
 from embedlab.errors import UserError
 from embedlab.run.check import check_run
-from embedlab.run.processes import start_ranks, wants_processes
-from embedlab.run.run_folder import check_free
+from embedlab.run.processes import end_with_starter, start_ranks, wants_processes
+from embedlab.run.run_folder import check_free, owned
 
 if TYPE_CHECKING:
     from embedlab.run.run import Run
@@ -106,7 +106,8 @@ class EmbedlabCLI(LightningCLI):
         values, extra = from_file(content)
         check_permission(values, self.command_line)
         folder = _folder(content["trainer"].get("default_root_dir"), values, content["ckpt_path"])
-        self.status = self._begin(values, folder, extra)
+        with owned(folder, "trainer.default_root_dir"):
+            self.status = self._begin(values, folder, extra)
 
     def _begin(self, values: dict[str, Any], folder: Path, extra: dict[str, Any]) -> int:
         from embedlab.cli.train import train_one
@@ -141,6 +142,7 @@ def main(subcommand: str, argv: Sequence[str]) -> int:
     Raises:
         UserError: a file or an argument that cannot be read, in one line.
     """
+    end_with_starter()
     show_log()
     try:
         return EmbedlabCLI(subcommand, argv).status

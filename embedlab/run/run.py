@@ -55,7 +55,7 @@ from embedlab.run.check import check_rows, check_run, resolved_packing, resolved
 from embedlab.run.finish import FinalEvaluation, check_final, load_dev
 from embedlab.run.metrics_file import MetricsFile
 from embedlab.run.resume import check_recipe, finished
-from embedlab.run.run_folder import Record, check_free
+from embedlab.run.run_folder import Record, check_free, owned
 
 log = logging.getLogger(__name__)
 _OF_STRUCTURE = (AttributeError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
@@ -74,12 +74,13 @@ def train(config: RunConfig, folder: Path) -> dict[str, float]:
         The final scores, ``task/metric``.
 
     Raises:
-        UserError: bad configuration or data, or a folder that holds another run.
+        UserError: bad configuration or data, or a folder that holds another run or is in use.
         Interrupted: a signal; the checkpoint is written.
         NonFiniteLoss: the loss is no number.
     """
-    check_free(Path(folder), config.ckpt_path, "folder")
-    return Run(config, folder).fit()
+    with owned(Path(folder), "folder"):
+        check_free(Path(folder), config.ckpt_path, "folder")
+        return Run(config, folder).fit()
 
 
 class Run:

@@ -427,7 +427,7 @@ def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule) -> No
         met = per_device * (world if getattr(config.method, "gather_negatives", True) else 1)
         candidates = f"{met} in-batch candidates an anchor, "
     log.info(
-        "step=%s precision=%s devices=%d | %d steps, batch %d on each device, %s%d sentences an update",
+        "step=%s precision=%s devices=%d steps=%d | batch %d on each device, %s%d sentences an update",
         resolved_step(config),
         trainer.precision,
         world,

@@ -52,7 +52,7 @@ def test_a_run_that_ends_before_its_steps_says_so_first_and_last(  # type: ignor
     (first,) = (line for line in caplog.messages if "is not reached" in line)
     assert f"ends the run after {steps}." in first
     (banner,) = (line for line in caplog.messages if line.startswith("step="))
-    assert f"| {steps} steps, batch" in banner
+    assert f" steps={steps} | batch" in banner
     assert any(f"ended after {steps} of max_steps=" in line for line in caplog.messages)
 
 

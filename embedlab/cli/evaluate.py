@@ -65,6 +65,7 @@ def _run(
     loaded = load_encoder(config["ckpt"], config["max_length"], config.get("pooling"))
     if config["cross_attention"] is not None:
         loaded = _crossed(loaded, config["cross_attention"])
+    _check_fits(loaded, suites)
     encoder = Configured.of(loaded, config, sys.stderr.isatty())
     other = None
     if config["compare"] is not None:  # loaded now: a wrong name must not show after hours
@@ -76,6 +77,17 @@ def _run(
     if other is not None:
         _compare(encoder, other, pairs, config, out)
     return 0
+
+
+def _check_fits(encoder: Any, suites: Mapping[str, Suite]) -> None:
+    """Raises UserError where a suite cannot score this encoder, before any other does."""
+    towers = encoder.towers
+    for name, one in suites.items():
+        why = one.fits(towers[0].backbone.info, len(towers))
+        if why is not None:
+            raise UserError(
+                f"{name} is not for this encoder: {why}", key="suite", value=name, fix=f"leave {name} out"
+            )
 
 
 def _score(one: Any, encoder: Any, settings: Mapping[str, Any], data: Any, path: Path, name: str) -> None:
@@ -135,8 +147,11 @@ def _compare(encoder: Any, other: Any, pairs: Any, config: Mapping[str, Any], ou
     comparison, settings = _comparison(config)
     pairs = comparison.load(settings) if pairs is None else pairs
     changes, protocol = comparison.score(other, encoder, pairs, settings)
-    folder = out if out is None or out.suffix != ".json" else out.parent
-    path = _path(folder, str(config["ckpt"]), "compare", _reading(config))
+    # A name of its own, by the other encoder: no scores, and no other comparison, are replaced.
+    name = "compare-" + re.sub(r"[^\w.-]+", "-", str(config["compare"])).strip("-")[-100:]
+    path = _path(out, str(config["ckpt"]), name, _reading(config))
+    if path == out:
+        path = out.with_name(f"{out.stem}-{name}.json")
     names = (str(config["ckpt"]), str(config["compare"]))
     _put(path, changes, protocol, [comparison.table(names, changes, protocol["notes"][0])])
 

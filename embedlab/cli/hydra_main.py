@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from hydra.experimental.callback import Callback
@@ -20,7 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from embedlab import files as _paths
-from embedlab.cli.compose import explained, plain, readable
+from embedlab.cli.compose import explained, known_keys, plain, readable
+from embedlab.cli.config_errors import no_flag
 from embedlab.errors import UserError
 from embedlab.run.run_folder import LOCK, check_free, owned
 
@@ -78,6 +80,7 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
         SystemExit: after ``--help`` and the like, or from ``task`` or a launcher.
     """
     arguments = [readable(a) for a in argv]
+    _check_flags(arguments, config_name)
     raised: list[Exception] = []
     started: list[bool] = []
     job = _job(task, raised, started, sys.argv)
@@ -151,6 +154,19 @@ def _job(task: Task, raised: list[Exception], started: list[bool], argv: list[st
             return None
 
     return job
+
+
+def _check_flags(arguments: list[str], config_name: str) -> None:
+    """Raises UserError for a flag that Hydra does not have, where its parser prints its whole usage."""
+    parser = get_args_parser()
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    for place, argument in enumerate(arguments):
+        name = argument.partition("=")[0]
+        # argparse takes the beginning of a long flag for it, and `-cjob` for `-c job`.
+        if name.startswith("-") and not any(
+            flag.startswith(name) or (argument.startswith(flag) and flag[1] != "-") for flag in flags
+        ):
+            raise no_flag(arguments[place:], known_keys(config_name), f"embedlab {config_name}")
 
 
 def _remove_if_unused(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -144,8 +145,14 @@ def main(subcommand: str, argv: Sequence[str]) -> int:
     """
     end_with_starter()
     show_log()
+    if not argv:
+        fix = f"embedlab {subcommand} --config FILE, which embedlab train … --cli-config prints"
+        raise UserError(f"{subcommand} reads a run from a file", key="config", fix=fix)
     try:
         return EmbedlabCLI(subcommand, argv).status
+    except UserError as error:
+        error.key, error.fix = _as_flag(error.key), error.fix and _KEY.sub(_flag, error.fix)
+        raise
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise UserError(
@@ -156,6 +163,30 @@ def main(subcommand: str, argv: Sequence[str]) -> int:
     except argparse.ArgumentError as error:
         text = " ".join(str(error).split())
         raise UserError(text[:400], fix=f"embedlab {subcommand} --help") from None
+
+
+_OF_MODEL = ("backbone", "adapter", "method", "pooling", "template", "optimizer", "step", "unpad")
+_OTHERS = {"seed": "seed_everything", "hydra.run.dir": "trainer.default_root_dir", "ckpt_path": "ckpt_path"}
+_CHOICES = {"trainer": "accelerator", "backbone": "source", **dict.fromkeys(("step", "unpad"), "")}
+"""The key that a group's choice mostly stands for, where it is not its name."""
+_KEY = re.compile(
+    rf"(?<![\w.-])((?:{'|'.join((*_OF_MODEL, *_OTHERS, 'trainer', 'data', 'logger', 'callbacks', 'evaluation'))})"
+    r"(?:\.\w+)*)=(?=\w|\[)"
+)
+
+
+def _flag(found: re.Match[str]) -> str:
+    """A key of `embedlab train` in a message, such as ``trainer.devices`` or ``trainer``, by this command's name."""
+    key = found[1]
+    if key in ("trainer", "data", *_OF_MODEL):
+        key = f"{key}.{_CHOICES.get(key, 'name')}".rstrip(".")
+    return f"--{_as_flag(key)}="
+
+
+def _as_flag(key: str | None) -> str | None:
+    if key is None or key in _OTHERS:
+        return key and _OTHERS[key]
+    return f"model.{key}" if key.partition(".")[0] in _OF_MODEL else key
 
 
 def _folder(given: Any, values: dict[str, Any], ckpt_path: str | None) -> Path:

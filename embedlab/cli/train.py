@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from embedlab.cli.compose import check_added
 from embedlab.cli.hydra_main import arguments, in_sweep, run, run_dir
 from embedlab.cli.permission import check_permission
 from embedlab.config.read import read_values
+from embedlab.config.run import RunConfig
 from embedlab.console import say_once, show_log
 from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count
@@ -21,6 +24,7 @@ from embedlab.run.run_folder import CONFIG, check_free, owned, write_config
 
 log = logging.getLogger(__name__)
 AS_FILE = "--cli-config"
+_SECTIONS = (*(f.name for f in fields(RunConfig) if f.name != "plain"), "stages", "stages_dir")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
     def task(values: dict[str, Any]) -> None:
         check_permission(values, arguments())
+        check_added(arguments(), values, _SECTIONS)
         with owned(run_dir(), "hydra.sweep.dir"):
             if in_sweep():  # a single run's folder is `FreeFolder`'s to look at, before Hydra writes there
                 check_free(run_dir(), values.get("ckpt_path"), "hydra.sweep.dir")

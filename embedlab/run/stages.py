@@ -107,7 +107,13 @@ def merge(base: Any, change: Any, identity: tuple[str, ...] = ()) -> Any:
 
 
 def has_stages(values: dict[str, Any]) -> bool:
-    return bool(values.get("stages"))
+    """Whether the configuration names stages; raises UserError where ``stages`` is something else."""
+    stages = values.get("stages")
+    if stages and not isinstance(stages, dict):
+        raise UserError(
+            "stages are groups of keys by their names", key="stages", value=stages, fix="stages={}"
+        )
+    return bool(stages)
 
 
 def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tuple[int, dict[str, Any]]:

@@ -47,6 +47,8 @@ def lower_case(tokenizer: Any) -> None:
     Raises:
         UserError: a tokenizer that is not of the `tokenizers` library.
     """
+    if lower_cases(tokenizer):
+        return
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         fix = "sentence-transformers itself, or a model with a tokenizer.json"
@@ -54,6 +56,17 @@ def lower_case(tokenizer: Any) -> None:
     lower = tokenizers.normalizers.Lowercase()
     parts = [lower] if backend.normalizer is None else [lower, backend.normalizer]
     backend.normalizer = tokenizers.normalizers.Sequence(parts)
+
+
+def lower_cases(tokenizer: Any) -> bool:
+    """Whether a tokenizer's normalizer is, or has as one of its parts, `Lowercase`.
+
+    Some classes of transformers (Qwen2's) build their normalizer anew and forget this one that a file names, so
+    it is stored beside the tokenizer.
+    """
+    found = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    parts = found if isinstance(found, tokenizers.normalizers.Sequence) else [found]
+    return any(isinstance(part, tokenizers.normalizers.Lowercase) for part in parts)
 
 
 TEXT_NORMALIZATIONS: dict[str, Callable[[str], str]] = {
@@ -88,6 +101,7 @@ class _Saved:
     template: dict[str, Any] | None = None
     max_length: int | None = None
     preparation: str = "raw"
+    lower_case: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.max_length, int) and self.max_length < 1:
@@ -180,13 +194,18 @@ class Tokenization:
         return len(self.prefix_ids) + len(self.suffix_ids)
 
     def tokens_before(self, prompt: str) -> int:
-        """Tokens of a row from its start to the end of a prompt, as sentence-transformers counts them."""
-        return len(self.prefix_ids) + len(self.plain_ids([prompt])[0]) if prompt else 0
+        """Tokens of a row from its start to the end of a prompt, as sentence-transformers counts them: by the
+        row of the prompt alone, which is cut as a text is."""
+        return len(self.ids([prompt])[0]) - len(self.suffix_ids) if prompt else 0
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """Special tokens that the tokenizer puts before and after a text."""
         plain, framed = next(
-            ((ids, self.tokenizer(text)["input_ids"]) for text in self._texts() if (ids := self._ids_of(text))),
+            (
+                (ids, self.tokenizer(text)["input_ids"])
+                for text in self._texts()
+                if (ids := self._ids_of(text))
+            ),
             ([], self.tokenizer("")["input_ids"]),
         )
         for at in range(len(framed) - len(plain) + 1):
@@ -467,7 +486,7 @@ class Tokenization:
             "template": asdict(self.template) if self.template else None,
             "max_length": self.max_length,
             "preparation": self.preparation,
-        }
+        } | ({"lower_case": True} if lower_cases(self.tokenizer) else {})
 
     @classmethod
     def from_dict(cls, tokenizer: Any, values: dict[str, Any]) -> Tokenization:
@@ -479,4 +498,6 @@ class Tokenization:
         known = {f.name for f in fields(_Saved)}
         saved = build(_Saved, {k: v for k, v in values.items() if k in known}, "tokenization")
         template = from_dict(Template, saved.template, "tokenization.template") if saved.template else None
+        if saved.lower_case:
+            lower_case(tokenizer)
         return cls(tokenizer, template, saved.max_length, saved.preparation)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from embedlab.backbones.resolve import quiet
 from embedlab.encoders.modules_file import FLAGS
-from embedlab.encoders.tokenization import Tokenization, lower_cases
+from embedlab.encoders.text_normalization import lower_cases
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.usage import Usage
 from embedlab.pooling import Pooling
 from embedlab.pooling.mean import FirstLast

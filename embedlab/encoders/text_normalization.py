@@ -49,7 +49,7 @@ def lower_cases(tokenizer: Any) -> bool:
     it is stored beside the tokenizer.
     """
     found = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
-    parts = found if isinstance(found, tokenizers.normalizers.Sequence) else [found]
+    parts: Any = found if isinstance(found, tokenizers.normalizers.Sequence) else [found]
     return any(isinstance(part, tokenizers.normalizers.Lowercase) for part in parts)
 
 

@@ -84,12 +84,8 @@ class Tokenization:
         preparation: str = "raw",
     ) -> None:
         if preparation not in TEXT_NORMALIZATIONS:
-            raise UserError(
-                "unknown preparation",
-                key="preparation",
-                value=preparation,
-                fix=", ".join(TEXT_NORMALIZATIONS),
-            )
+            known = ", ".join(TEXT_NORMALIZATIONS)
+            raise UserError("unknown preparation", key="preparation", value=preparation, fix=known)
         self.tokenizer = tokenizer
         self.template = template
         self.max_length = max_length
@@ -144,8 +140,7 @@ class Tokenization:
         return len(self.prefix_ids) + len(self.suffix_ids)
 
     def tokens_before(self, prompt: str) -> int:
-        """Tokens of a row from its start to the end of a prompt, as sentence-transformers counts them: by the
-        row of the prompt alone, which is cut as a text is."""
+        """Tokens of a row from its start to the end of a prompt, as sentence-transformers counts: of its own row."""
         return len(self.ids([prompt])[0]) - len(self.suffix_ids) if prompt else 0
 
     def _frame(self) -> tuple[list[int], list[int]]:

@@ -17,9 +17,12 @@ import embedlab
 from embedlab.backbones import load_backbone
 from embedlab.backbones.hub import _given_up, _wanted
 from embedlab.config.backbone import BackboneConfig
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
+from embedlab.pooling import build_pooling
 from tests.encoders.test_encoder import MASKED, build
 from tests.hub import REFUSED_TOKEN, RIGHT_TOKEN, Hub, hub, online
 
@@ -197,8 +200,10 @@ def test_half_a_cache_names_what_is_missing(
 
 def test_a_backbone_by_name_is_the_snapshot(online: Hub, tiny: Tiny, tmp_path: Path) -> None:
     commit = online.add_model("org/name", tiny("bert"))
-    backbone, _ = load_backbone(BackboneConfig(source="hub", name="org/name"))
+    backbone, tokenizer = load_backbone(BackboneConfig(source="hub", name="org/name"))
     assert backbone.commit == commit
+    encoder = SentenceEncoder(backbone, build_pooling("cls", backbone.info), Tokenization(tokenizer))
+    assert encoder.provenance()["backbone_commit"] == commit
     local, _ = load_backbone(BackboneConfig(source="local", path=str(tiny("bert"))))
     for (_, theirs), (_, ours) in zip(backbone.named_parameters(), local.named_parameters(), strict=True):
         assert torch.equal(theirs, ours)

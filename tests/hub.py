@@ -62,7 +62,7 @@ class Hub:
         self.blobs: dict[str, bytes] = {}
         self.delay = 0.0
         self.broken = False
-        self.unavailable = False
+        self.unavailable: int | None = None
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
         self.lock = threading.RLock()
@@ -77,7 +77,7 @@ class Hub:
 
     def up(self) -> None:
         """Answer (again), at the same address."""
-        self.unavailable = False
+        self.unavailable = None
         if self._server is None:
             handler = type("Handler", (_Handler,), {"hub": self})
             self._server = ThreadingHTTPServer(("127.0.0.1", self._port), handler)
@@ -88,7 +88,7 @@ class Hub:
     def down(self, status: int | None = None) -> None:
         """Refuse connections, or with `status=503` answer every request with it."""
         if status is not None:
-            self.unavailable = True
+            self.unavailable = status
         elif self._server is not None:
             self._server.shutdown()
             self._server.server_close()
@@ -187,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append((self.command, self.path))
         time.sleep(self.hub.delay)
         if self.hub.unavailable:
-            self._error(503, "Unavailable")
+            self._error(self.hub.unavailable, "Unavailable")
             return
         url = urlsplit(self.path)
         self.query = parse_qs(url.query)

@@ -16,6 +16,7 @@ _TIMEOUT = 10  # seconds for the first answer
 _given_up: dict[tuple[str, str, bool], Path] = {}
 """Cached folders that were taken because the hub did not answer: it is not waited for twice."""
 _TEXT = {".json", ".jinja", ".model", ".txt", ".tiktoken", ".vocab", ".bpe", ".spm"}
+_OTHER_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth"}
 _OTHER_FORMATS = {"onnx", "openvino", "original", "coreml", "tflite"}
 
 
@@ -60,7 +61,14 @@ def snapshot(
                 raise ConnectionError("HF_HUB_OFFLINE is set")
             where = constants.ENDPOINT
             info = HfApi(endpoint=where).model_info(name, revision=revision, timeout=_TIMEOUT)
-            files = _wanted([s.rfilename for s in info.siblings or ()], weights, code)
+            there = [s.rfilename for s in info.siblings or ()]
+            files = _wanted(there, weights, code)
+            if weights and files == _wanted(there, False, code):
+                others = sorted({PurePosixPath(f).suffix for f in there} & _OTHER_WEIGHTS)
+                told = f"holds no weights{' but ' + ', '.join(others) if others else ''}"
+                raise UserError(
+                    told, key=key, value=asked, fix="a model with .safetensors, or pytorch_model.bin"
+                )
             return Path(snapshot_download(name, revision=revision, allow_patterns=files, endpoint=where))
     except Exception as error:
         if not _unreachable(error):
@@ -134,7 +142,8 @@ def _unreachable(error: Exception) -> bool:
     if isinstance(error, LocalEntryNotFoundError):
         return True
     if isinstance(error, HfHubHTTPError):
-        return error.response is not None and error.response.status_code >= 500
+        status = error.response.status_code if error.response is not None else 0
+        return status >= 500 or status in (408, 429)  # too slow, too many requests
     module = type(error).__module__.partition(".")[0]
     return isinstance(error, ConnectionError | TimeoutError) or module.startswith(
         ("httpx", "httpcore", "requests")

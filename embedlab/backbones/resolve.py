@@ -54,7 +54,7 @@ def resolve(config: BackboneConfig, weights: bool = True) -> Source:
     if config.source == "hub":
         code = config.trust_remote_code
         folder = snapshot(config.name, config.revision, key=config.key, weights=weights, code=code)
-        return Source(str(folder), commit=folder.name)
+        return Source(str(_model_folder(folder, config)), commit=folder.name)
     path = Path(str(config.path)).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         return Source(str(path.parent), path.name)
@@ -74,15 +74,20 @@ def resolve(config: BackboneConfig, weights: bool = True) -> Source:
             value=config.path,
             fix="a Hugging Face folder, or a .gguf file",
         )
-    if not (path / "config.json").is_file():
-        raise UserError(
-            "has no config.json, so it is no Hugging Face folder",
-            file=path,
-            key="backbone.path",
-            value=config.path,
-            fix="the folder that save_pretrained wrote",
-        )
-    return Source(str(path))
+    return Source(str(_model_folder(path, config)))
+
+
+def _model_folder(path: Path, config: BackboneConfig) -> Path:
+    """The folder, if it holds a model by itself."""
+    if (path / "adapter_config.json").is_file():
+        problem = "holds an adapter, whose base model is elsewhere"
+        fix = "merge it into its base (peft: merge_and_unload), and give that folder"
+    elif not (path / "config.json").is_file():
+        problem = "has no config.json, so it is no Hugging Face folder"
+        fix = "the folder that save_pretrained wrote"
+    else:
+        return path
+    raise UserError(problem, file=path, key=config.key, value=config.label, fix=fix)
 
 
 def donor_config(name: str) -> BackboneConfig:

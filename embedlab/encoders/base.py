@@ -125,7 +125,11 @@ class Encoder(nn.Module):
             "device": str(self.device),
         } | {
             key: value
-            for key, value in (("hub", self.card.get("hub")), ("usage", self.usage.to_dict()))
+            for key, value in (
+                ("hub", self.card.get("hub")),
+                ("backbone_commit", tower.backbone.commit),
+                ("usage", self.usage.to_dict()),
+            )
             if value
         }
 

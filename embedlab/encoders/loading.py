@@ -14,7 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from embedlab.backbones import load_backbone
+from embedlab.backbones.architecture import is_encoder_decoder
 from embedlab.backbones.hub import snapshot, split_revision
+from embedlab.backbones.resolve import read_config, resolve
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.read import record
 from embedlab.encoders.base import Encoder
@@ -24,11 +26,15 @@ from embedlab.encoders.modules_file import ModulesFile
 from embedlab.encoders.text_normalization import lower_case
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
+from embedlab.encoders.usage import DOCUMENT, Usage
 from embedlab.errors import UserError
 from embedlab.files import assets_dir, corruption
 from embedlab.pooling import build_pooling
 
 log = logging.getLogger(__name__)
+
+_ENCODERS_THERE = ("longt5", "mt5", "switch_transformers", "t5", "t5gemma", "umt5")
+"""Encoder-decoders of which sentence-transformers 6 too takes the encoder, and keeps its weights' names."""
 
 
 def load(
@@ -79,13 +85,8 @@ def _folder(path: Path, name: str, code: bool) -> Encoder:
         return _encoder(path, code)
     if (path / "modules.json").is_file():
         return _of_modules(path, name, code)
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
         return _plain(path, name, code)
-    if (path / "adapter_config.json").is_file():
-        problem = "holds an adapter without its base model"
-        raise UserError(
-            problem, file=path, key="ckpt", value=name, fix="merge it into its base, and give that folder"
-        )
     for inner in (path / "export", path / "best"):
         if (inner / CARD).is_file():
             log.info("%s: taking %s/.", path, inner.name)
@@ -109,10 +110,10 @@ def _encoder(folder: Path, code: bool) -> Encoder:
 
 
 def _hub(name: str, revision: str | None, code: bool) -> Encoder:
-    if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    repository, pinned = split_revision(name)  # a revision may have slashes
+    if Path(name).is_absolute() or name.startswith((".", "~")) or repository.count("/") > 1:
         fix = "mini, a run folder, a model folder, or ORG/NAME of a hub"
         raise UserError("no such file or folder", key="ckpt", value=name, fix=fix)
-    repository, pinned = split_revision(name)
     if pinned and revision:
         raise UserError("is given twice", key="revision", value=revision, fix=f"ckpt={repository}@{revision}")
     folder = snapshot(repository, revision or pinned, code=code)
@@ -141,9 +142,15 @@ def _plain(path: Path, name: str, code: bool) -> SentenceEncoder:
 def _of_modules(path: Path, name: str, code: bool) -> SentenceEncoder:
     """A folder of sentence-transformers."""
     saved = ModulesFile.read(path)
-    backbone, tokenizer = load_backbone(
-        BackboneConfig("local", name, str(saved.transformer), trust_remote_code=code)
-    )
+    config = BackboneConfig("local", name, str(saved.transformer), trust_remote_code=code)
+    kind = read_config(config, resolve(config))
+    if is_encoder_decoder(kind) and kind.model_type not in _ENCODERS_THERE:
+        problem = f"sentence-transformers reads the decoder of {kind.model_type}, and embedlab its encoder"
+        fix = (
+            "sentence-transformers itself; or the transformer's folder without modules.json, for the encoder"
+        )
+        raise UserError(problem, file=path, key="ckpt", value=name, fix=fix)
+    backbone, tokenizer = load_backbone(config)
     pooling = build_pooling(saved.pooling, backbone.info)
     try:
         pooling.load_state_dict(saved.weights)
@@ -155,13 +162,28 @@ def _of_modules(path: Path, name: str, code: bool) -> SentenceEncoder:
         lower_case(tokenizer)
     if saved.truncation_side is not None:
         tokenizer.truncation_side = saved.truncation_side
-    limit = min(saved.max_length, tokenizer.model_max_length) if saved.max_length else None
+    limit = saved.max_length
+    if limit is not None:  # of the tokenizer's own limit it is the better knowledge; of the model's it is not
+        limit = min(limit, backbone.info.max_positions or limit)
+        tokenizer.model_max_length = max(limit, tokenizer.model_max_length)
     tokenization = Tokenization(tokenizer, max_length=limit)
-    if saved.usage.similarity != "cosine":
-        log.warning(
-            "%s was trained for %s similarity; embedlab compares by the cosine.", name, saved.usage.similarity
-        )
+    _tell(name, saved.usage)
     return SentenceEncoder(backbone, pooling, tokenization, {"source": name}, saved.usage).eval()
+
+
+def _tell(name: str, usage: Usage) -> None:
+    """What of a model's use may surprise."""
+    if usage.similarity != "cosine":
+        log.warning(
+            "%s was trained for %s similarity; embedlab compares by the cosine.", name, usage.similarity
+        )
+    unused = [n for n in DOCUMENT[1:] if usage.prompts.get(n)]
+    if unused and not usage.role("document"):
+        log.warning(
+            "%s: documents get no prompt, as in sentence-transformers; prompt_name=%s asks for one.",
+            name,
+            unused[0],
+        )
 
 
 @dataclass(frozen=True)

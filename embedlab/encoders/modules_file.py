@@ -51,10 +51,16 @@ _HARMLESS = {
     "config_kwargs": {"output_hidden_states", "use_cache", "return_dict", "trust_remote_code", "revision",
                       "cache_dir"},
     "processor_kwargs": {"use_fast", "padding_side", "clean_up_tokenization_spaces", "trust_remote_code",
-                         "revision", "cache_dir", "model_max_length", "truncation_side", "do_lower_case"},
+                         "revision", "cache_dir", "model_max_length", "truncation_side"},
 }  # fmt: skip
 """Arguments of `from_pretrained` that change no vector, or that are read here. (Weights are always fp32.)"""
 _TOP = {"prompts", "default_prompt_name", "truncate_dim", "similarity_fn_name", "model_type", "__version__"}
+_PLAIN = {
+    "LayerNorm": {"dimension"},
+    "Dropout": {"dropout"},
+    "Normalize": {"module_input_name", "module_output_name"},
+}
+"""Keys of the modules that have no choices here. Old versions write no folder for some."""
 _WIDEST = 1 << 16
 """Features of a dense layer: a number in a file may not ask for any amount of memory."""
 _OTHER_FIX = "sentence-transformers itself, or a model without it"
@@ -117,8 +123,8 @@ class ModulesFile:
             transformer=places[0],
             pooling={"name": _OURS[modes[0]]} if plain else {"name": "modules", "modes": modes, "head": head},
             weights=weights,
-            max_length=settings.get("max_seq_length") or processor.get("model_max_length"),
-            lower_case=bool(settings.get("do_lower_case") or processor.get("do_lower_case")),
+            max_length=processor.get("model_max_length") or settings.get("max_seq_length"),
+            lower_case=bool(settings.get("do_lower_case")),
             truncation_side=processor.get("truncation_side"),
             usage=_usage(folder / "config_sentence_transformers.json", include_prompt),
         )
@@ -163,6 +169,8 @@ def _head(kinds: list[str], places: list[Path]) -> tuple[list[dict[str, Any]], d
     head: list[dict[str, Any]] = []
     weights: dict[str, Tensor] = {}
     for kind, place in zip(kinds, places, strict=True):
+        if kind in _PLAIN and (place / "config.json").is_file():
+            _settings(place / "config.json", _PLAIN[kind])
         if kind == "Dropout":  # nothing, outside of training
             continue
         if kind == "Dense":
@@ -181,12 +189,8 @@ def _head(kinds: list[str], places: list[Path]) -> tuple[list[dict[str, Any]], d
 
 
 def _dense(file: Path) -> dict[str, Any]:
-    values = _json(file, dict)
     own = {"in_features", "out_features", "bias", "activation_function", "use_residual"}
-    _known(file, values, own | {"module_input_name", "module_output_name"})
-    for key in ("module_input_name", "module_output_name"):
-        if values.get(key) not in (None, "sentence_embedding"):
-            _refuse(file, key, values[key], "sentence_embedding")
+    values = _settings(file, own | _PLAIN["Normalize"])
     function = values.get("activation_function") or "torch.nn.modules.activation.Tanh"
     package, _, name = str(function).rpartition(".")
     if not package.startswith("torch.nn") or name not in ACTIVATIONS:
@@ -198,6 +202,16 @@ def _dense(file: Path) -> dict[str, Any]:
         "kind": "dense", "out": values["out_features"], "bias": bool(values.get("bias", True)),
         "activation": name, "residual": bool(values.get("use_residual", False)),
     }  # fmt: skip
+
+
+def _settings(file: Path, known: set[str]) -> dict[str, Any]:
+    """The settings of a module that reads and writes the sentence's vector."""
+    values: dict[str, Any] = _json(file, dict)
+    _known(file, values, known)
+    for key in ("module_input_name", "module_output_name"):
+        if values.get(key) not in (None, "sentence_embedding"):
+            _refuse(file, key, values[key], "sentence_embedding")
+    return values
 
 
 def _weights(place: Path) -> dict[str, Tensor]:
@@ -251,14 +265,15 @@ def _usage(file: Path, include_prompt: bool) -> Usage:
     similarity = values.get("similarity_fn_name") or "cosine"
     if similarity not in SIMILARITIES:
         _refuse(file, "similarity_fn_name", similarity, ", ".join(SIMILARITIES))
+    # As there: a model without a prompt for queries or documents has an empty one, which goes before the default.
+    texts = {"query": "", "document": ""} | {name: text or "" for name, text in prompts.items()}
+    default = values.get("default_prompt_name")
+    if not any(texts.values()) and (default is None or default in texts):
+        texts, default = {}, None
     usage: dict[str, Any] = {
-        # sentence-transformers writes an empty prompt for queries and for documents into every model.
-        "prompts": {name: text for name, text in prompts.items() if text},
-        "default_prompt": values.get("default_prompt_name"),
+        "prompts": texts, "default_prompt": default,
         "include_prompt": include_prompt, "truncate_dim": values.get("truncate_dim"), "similarity": similarity,
     }  # fmt: skip
-    if usage["default_prompt"] in prompts and usage["default_prompt"] not in usage["prompts"]:
-        usage["default_prompt"] = None  # an empty one
     try:
         return Usage.from_dict(usage)
     except UserError as error:

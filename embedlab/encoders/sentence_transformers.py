@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from embedlab.backbones.resolve import quiet
 from embedlab.encoders.modules_file import FLAGS
+from embedlab.encoders.text_normalization import lower_cases
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.usage import Usage
 from embedlab.pooling import Pooling
@@ -62,7 +63,8 @@ def write_modules(
     if stock is None:
         write_index(folder)
     else:
-        transformer: dict[str, Any] = {"max_seq_length": tokenization.row_limit, "do_lower_case": False}
+        transformer: dict[str, Any] = {"max_seq_length": tokenization.row_limit,
+                                       "do_lower_case": lower_cases(tokenization.tokenizer)}  # fmt: skip
         if pooling.needs_all_layers:  # WeightedLayerPooling reads them
             transformer["config_args"] = {"output_hidden_states": True}
         _write(folder / "sentence_bert_config.json", transformer)
@@ -83,18 +85,26 @@ def write_modules(
 
 def _settings(usage: Usage, template: str | None) -> dict[str, Any]:
     """`config_sentence_transformers.json`: prompts, after the template where that is a prompt too."""
-    prompts = {name: (template or "") + text for name, text in usage.prompts.items()}
-    default = usage.default_prompt
-    if template:
-        # Every text has the template: also one without a prompt.
-        default = default or next(n for n in ("template", "template_") if n not in prompts)
-        prompts.setdefault(default, template)
+    prompts, default = _prompts(usage, template or "")
     settings: dict[str, Any] = {"similarity_fn_name": usage.similarity}
     if prompts:
         settings |= {"prompts": prompts, "default_prompt_name": default}
     if usage.truncate_dim is not None:
         settings["truncate_dim"] = usage.truncate_dim
     return settings
+
+
+def _prompts(usage: Usage, template: str) -> tuple[dict[str, str], str | None]:
+    """Prompts by name, and the default one's name."""
+    prompts = {name: template + text for name, text in usage.prompts.items()}
+    default = usage.default_prompt
+    if template:
+        # Every text has the template: also one without a prompt.
+        default = default or next(n for n in ("template", "template_") if n not in prompts)
+        prompts.setdefault(default, template)
+    if prompts:  # there the default one is not for queries and documents, and no other name stands for them
+        prompts |= {role: template + usage.role(role) for role in ("query", "document")}
+    return prompts, default
 
 
 def write_index(folder: Path, modules: Sequence[tuple[str, str]] = (("", CUSTOM),)) -> None:
@@ -234,8 +244,9 @@ def write_sum(
         both = torch.cat([sum_so_far * eye, weight * eye], 1)
         modules.append(_dense(both, "sentence_embedding", "sentence_embedding"))
         sum_so_far = 1.0
+    prompts, default = _prompts(usage, "")
     SentenceTransformer(
-        modules=modules, device="cpu", prompts=usage.prompts or None, default_prompt_name=usage.default_prompt,
+        modules=modules, device="cpu", prompts=prompts or None, default_prompt_name=default,
         similarity_fn_name=usage.similarity, truncate_dim=usage.truncate_dim,
     ).save(str(folder), create_model_card=False)  # fmt: skip
 
@@ -244,7 +255,11 @@ def _transformer(folder: Path, tokenization: Tokenization) -> Any:
     from sentence_transformers.sentence_transformer.modules import Transformer
 
     with quiet():
-        return Transformer(str(folder), max_seq_length=tokenization.row_limit)
+        return Transformer(
+            str(folder),
+            max_seq_length=tokenization.row_limit,
+            do_lower_case=lower_cases(tokenization.tokenizer),
+        )
 
 
 def _dense(weight: Tensor, source: str, target: str) -> Any:

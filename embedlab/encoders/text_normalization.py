@@ -31,6 +31,8 @@ def lower_case(tokenizer: Any) -> None:
     Raises:
         UserError: a tokenizer that is not of the `tokenizers` library.
     """
+    if lower_cases(tokenizer):
+        return
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         fix = "sentence-transformers itself, or a model with a tokenizer.json"
@@ -38,6 +40,17 @@ def lower_case(tokenizer: Any) -> None:
     lower = tokenizers.normalizers.Lowercase()
     parts = [lower] if backend.normalizer is None else [lower, backend.normalizer]
     backend.normalizer = tokenizers.normalizers.Sequence(parts)
+
+
+def lower_cases(tokenizer: Any) -> bool:
+    """Whether a tokenizer's normalizer is, or has as one of its parts, `Lowercase`.
+
+    Some classes of transformers (Qwen2's) build their normalizer anew and forget this one that a file names, so
+    it is stored beside the tokenizer.
+    """
+    found = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    parts: Any = found if isinstance(found, tokenizers.normalizers.Sequence) else [found]
+    return any(isinstance(part, tokenizers.normalizers.Lowercase) for part in parts)
 
 
 TEXT_NORMALIZATIONS: dict[str, Callable[[str], str]] = {

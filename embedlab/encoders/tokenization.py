@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embedlab.config.build import build, from_dict
 from embedlab.config.template import Template
-from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS
+from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS, lower_case, lower_cases
 from embedlab.encoders.windows import LONGEST, beginnings, splits_at_spaces, windows
 from embedlab.errors import UserError
 
@@ -51,6 +51,7 @@ class _Saved:
     template: dict[str, Any] | None = None
     max_length: int | None = None
     preparation: str = "raw"
+    lower_case: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.max_length, int) and self.max_length < 1:
@@ -83,12 +84,8 @@ class Tokenization:
         preparation: str = "raw",
     ) -> None:
         if preparation not in TEXT_NORMALIZATIONS:
-            raise UserError(
-                "unknown preparation",
-                key="preparation",
-                value=preparation,
-                fix=", ".join(TEXT_NORMALIZATIONS),
-            )
+            known = ", ".join(TEXT_NORMALIZATIONS)
+            raise UserError("unknown preparation", key="preparation", value=preparation, fix=known)
         self.tokenizer = tokenizer
         self.template = template
         self.max_length = max_length
@@ -143,8 +140,8 @@ class Tokenization:
         return len(self.prefix_ids) + len(self.suffix_ids)
 
     def tokens_before(self, prompt: str) -> int:
-        """Tokens of a row from its start to the end of a prompt, as sentence-transformers counts them."""
-        return len(self.prefix_ids) + len(self.plain_ids([prompt])[0]) if prompt else 0
+        """Tokens of a row from its start to the end of a prompt, as sentence-transformers counts: of its own row."""
+        return len(self.ids([prompt])[0]) - len(self.suffix_ids) if prompt else 0
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """Special tokens that the tokenizer puts before and after a text."""
@@ -434,7 +431,7 @@ class Tokenization:
             "template": asdict(self.template) if self.template else None,
             "max_length": self.max_length,
             "preparation": self.preparation,
-        }
+        } | ({"lower_case": True} if lower_cases(self.tokenizer) else {})
 
     @classmethod
     def from_dict(cls, tokenizer: Any, values: dict[str, Any]) -> Tokenization:
@@ -446,4 +443,6 @@ class Tokenization:
         known = {f.name for f in fields(_Saved)}
         saved = build(_Saved, {k: v for k, v in values.items() if k in known}, "tokenization")
         template = from_dict(Template, saved.template, "tokenization.template") if saved.template else None
+        if saved.lower_case:
+            lower_case(tokenizer)
         return cls(tokenizer, template, saved.max_length, saved.preparation)

@@ -10,7 +10,8 @@ from embedlab.config.build import from_dict
 from embedlab.errors import UserError
 
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-_DOCUMENT = ("document", "passage", "corpus")
+DOCUMENT = ("document", "passage", "corpus")
+"""Names of the prompt for documents, in the order in which they are looked for."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Usage:
 
     def role(self, role: Literal["query", "document"]) -> str:
         """What goes before a query or before a document: the prompt of that name, else the default one."""
-        names = ("query",) if role == "query" else _DOCUMENT
+        names = ("query",) if role == "query" else DOCUMENT
         return self.text(name=next((n for n in names if n in self.prompts), None))
 
     def to_dict(self) -> dict[str, Any]:

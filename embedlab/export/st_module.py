@@ -46,7 +46,12 @@ class EmbedlabModule(InputModule):  # type: ignore[misc]
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, **kwargs: Any) -> dict[str, Any]:
         """Texts to padded ids and mask, through the encoder's own tokenization."""
         tokenization = self.encoder.tokenization
-        return dict(tokenization.pad(tokenization.ids([(prompt or "") + text for text in inputs])))
+        features: dict[str, Any] = tokenization.pad(
+            tokenization.ids([(prompt or "") + text for text in inputs])
+        )
+        if prompt and not self.encoder.usage.include_prompt:
+            features["prompt_length"] = tokenization.tokens_before(prompt)
+        return features
 
     def tokenize(self, texts: list[str], **kwargs: Any) -> dict[str, Any]:
         """`preprocess` by the name that sentence-transformers before 6.0 calls."""
@@ -54,7 +59,10 @@ class EmbedlabModule(InputModule):  # type: ignore[misc]
 
     def forward(self, features: dict[str, Tensor | Any], **kwargs: Any) -> dict[str, Tensor | Any]:
         """Adds ``sentence_embedding`` [B, D]."""
-        features["sentence_embedding"] = self.encoder(features["input_ids"], features["attention_mask"])
+        skip = {"skip": int(features["prompt_length"])} if "prompt_length" in features else {}
+        features["sentence_embedding"] = self.encoder(
+            features["input_ids"], features["attention_mask"], **skip
+        )
         return features
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:

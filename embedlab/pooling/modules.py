@@ -126,7 +126,10 @@ def _pooled(mode: Mode, last: Tensor, mask: Tensor) -> Tensor:
         case "lasttoken":
             return token_at(last, last_index(mask))
         case "max":
-            return last.masked_fill(~mask.bool()[..., None], -torch.inf).amax(dim=1)
+            largest = last.masked_fill(~mask.bool()[..., None], -torch.inf).amax(dim=1)
+            return largest.where(
+                mask.any(dim=1)[:, None], 0.0
+            )  # a prompt that is left out may be all there is
         case "weightedmean":
             # A token's weight is its position in the row, from 1 on, as in SGPT (arXiv:2202.08904, eq. 2).
             weights = (

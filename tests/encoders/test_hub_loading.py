@@ -15,11 +15,14 @@ import torch
 
 import embedlab
 from embedlab.backbones import load_backbone
-from embedlab.backbones.hub import _wanted
+from embedlab.backbones.hub import _given_up, _wanted
 from embedlab.config.backbone import BackboneConfig
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
+from embedlab.pooling import build_pooling
 from tests.encoders.test_encoder import MASKED, build
 from tests.hub import REFUSED_TOKEN, RIGHT_TOKEN, Hub, hub, online
 
@@ -79,9 +82,19 @@ def test_revisions_after_main_has_moved(online: Hub, tiny: Tiny, tmp_path: Path)
         build(tiny("bert"), pooling).save(tmp_path / pooling)
     first = online.add_model("org/name", tmp_path / "cls", tag="v1")
     online.add_model("org/name", tmp_path / "mean", branch="try")
+    for slashed in ("feat/mean", "refs/pr/1"):
+        online.add_model("org/name", tmp_path / "mean", branch=slashed)
     assert embedlab.load("org/name").pooling.name == "cls"
     online.add_model("org/name", tmp_path / "last")
-    for revision, pooling in {"main": "last", "v1": "cls", first: "cls", "try": "mean"}.items():
+    for revision, pooling in {
+        "main": "last",
+        "v1": "cls",
+        first: "cls",
+        "try": "mean",
+        "feat/mean": "mean",
+        "refs/pr/1": "mean",
+        first[:9]: "cls",
+    }.items():
         assert embedlab.load(f"org/name@{revision}").pooling.name == pooling
         assert embedlab.load("org/name", revision=revision).pooling.name == pooling
     with pytest.raises(UserError, match=r"no such revision \(ckpt=org/name@v2\)"):
@@ -135,7 +148,7 @@ def test_a_hub_that_does_not_answer(
     online: Hub, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     online.add_model("org/name", tiny("bert"))
-    for break_it in (online.down, lambda: online.down(503)):
+    for break_it in (online.down, lambda: online.down(503), lambda: online.down(429)):
         break_it()
         with pytest.raises(UserError, match=r"neither in the cache nor reachable: .* does not answer"):
             embedlab.load("org/name")
@@ -145,10 +158,14 @@ def test_a_hub_that_does_not_answer(
         embedlab.load("org/name")
     online.break_downloads(False)
     embedlab.load("org/name")
+    for status in (None, 500, 429):
+        online.down(status)
+        caplog.clear()
+        _given_up.clear()
+        embedlab.load("org/name")
+        assert "taking the cached commit" in caplog.text
+        online.up()
     online.down()
-    caplog.clear()
-    embedlab.load("org/name")
-    assert "taking the cached commit" in caplog.text
     offline(monkeypatch)
     with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
         embedlab.load("org/other")
@@ -183,8 +200,10 @@ def test_half_a_cache_names_what_is_missing(
 
 def test_a_backbone_by_name_is_the_snapshot(online: Hub, tiny: Tiny, tmp_path: Path) -> None:
     commit = online.add_model("org/name", tiny("bert"))
-    backbone, _ = load_backbone(BackboneConfig(source="hub", name="org/name"))
+    backbone, tokenizer = load_backbone(BackboneConfig(source="hub", name="org/name"))
     assert backbone.commit == commit
+    encoder = SentenceEncoder(backbone, build_pooling("cls", backbone.info), Tokenization(tokenizer))
+    assert encoder.provenance()["backbone_commit"] == commit
     local, _ = load_backbone(BackboneConfig(source="local", path=str(tiny("bert"))))
     for (_, theirs), (_, ours) in zip(backbone.named_parameters(), local.named_parameters(), strict=True):
         assert torch.equal(theirs, ours)
@@ -222,5 +241,16 @@ def write_json(file: Path, value: Any) -> None:
 
 def test_an_adapter_alone_says_so(tmp_path: Path) -> None:
     write_json(tmp_path / "adapter_config.json", {"base_model_name_or_path": "org/base"})
-    with pytest.raises(UserError, match="adapter without its base"):
+    with pytest.raises(UserError, match="holds an adapter, whose base model is elsewhere"):
         embedlab.load(tmp_path)
+
+
+def test_a_repository_without_weights(online: Hub, tiny: Tiny) -> None:
+    config = (tiny("bert") / "config.json").read_bytes()
+    for file in ("model.gguf", "onnx/model.onnx", "tf_model.h5"):
+        online.add_model("org/other", {"config.json": config, file: b"x"})
+        with pytest.raises(UserError, match=rf"holds no weights but \{Path(file).suffix} \(ckpt=org/other\)"):
+            embedlab.load("org/other")
+    online.add_model("org/empty", {})
+    with pytest.raises(UserError, match=r"holds no weights \(ckpt=org/empty\)"):
+        embedlab.load("org/empty")

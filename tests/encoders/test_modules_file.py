@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import shutil
@@ -13,8 +14,12 @@ import numpy as np
 import pytest
 
 import embedlab
+from embedlab.config.template import Template
 from embedlab.encoders.modules_file import FLAGS
+from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
+from tests.encoders.test_encoder import build
+from tests.model_zoo import tiny_model, tiny_words
 
 Tiny = Callable[..., Path]
 st = pytest.importorskip("sentence_transformers")
@@ -151,6 +156,139 @@ def test_where_a_long_text_is_cut(tiny: Tiny, tmp_path: Path, side: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("own", "asked", "argument"), [(16, 40, None), (40, 16, None), (40, 30, 12), (16, 16, 40)]
+)
+def test_the_limit_that_counts(
+    tiny: Tiny, tmp_path: Path, own: int, asked: int, argument: int | None
+) -> None:
+    """The settings go before the tokenizer's own limit, and among them `processor_kwargs` before the older key."""
+    folder = write(tmp_path / "st", [transformer(tiny), models.Pooling(32, "mean")])
+    edit(folder / "tokenizer_config.json", model_max_length=own)
+    more = {"processor_kwargs": {"model_max_length": argument}} if argument else {}
+    edit(folder / "sentence_bert_config.json", max_seq_length=asked, **more)
+    agree(folder)
+    encoder = embedlab.load(folder)
+    assert encoder.tokenization.row_limit == (argument or asked)
+    encoder.save(tmp_path / "saved")
+    np.testing.assert_array_equal(embedlab.load(tmp_path / "saved").encode(TEXTS), encoder.encode(TEXTS))
+
+
+def test_a_limit_beyond_the_model(tiny: Tiny, tmp_path: Path) -> None:
+    folder = write(tmp_path / "st", [transformer(tiny, max_seq_length=1000), models.Pooling(32, "mean")])
+    assert embedlab.load(folder).tokenization.row_limit == 64
+
+
+TEXT_BY_NAME = {"query": "ask: ", "document": "text: ", "passage": "pass: ", "a": "other: "}
+PROMPTS = [
+    ({name: given[name] for name in names}, default)
+    for names in [
+        (),
+        ("query",),
+        ("document",),
+        ("a",),
+        ("query", "document"),
+        ("query", "passage"),
+        ("a", "query"),
+    ]
+    for given in (
+        TEXT_BY_NAME,
+        dict.fromkeys(TEXT_BY_NAME, ""),
+        {**TEXT_BY_NAME, "query": None, "document": ""},
+    )
+    for default in (None, *names)
+]
+
+
+def test_every_shape_of_prompts(tiny: Tiny, tmp_path: Path) -> None:
+    """With and without a default, empty or null: by `encode`, by each name, for queries and for documents."""
+    folder = write(tmp_path / "st", [transformer(tiny), models.Pooling(32, "mean")])
+    for prompts, default in PROMPTS:
+        edit(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name=default)
+        theirs, ours = st.SentenceTransformer(str(folder), device="cpu"), embedlab.load(folder)
+        ours.to_sentence_transformers(tmp_path / "exported")
+        written = json.loads((tmp_path / "exported" / "config_sentence_transformers.json").read_text())
+        exported = copy.copy(theirs)
+        exported.prompts = {"query": "", "document": ""} | written.get("prompts", {})
+        exported.default_prompt_name = written.get("default_prompt_name")
+        names = [{}, *({"prompt_name": n} for n in ours.usage.prompts)]
+        for model in (ours, exported):
+            for name in names:
+                np.testing.assert_allclose(
+                    model.encode(TEXTS[:1], **name),
+                    theirs.encode(TEXTS[:1], **name),
+                    atol=1e-5,
+                    err_msg=f"{prompts} {name}",
+                )
+            for role in ("encode_query", "encode_document"):
+                np.testing.assert_allclose(
+                    getattr(model, role)(TEXTS[:1]),
+                    getattr(theirs, role)(TEXTS[:1]),
+                    atol=1e-5,
+                    err_msg=f"{prompts} {role}",
+                )
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "qwen2", "roberta", "xlm-roberta", "llama", "modernbert"])
+def test_lower_case_stays(tiny: Tiny, tmp_path: Path, kind: str) -> None:
+    """Through `save` and both exports, though some of transformers' classes build their normalizer anew."""
+    body = transformer(tiny, kind)
+    if body.tokenizer.pad_token is None:
+        body.tokenizer.pad_token = body.tokenizer.eos_token
+    folder = write(tmp_path / "st", [body, models.Pooling(32, "mean")])
+    edit(folder / "sentence_bert_config.json", do_lower_case=True)
+    agree(folder)
+    encoder = embedlab.load(folder)
+    encoder.save(tmp_path / "saved")
+    encoder.to_sentence_transformers(tmp_path / "exported")
+    for again in (tmp_path / "saved", tmp_path / "exported"):
+        np.testing.assert_array_equal(embedlab.load(again).encode(TEXTS), encoder.encode(TEXTS))
+        assert embedlab.load(again).fingerprint() == encoder.fingerprint()
+    agree(tmp_path / "exported")
+
+
+@pytest.mark.parametrize("mode", ["mean", "cls", "max"])
+def test_a_prompt_longer_than_the_row(tiny: Tiny, tmp_path: Path, mode: str) -> None:
+    body = transformer(tiny, max_seq_length=8)
+    prompts = {"query": "a prompt of far more words than a row has tokens"}
+    folder = write(tmp_path / "st", [body, models.Pooling(32, mode, include_prompt=False)], prompts=prompts)
+    agree(folder, prompt_name="query")
+
+
+def test_an_export_with_code_leaves_the_prompt_out_too(tiny: Tiny, tmp_path: Path) -> None:
+    encoder = build(tiny("bert"), "mean", Template("This is {sentence} indeed."))
+    encoder.usage = Usage({"query": "find this: "}, include_prompt=False)
+    encoder.to_sentence_transformers(tmp_path / "st")
+    theirs = st.SentenceTransformer(str(tmp_path / "st"), device="cpu", trust_remote_code=True)
+    np.testing.assert_allclose(theirs.encode_query(TEXTS), encoder.encode_query(TEXTS), atol=1e-5)
+
+
+def test_a_decoder_that_is_read_there(tmp_path: Path) -> None:
+    """Of BART and its like sentence-transformers takes the decoder's states; of T5 the encoder's, as here."""
+    for kind in ("bart", "t5"):
+        tiny_model(kind).save_pretrained(tmp_path / kind)
+        tiny_words().save_pretrained(tmp_path / kind)
+        body = models.Transformer(str(tmp_path / kind))
+        folder = write(
+            tmp_path / f"st_{kind}", [body, models.Pooling(body.get_embedding_dimension(), "mean")]
+        )
+        if kind == "t5":
+            agree(folder)
+        else:
+            with pytest.raises(UserError, match="reads the decoder of bart"):
+                embedlab.load(folder)
+
+
+def test_an_adapter_in_the_folder(dense: Path, tmp_path: Path) -> None:
+    """With and without the model's own configuration beside it: another base would be taken, without a word."""
+    folder = Path(shutil.copytree(dense, tmp_path / "st"))
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+    for _ in range(2):
+        with pytest.raises(UserError, match="holds an adapter"):
+            embedlab.load(folder)
+        (folder / "config.json").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
     "file", ["sentence_bert_config.json", "sentence_roberta_config.json", "tokenizer_config.json"]
 )
 def test_every_place_where_versions_keep_the_length(tiny: Tiny, tmp_path: Path, file: str) -> None:
@@ -191,12 +329,18 @@ REFUSED: list[tuple[str, Any]] = [
     ("2_Dense/config.json", {"out_features": 5}),
     ("2_Dense/config.json", {"module_input_name": "token_embeddings"}),
     ("2_Dense/config.json", {"a_new_key": 1}),
+    ("3_Normalize/config.json", {"module_input_name": "token_embeddings"}),
+    ("3_Normalize/config.json", {"a_new_key": 1}),
+    ("4_LayerNorm/config.json", {"eps": 0.5}),
+    ("5_Dropout/config.json", {"a_new_key": 1}),
+    ("sentence_bert_config.json", {"processor_kwargs": {"do_lower_case": True}}),
 ]
 
 
 @pytest.fixture(scope="module")
 def dense(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    modules = [models.Transformer(str(tiny("bert"))), models.Pooling(32, "cls"), models.Dense(32, 8)]
+    head = [models.Dense(32, 8), models.Normalize(), models.LayerNorm(8), models.Dropout(0.1)]
+    modules = [models.Transformer(str(tiny("bert"))), models.Pooling(32, "cls"), *head]
     return write(tmp_path_factory.mktemp("st") / "dense", modules)
 
 

@@ -69,7 +69,7 @@ def test_a_full_disk_at_the_end_is_one_line_and_the_last_checkpoint_stays(compos
 def test_a_full_disk_goes_by_its_own_name(meet, compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
     monkeypatch.setattr(checkpoints.torch, "save", lambda *_: meet())
     with pytest.raises(
-        UserError, match=r"step 2 cannot be written \(No space left on device\); none is kept"
+        UserError, match=r"step 2 cannot be written \(No space left on device after 0 bytes\); none is kept"
     ):
         train(compose_run("trainer.max_steps=2"), tmp_path)
 

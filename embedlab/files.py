@@ -179,7 +179,7 @@ def scratch_folder() -> Iterator[Path]:
 
     A kill leaves it there, with a model's weights in it perhaps; the next one removes what dead processes left.
     """
-    with _beside(Path(tempfile.gettempdir(), "embedlab"), "new") as folder:
+    with _beside(Path(tempfile.gettempdir(), "embedlab"), "new") as folder, writing(folder):
         folder.mkdir(0o700)
         yield folder
 
@@ -321,8 +321,12 @@ def writing(path: Path, part: Path | None = None) -> Iterator[None]:
     """
     try:
         yield
+    except DiskFull as error:
+        if part is not None and Path(error.filename).is_relative_to(part):
+            error.filename = str(path)
+        raise
     except Exception as error:
-        if isinstance(error, DiskFull) or (system_error := full(error)) is None:
+        if (system_error := full(error)) is None:
             raise
         text = f"{system_error.strerror} after {_size(part or path):,} bytes"
         raise DiskFull(system_error.errno, text, str(path)) from error

@@ -164,7 +164,7 @@ def killed(way: str, work: Path, times: int, steps: int, draw: random.Random) ->
         kills.append(Kill(way, ranks, reached, whole, max(0, reached - whole), status, equal))
         print(kills[-1], file=sys.stderr)
     assert start(work, run, ranks, steps).wait() == 0, f"see {run}.log"
-    left = [p for p in run.rglob("*") if p.name.startswith(".") or p.suffix == ".new"]
+    left = [p for p in run.rglob("*") if p.suffix in (".new", ".old")]
     return kills, logged(run) == expected and same(run, reference) and not left
 
 

@@ -193,14 +193,15 @@ def kill_writers(
         raise SystemExit(
             f"{kind}: the new output is the old one, or {leftovers(place.out, place.tmp)} lie about"
         )
-    tries = 0
+    longest, misses = (seconds, seconds - first, 0.005), 0
     while found.kills < times:
         place.reset(backup)
-        moment, longest = MOMENTS[tries % 3], (seconds, seconds - first, 0.005)[tries % 3]
-        number = (signal.SIGKILL, signal.SIGTERM)[tries // 3 % 2]
-        tries += 1
-        if not place.kill(given[1], number, moment, draw.uniform(0, longest)):
-            continue  # it had ended: another moment
+        which = (found.kills + misses // 10) % 3
+        number = (signal.SIGKILL, signal.SIGTERM)[found.kills // 3 % 2]
+        wait = draw.uniform(0, longest[which]) * 0.7 ** (misses % 10)
+        if not place.kill(given[1], number, MOMENTS[which], wait):
+            misses += 1  # it had ended: sooner
+            continue
         found.kills += 1
         seen = content(place.out)
         found.during += bool(leftovers(place.out, place.tmp))

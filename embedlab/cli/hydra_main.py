@@ -81,13 +81,14 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
             raise
         raise found from error
     except OSError as error:
-        if started or error.filename is None:
+        if started or (error.filename is None and _paths.full(error) is None):
             raise
-        sweep = {"-m", "--multirun"} & set(arguments)
+        key = "hydra.sweep.dir" if {"-m", "--multirun"} & set(arguments) else "hydra.run.dir"
+        given = next((a.partition("=")[2] for a in arguments if a.startswith(f"{key}=")), None)
         raise UserError(
-            f"the folder cannot be made: {error.strerror or error}",
-            key="hydra.sweep.dir" if sweep else "hydra.run.dir",
-            value=error.filename,
+            f"the folder cannot be {'written' if error.filename is None else 'made'}: {error.strerror or error}",
+            key=key,
+            value=error.filename or given,
             fix="a folder that can be written",
         ) from error
     if raised:

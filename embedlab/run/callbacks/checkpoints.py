@@ -239,7 +239,8 @@ class LastCheckpoint(Callback):
         except Exception as error:
             problem = full(error) or error
             if isinstance(problem, OSError):
-                return problem.strerror or str(problem)
+                elsewhere = f"{problem.filename}: " if problem.filename not in (None, str(path)) else ""
+                return elsewhere + (problem.strerror or str(problem))
             if any(word in str(error) for word in ("PytorchStreamWriter", "inline_container")):
                 return "the disk does not take it"
             raise

@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Content = dict[str, bytes]
-_TIMES = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.+:Z]*|(?<=\"seconds\": )[\d.]+")
+_TIMES = re.compile(
+    rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[\d.+:Z]*|(?<=\"seconds\": )[\d.]+|(?<=\"digest\": \")\w+"
+)
 MOMENTS = ("start", "first file", "change")
 _LOCK = re.compile(r".*\.lock")
 
@@ -82,7 +84,7 @@ def fork(write: Callable[[], None], log: Path) -> int:
 
 
 def content(path: Path) -> Content:
-    """Every file of what a reader sees, without its dates."""
+    """Every file of what a reader sees, without its dates, durations and the digest of the cache's, which has one."""
     if path.is_file():
         return {"": _TIMES.sub(b"", path.read_bytes())}
     files = (p for p in path.rglob("*") if p.is_file() and not _LOCK.fullmatch(p.name))

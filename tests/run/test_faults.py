@@ -233,7 +233,23 @@ def test_scoring_after_training_can_be_ended(compose_run, tmp_path, monkeypatch)
 @pytest.mark.timeout(1800)
 def test_kills_at_random_steps(tmp_path):  # type: ignore[no-untyped-def]
     """One kill of each way; 20 of them are in docs/scale.md."""
-    command = [sys.executable, "tools/faults.py", "--kills", "4", "--steps", "40"]
+    command = [sys.executable, "tools/faults.py", "--kills", "4", "--steps", "40", "--only", "training"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("equal bit for bit") == 4
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kills"),
+    [
+        ("overwrite", 6),
+        pytest.param("cache,encode,search,export,evaluate,report,Sentence", 108, marks=pytest.mark.whole),
+    ],
+)
+@pytest.mark.timeout(1800)
+def test_a_killed_writer_leaves_the_old_or_the_new(kinds: str, kills: int) -> None:
+    """At random moments; tests/test_files.py kills what places every output at each of its lines."""
+    command = [sys.executable, "tools/faults.py", "--kills", str(kills), "--only", kinds]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"| all | {kills} | {kills} |" in done.stdout

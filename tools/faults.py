@@ -1,6 +1,6 @@
 """Kills writers and training runs at random moments, and says what was left.
 
-    python tools/faults.py [--kills 100] [--only WORD] [--seed 0] [--steps 120] [--json OUT] [--markdown OUT]
+    python tools/faults.py [--kills 100] [--only WORDS] [--seed 0] [--steps 120] [--json OUT] [--markdown OUT]
 
 **Outputs** (`tools/kills.py`): each is killed at random moments. Then what a reader sees must be the old output or the
 new one, whole; the repeat must give, dates aside, the bytes of a writer that nobody touched, and leave no hidden file
@@ -217,7 +217,7 @@ def options_of(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--kills", type=int, default=100, help="in all")
     parser.add_argument(
-        "--only", default="", help="kinds with this in their name, such as training or export"
+        "--only", default="", help="kinds with a word of this in their name, such as search,export"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=120, help="of a training run")
@@ -230,7 +230,12 @@ def options_of(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     options = options_of(argv)
     writers = outputs()
-    kinds = [k for k in (*writers, *(f"training, {way}" for way in WAYS)) if options.only in k]
+    kinds = [
+        k
+        for k in (*writers, *(f"training, {way}" for way in WAYS))
+        if any(word in k for word in options.only.split(","))
+    ]
+    assert kinds, f"no kind has {options.only} in its name"
     draw, kills, ends, outcomes = random.Random(options.seed), [], {}, []
     with tempfile.TemporaryDirectory() as name:
         work = (options.folder or Path(name)).resolve()

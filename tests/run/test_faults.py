@@ -79,7 +79,7 @@ def test_an_encoder_that_meets_a_full_disk_names_its_folder(
     best, compose_run, sts_dir, tmp_path, monkeypatch
 ):  # type: ignore[no-untyped-def]
     """Within a checkpoint and alone: transformers' writer is safetensors'."""
-    monkeypatch.setattr(SentenceEncoder, "save", lambda *_, **__: safetensors_meets_it())
+    monkeypatch.setattr(SentenceEncoder, "write", lambda *_, **__: safetensors_meets_it())
     settings = ["trainer.max_steps=2", "callbacks.checkpoint.at_end=false"]
     settings += [f"evaluation.sts_dir={sts_dir}", "evaluation.every=1"] if best else []
     with pytest.raises(OSError, match="No space left on device") as caught:
@@ -90,7 +90,7 @@ def test_an_encoder_that_meets_a_full_disk_names_its_folder(
 def test_a_best_encoder_that_cannot_be_written_costs_a_checkpoint_too(
     compose_run, sts_dir, tmp_path, monkeypatch, caplog
 ):  # type: ignore[no-untyped-def]
-    original, left = SentenceEncoder.save, [1]
+    original, left = SentenceEncoder.write, [1]
 
     def once(self, *arguments, **more):  # type: ignore[no-untyped-def]
         if left:
@@ -98,9 +98,10 @@ def test_a_best_encoder_that_cannot_be_written_costs_a_checkpoint_too(
             safetensors_meets_it()
         original(self, *arguments, **more)
 
-    monkeypatch.setattr(SentenceEncoder, "save", once)
+    monkeypatch.setattr(SentenceEncoder, "write", once)
     train(compose_run(*STEPS, f"evaluation.sts_dir={sts_dir}", "evaluation.every=2"), tmp_path)
-    assert "No checkpoint of step 2 (No space left on device); none is kept so far" in caplog.text
+    problem = f"{tmp_path / 'best'}: No space left on device after 0 bytes"
+    assert f"No checkpoint of step 2 ({problem}); none is kept so far" in caplog.text
     assert step_of(tmp_path / LAST) == 6
 
 

@@ -29,7 +29,7 @@ WORDS = """
     the of and to in a is that for it was on are as with his they at be this from have or by one had not but what
     all were when we there can an your which their said if do will each about how up out them then she many some
     house river mountain quickly gravity engine window history language sentence vector market doctor forest
-""".split()
+""".split()  # noqa: SIM905
 
 
 def lines(n: int, n_chars: int | None, seed: int = 0) -> Iterator[str]:

@@ -101,7 +101,9 @@ class Agreement:
         return self.senteval - self.sklearn
 
 
-def compare(task: str, splits: dict[str, Labelled], encoder: RandomProjection, passes: int = 3000) -> Agreement:
+def compare(
+    task: str, splits: dict[str, Labelled], encoder: RandomProjection, passes: int = 3000
+) -> Agreement:
     """The accuracies of one task; `passes` of the arm without an early stop, 0 to leave it out."""
     texts = [text for split in splits.values() for side in (split.first, split.second or []) for text in side]
     vectors = embed(encoder, texts)

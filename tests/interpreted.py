@@ -1,6 +1,6 @@
 """Tests of Triton kernels: on a card, or without one under ``TRITON_INTERPRET=1`` (set before triton is loaded).
 
-    TRITON_INTERPRET=1 pytest tests/kernels/test_block_triton.py tests/kernels/test_packing_triton.py
+TRITON_INTERPRET=1 pytest tests/kernels/test_block_triton.py tests/kernels/test_packing_triton.py
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ def test_plain(): ...
 
 
 def run(folder: Path, *options: str, **environment: str) -> str:
-    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu\n    hub\n    slow\n    whole\n", "utf-8")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n    gpu\n    hub\n    slow\n    whole\n", "utf-8"
+    )
     (folder / "test_kinds.py").write_text(TESTS, "utf-8")
     root = Path(__file__).parents[1]
     done = subprocess.run(

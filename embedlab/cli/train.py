@@ -100,7 +100,7 @@ def train_one(
             raise UserError("a run with stages on several devices", key="stages", fix="embedlab train")
         # Not in the run's folder: a start that is refused leaves nothing there.
         with scratch_folder() as kept:
-            if not extra:
+            if not extra or command is None:
                 command = _worker_command(values, kept, folder, whole or folder)
             return start_ranks(command, device_count(config.trainer))
     return fit(config, folder, whole, extra)

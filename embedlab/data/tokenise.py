@@ -70,7 +70,7 @@ class FieldJob:
         return np.fromiter(chain.from_iterable(rows), np.dtype(self.dtype), int(lengths.sum())), lengths, cut
 
     def _whole(self, texts: list[str]) -> list[list[int]]:
-        from embedlab.encoders.tokenization import TEXT_NORMALIZATIONS
+        from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS
 
         prepare = TEXT_NORMALIZATIONS[self.tokenization.preparation]
         return self.tokenization.plain_ids([prepare(text) for text in texts])

@@ -167,7 +167,7 @@ class CrossedTwin(TwinEncoder):
         super().__init__(twin.towers, twin.weights, twin.card, twin.usage)
         if len(twin.towers) != 2:
             raise UserError("attention is exchanged between two towers", value=len(twin.towers))
-        check_addable(*twin.towers, "tower 2")
+        check_addable(twin.towers[0], twin.towers[1], "tower 2")
         first, second = (tower.backbone for tower in twin.towers)
         check_alike(first, second)
         self._name = f"n_ca={n_ca} route={route}"

@@ -20,7 +20,8 @@ from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.folder import CARD, EncoderFile
 from embedlab.encoders.modules_file import ModulesFile
-from embedlab.encoders.tokenization import Tokenization, lower_case
+from embedlab.encoders.text_normalization import lower_case
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.errors import UserError
 from embedlab.files import assets_dir, corruption, scratch_folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from embedlab.config.build import build, from_dict
 from embedlab.config.template import Template
+from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS
 from embedlab.encoders.windows import LONGEST, beginnings, splits_at_spaces, windows
 from embedlab.errors import UserError
 
@@ -24,44 +25,6 @@ _RULES = 1  # raised when a change here alters ids, so that token caches of olde
 _UNLIMITED = 1_000_000  # `model_max_length` of a tokenizer that knows no limit is 1e30
 _AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
 _LETTERS = 1000  # tokens that are tried as texts, where "a" has none
-
-
-def close_sentence(text: str) -> str:
-    """One sentence that ends in a full stop and has no double quotes, for prompts that quote it.
-
-    As in PromptEOL's and CSE-SFP's evaluation, in this order: single spaces; a full stop unless the text ends
-    in one of ``. ? " '``; double quotes become single ones; a question mark at the end becomes a full stop.
-    """
-    text = add_period(" ".join(text.split())).replace('"', "'")
-    return text[:-1] + "." if text.endswith("?") else text
-
-
-def add_period(text: str) -> str:
-    """The text with a full stop, unless it ends in one of ``. ? " '`` (PromptBERT's final test)."""
-    return text if not text or text[-1] in ".?\"'" else text + "."
-
-
-def lower_case(tokenizer: Any) -> None:
-    """Let a Hugging Face tokenizer lower-case its texts, as ``do_lower_case`` of sentence-transformers asks for.
-
-    Raises:
-        UserError: a tokenizer that is not of the `tokenizers` library.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        fix = "sentence-transformers itself, or a model with a tokenizer.json"
-        raise UserError("cannot be had with this tokenizer", key="do_lower_case", value=True, fix=fix)
-    lower = tokenizers.normalizers.Lowercase()
-    parts = [lower] if backend.normalizer is None else [lower, backend.normalizer]
-    backend.normalizer = tokenizers.normalizers.Sequence(parts)
-
-
-TEXT_NORMALIZATIONS: dict[str, Callable[[str], str]] = {
-    "raw": str,
-    "closed": close_sentence,
-    "stopped": add_period,
-}
-"""By their names in configurations, where a method scores other text than it trains on."""
 
 
 class Frame(NamedTuple):
@@ -186,7 +149,11 @@ class Tokenization:
     def _frame(self) -> tuple[list[int], list[int]]:
         """Special tokens that the tokenizer puts before and after a text."""
         plain, framed = next(
-            ((ids, self.tokenizer(text)["input_ids"]) for text in self._texts() if (ids := self._ids_of(text))),
+            (
+                (ids, self.tokenizer(text)["input_ids"])
+                for text in self._texts()
+                if (ids := self._ids_of(text))
+            ),
             ([], self.tokenizer("")["input_ids"]),
         )
         for at in range(len(framed) - len(plain) + 1):

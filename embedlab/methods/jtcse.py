@@ -236,7 +236,8 @@ class JTCSE(Method):
             load_tower(path, run, f"method.tower{i}")
             for i, path in enumerate((config.tower1, config.tower2), 1)
         ]
-        check_addable(*(tower.encoder for tower in towers), "tower 2")
+        first, second = (tower.encoder for tower in towers)
+        check_addable(first, second, "tower 2")
         encoder = TwinEncoder([tower.encoder for tower in towers])
         poolers = None
         if config.uses_poolers:

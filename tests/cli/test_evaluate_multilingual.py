@@ -64,4 +64,7 @@ def test_an_unknown_key_is_one_line(ckpt: Path, tmp_path: Path, capsys: pytest.C
     assert main(["evaluate", *arguments, "finetune.step=3"]) == 2
     assert "finetune.step" in capsys.readouterr().err.strip().splitlines()[-1]
     assert main(["evaluate", *arguments, "finetune.warmup=2"]) == 2
-    assert "must be in [0, 1) (finetune.warmup=2)" in capsys.readouterr().err.strip().splitlines()[-1]
+    assert (
+        "must be at least 0 and below 1 (finetune.warmup=2)"
+        in capsys.readouterr().err.strip().splitlines()[-1]
+    )

@@ -143,9 +143,6 @@ def test_broken_configurations(tiny: Tiny, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": "no_such_type"}))
     with pytest.raises(UserError, match="no_such_type"):
         probe(local(folder))
-    (folder / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    with pytest.raises(UserError, match="t5 is an encoder-decoder"):
-        probe(local(folder))
 
 
 def test_code_of_a_checkpoint_is_not_run_unasked(tiny: Tiny, tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def test_files_beside_a_source_are_read_after_it(dataset: Path, tmp_path: Path) 
     both = read_rows(replace(hub, also=str(tmp_path / "more.txt")))
     assert [row[2] for row in both] == [("first",), ("second",), ("third",), ("fourth",)]
     assert [row[0] for row in both] == [0, 0, 1, 1]
-    assert both.source.identity[:1] == read_rows(hub).source.identity
-    assert len(both.source.identity) == 2
+    assert [r.identity() for r in both.readers][:1] == [r.identity() for r in read_rows(hub).readers]
+    assert len(both.readers) == 2
     with pytest.raises(UserError, match="no such file") as caught:
         check_source(replace(hub, also="nowhere.txt"))
     assert caught.value.key == "data.also"

@@ -14,7 +14,8 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from embedlab.config.template import Template
 from embedlab.encoders import tokenization as tokens
 from embedlab.encoders import windows as module
-from embedlab.encoders.tokenization import TEXT_NORMALIZATIONS, Tokenization
+from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.windows import head, splits_at_spaces, windows
 from embedlab.errors import UserError
 from tests.support import MODEL_TYPES, tiny_tokenizer
@@ -84,7 +85,7 @@ def test_of_a_long_text_the_beginning_gives_the_same_row(
             assert tokenization.ids_and_cut(texts) == whole
 
     same()
-    assert (shortened > 0) == splits_at_spaces(tokenizer)
+    assert shortened == 0 or splits_at_spaces(tokenizer)
 
 
 def test_beginnings_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:

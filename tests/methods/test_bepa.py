@@ -475,7 +475,7 @@ MODERN = BackboneInfo("encoder", 12, 256, 512, True, 0.1, "modernbert", True)
         ({"vicreg_weights": [1.0, 2.0]}, INFO, "parallel", "method.vicreg_weights"),
         ({"sigreg_weight": -0.1}, INFO, "parallel", "method.sigreg_weight"),
         ({"sigreg_slices": 0}, INFO, "parallel", "method.sigreg_slices"),
-        ({}, DECODER, "parallel", "method"),
+        ({}, DECODER, "parallel", "backbone"),
         ({"align_input": "packed_blockmask"}, MODERN, "parallel", "method.align_input"),
     ],
 )

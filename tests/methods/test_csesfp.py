@@ -368,7 +368,7 @@ def _check(config: Any = None, info: Any = DECODER, pooling: Any = REP2, **chang
 @pytest.mark.parametrize("config", [CSESFPConfig(), PromptEOLConfig()])
 def test_refuses_a_bidirectional_encoder(config: Any) -> None:
     encoder = SimpleNamespace(**{**vars(DECODER), "kind": "encoder", "model_type": "bert"})
-    with pytest.raises(UserError, match=r"backbone=bert.*Fix: a decoder \(backbone=smollm2\)"):
+    with pytest.raises(UserError, match=r"trains decoders \(backbone=bert\).*Fix: backbone=smollm2"):
         _check(config, encoder)
 
 

@@ -305,7 +305,7 @@ def test_settings_without_meaning_are_named(tiny: Tiny, change: dict[str, Any], 
 def test_neighbours_are_checked(tiny: Tiny) -> None:
     info = tower(tiny, 0).backbone.info
     assert BASE.check(info, run_of()) == []
-    with pytest.raises(UserError, match="bidirectional"):
+    with pytest.raises(UserError, match="method=jtcse trains encoders"):
         BASE.check(replace(info, kind="decoder"), run_of())
     assert BASE.kinds == ("wikipedia",)
     with pytest.raises(UserError, match=r"data\.pack"):

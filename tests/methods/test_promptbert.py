@@ -16,7 +16,8 @@ from embedlab.config.backbone import BackboneConfig, BackboneInfo
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.encoders.tokenization import Tokenization, add_period
+from embedlab.encoders.text_normalization import add_period
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.errors import UserError
 from embedlab.methods import method_class, method_config

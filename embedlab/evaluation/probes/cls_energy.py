@@ -108,7 +108,7 @@ def looks_into(info: BackboneInfo) -> bool:
         with torch.device("meta"):
             model = AutoModel.from_config(config)
         block = find_blocks(model, config.num_hidden_layers)[0]
-    except (TypeError, ValueError):  # no single list of blocks
+    except (TypeError, ValueError, UserError):  # no single list of blocks
         return False
     return any(build.fits(block) for build in BUILDS)
 

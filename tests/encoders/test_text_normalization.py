@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from embedlab.config.template import Template
-from embedlab.encoders.tokenization import TEXT_NORMALIZATIONS, Tokenization, close_sentence
+from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS, close_sentence
+from embedlab.encoders.tokenization import Tokenization
 from tests.support import tiny_tokenizer
 
 

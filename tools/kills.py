@@ -7,6 +7,7 @@ when the output changes; half of each with SIGKILL, half with SIGTERM.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -302,7 +303,12 @@ def _save(target: Path, given: Path) -> None:
 
 
 def outputs() -> dict[str, Output]:
-    """What is killed, by its kind."""
+    """What is killed, by its kind; what its commands import is imported here, once for all forks."""
+    for name in ("cli.encode", "cli.search", "cli.export", "cli.evaluate", "cli.encoders", "corpus.search",
+                 "export.card", "export.roundtrip", "evaluation.sts.sts", "report.report", "data.build"):  # fmt: skip
+        importlib.import_module(f"embedlab.{name}")
+    for name in ("sentence_transformers", "pyarrow.parquet", "matplotlib.pyplot", "scipy.stats"):
+        importlib.import_module(name)
     encode = _command("encode", "{given}/text.txt", "{out}", "ckpt={given}/encoder", "batch_size=16")
     index = _command(
         "search",

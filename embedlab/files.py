@@ -203,7 +203,7 @@ def _sweep(folder: Path) -> None:
     """Put back or remove what dead processes of this machine left in a folder."""
     found = [match for name in os.listdir(folder) if (match := _BESIDE.fullmatch(name))]
     for match in sorted(found, key=lambda m: m["kind"], reverse=True):  # old ones first
-        if match["host"] == _HOST and match[0] not in _own and not _lives(int(match["process"])):
+        if match["host"] == _HOST and match[0] not in _own and not lives(int(match["process"])):
             left, target = folder / match[0], folder / match["name"]
             with suppress(OSError):  # another process sweeps too
                 if not is_ours(left.lstat()):
@@ -214,7 +214,7 @@ def _sweep(folder: Path) -> None:
                     _remove(left)
 
 
-def _lives(process: int) -> bool:
+def lives(process: int) -> bool:
     """Whether another process has this number."""
     try:
         os.kill(process, 0)
@@ -244,10 +244,11 @@ def _finish(path: Path) -> None:
 
 @contextmanager
 def locked(path: Path, wait: bool = True, doing: str = "holds this lock") -> Iterator[bool]:
-    """Hold the lock file `path` (made where it is missing, and left there); gives whether it is held.
+    """Hold the lock file `path` (made where it is missing, and left there); gives False where another holds it.
 
-    The kernel lets go of the lock when its holder ends in any way, so a dead process never keeps it. Where
-    the file system has no locks, one line says so and the block runs without.
+    The kernel lets go of the lock when its holder ends in any way, so a dead process never keeps it; nor does a
+    child that the holder has forked. A holder may remove the file at its end. Where the file system has no locks,
+    one line says so and the block runs without.
 
     Args:
         path: the lock file.
@@ -259,13 +260,39 @@ def locked(path: Path, wait: bool = True, doing: str = "holds this lock") -> Ite
             could hold it for ever.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    handle = _open_lock(path)
     try:
-        if not is_ours(os.fstat(handle)):
-            raise PermissionError(errno.EACCES, "the lock belongs to another user", str(path))
-        yield _take(handle, path, wait, doing)
+        held = _take(handle, path, wait, doing)
+        while held and not (path.exists() and os.path.samestat(os.fstat(handle), path.stat())):
+            _close_lock(handle)
+            handle = _open_lock(path)
+            held = _take(handle, path, wait, doing)
+        yield held
     finally:
+        _close_lock(handle)
+
+
+_locks: set[int] = set()
+"""Open lock files of this process."""
+
+
+def _open_lock(path: Path) -> int:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    _locks.add(handle)
+    if not is_ours(os.fstat(handle)):
+        _close_lock(handle)
+        raise PermissionError(errno.EACCES, "the lock belongs to another user", str(path))
+    return handle
+
+
+def _close_lock(handle: int) -> None:
+    if handle in _locks:
+        _locks.remove(handle)
         os.close(handle)
+
+
+# The workers of a loader outlive a killed process for a while, and would hold its locks with it.
+os.register_at_fork(after_in_child=lambda: [_close_lock(handle) for handle in tuple(_locks)])
 
 
 def _take(handle: int, path: Path, wait: bool, doing: str) -> bool:
@@ -277,7 +304,7 @@ def _take(handle: int, path: Path, wait: bool, doing: str) -> bool:
             log.warning(
                 "no file locks in %s (%s); other processes are not waited for", path.parent, bad.strerror
             )
-            return wait
+            return True
     if wait:
         log.info("another process %s; waiting for it (%s)", doing, path)
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -43,7 +43,7 @@ class EmbedlabLauncher(Launcher):
             check_permission(values, config.hydra.overrides.task)
             trials.append(Trial(folder, values, filter_overrides(overrides)))
         statuses = run_trials(trials, sweep, self.parallel)
-        summarise(sweep)
+        summarise(sweep, trials)
         returns = []
         for trial, status in zip(trials, statuses, strict=True):
             job = JobReturn(overrides=list(trial.overrides), working_dir=str(trial.folder))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,13 +17,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from embedlab import files as _paths
-from embedlab.cli.config_errors import explain, unreadable
+from embedlab.cli.config_errors import explain, no_flag, unknown_key, unreadable
 from embedlab.errors import UserError
 
 # What Hydra reads as an override; anything else, such as ./a=b.txt, is a positional argument.
 _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)")
 
 
+_CLOSED = ("encode", "export", "search_index", "search_query")
+"""Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
 _COUNTS = ("batch_size", "chunk", "k", "max_length")
 
 
@@ -52,13 +55,14 @@ def compose(config_name: str, argv: Sequence[str], positional: Sequence[str] = (
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-c", "--cfg", nargs="?", const="job", choices=["job"])
     parser.add_argument("arguments", nargs="*")
-    options = parser.parse_intermixed_args(list(argv))
-
-    overrides = [readable(a) for a in options.arguments if _OVERRIDE.match(a)]
-    given = [a for a in options.arguments if not _OVERRIDE.match(a)]
-    if len(given) > len(positional):
-        raise unreadable(given[len(positional)])
-    filled = dict(zip(positional, given, strict=False))
+    options, unknown = parser.parse_known_intermixed_args(list(argv))
+    if flags := [a for a in unknown if a != "--"]:
+        raise no_flag(argv[list(argv).index(flags[0]) :], known_keys(config_name), parser.prog)
+    free = [key for key in positional if not any(a.startswith(f"{key}=") for a in options.arguments)]
+    given, overrides = _parted(options.arguments, config_name, len(free))
+    if len(given) > len(free):
+        raise unreadable(given[len(free)])
+    filled = dict(zip(free, given, strict=False))
 
     config = _compose(config_name, overrides)
     for key, text in filled.items():
@@ -75,15 +79,56 @@ def compose(config_name: str, argv: Sequence[str], positional: Sequence[str] = (
         raise UserError(f"{missing[0]} is missing", fix=f"{parser.prog} {names} key=value …")
     values = plain(config)
     _check_scalars(config_name, values)
+    if config_name in _CLOSED:
+        check_added(overrides, values, [*(_defaults(config_name).keys() - {"defaults", "hydra"}), "pooling"])
     return values
+
+
+def check_added(overrides: Sequence[str], values: Mapping[str, Any], read: Iterable[str]) -> None:
+    """Raises UserError for a ``+key=value`` that added a key which nothing reads.
+
+    Args:
+        overrides: of the command line.
+        values: as composed.
+        read: the outermost keys that are read.
+    """
+    for override in overrides:
+        key = override.lstrip("+").partition("=")[0]
+        outer = key.partition(".")[0]
+        if override.startswith("+") and outer in values and outer not in read:
+            raise unknown_key(key, read, overrides)
+
+
+def _parted(arguments: Sequence[str], config_name: str, places: int) -> tuple[list[str], list[str]]:
+    """Arguments for the ``places`` of positional ones, and overrides.
+
+    A text or a file may look like an override (``e=mc2``, ``a=b.txt``). It is one of the former where its key resembles
+    none of the command's and a place is free for it; a mistyped key stays a key.
+    """
+    names = [a for a in arguments if not _OVERRIDE.match(a)]
+    if len(names) < places:
+        own = {key.partition(".")[0] for key in known_keys(config_name)}
+        also = [a for a in arguments if a in names or _is_strange(a, own)]
+        names = also if len(also) <= places else names
+    return names, [readable(a) for a in arguments if a not in names]
+
+
+def _is_strange(override: str, known: Iterable[str]) -> bool:
+    key = re.split(r"[.@/=]", override.lstrip("+~"), maxsplit=1)[0]
+    return not difflib.get_close_matches(key, [*known, "hydra", "pooling"], n=1, cutoff=0.6)
+
+
+def _defaults(config_name: str) -> dict[str, Any]:
+    text = (_paths.conf_dir() / f"{config_name}.yaml").read_text(encoding="utf-8")
+    content: dict[str, Any] = yaml.safe_load(text)
+    return content
 
 
 def _check_scalars(config_name: str, values: dict[str, Any]) -> None:
     """A switch is true or false and a number a number, as the key's default is; a count is positive."""
-    defaults = yaml.safe_load((_paths.conf_dir() / f"{config_name}.yaml").read_text(encoding="utf-8"))
     if config_name == "train":  # whose records check themselves
         return
-    for key, default in defaults.items():
+    for key, default in _defaults(config_name).items():
         if key in ("defaults", "hydra"):
             continue
         value = values.get(key)

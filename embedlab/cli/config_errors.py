@@ -11,6 +11,7 @@ from typing import Any
 from embedlab.errors import UserError
 
 _NO_CHOICE = "Config group override must be a string or a list"  # Hydra's words for `method=null`
+_NO_DELETION = "Config group override deletion value must be a string"  # and for `~data=nan`
 
 
 def explain(
@@ -34,6 +35,11 @@ def explain(
         key = key.lstrip("+")
         fix = f"{key or 'GROUP'}=NAME, one of those that --help lists"
         return UserError("a group is chosen by a name", key=key or None, value=value or None, fix=fix)
+    if str(error).startswith(_NO_DELETION) and isinstance(error, ValueError):
+        odd = [o for o in overrides if o.startswith("~") and "=" in o]
+        key, _, value = (odd[0] if odd else "~GROUP=").partition("=")
+        what = "what is taken out is named, with its choice or without"
+        return UserError(what, key=key, value=value or None, fix=f"'{key}'")
     if errors := sys.modules.get("hydra.errors"):
         if isinstance(error, errors.InstantiationException):
             return None  # raised by the code that was called, not by the configuration
@@ -74,6 +80,28 @@ def _value_of(key: str, overrides: Sequence[str]) -> str | None:
         if name.lstrip("+~").partition("@")[0] == key and value:
             return value
     return None
+
+
+def no_flag(arguments: Sequence[str], keys: Iterable[str], command: str) -> UserError:
+    """What is no flag here, such as ``--ckpt=mini`` or ``--max_steps 3``, is written ``key=value``.
+
+    Args:
+        arguments: that start with a dash, and what follows the first.
+        keys: the configuration's.
+        command: as it is called.
+    """
+    flag, *rest = arguments
+    name, equals, value = flag.lstrip("-").partition("=")
+    if not equals:
+        value = rest[0] if rest and not rest[0].startswith("-") else "…"
+    name = name.replace("-", "_")
+    known = list(keys)
+    own = [key for key in known if key.rpartition(".")[2] == name]
+    near = min(own, key=lambda key: key.count("."), default=None)
+    if near is None:
+        near = next(iter(difflib.get_close_matches(name, known, n=1)), None)
+    fix = f"{near}={value}" if near else f"{command} --help"
+    return UserError(f"there is no flag {flag.partition('=')[0]}: keys are written key=value", fix=fix)
 
 
 def unreadable(override: str) -> UserError:

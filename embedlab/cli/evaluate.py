@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from embedlab.errors import UserError, printable
 from embedlab.evaluation.core.protocol import write_scores
 from embedlab.evaluation.core.suite import SHARED_KEYS, Suite, check_keys, check_names, keys_named, suite
 from embedlab.files import check_writable
+from embedlab.run.run_folder import owned, run_around
 
 _TO_CHOOSE = ("tasks", "languages")
 """Keys that are given to choose from a suite; with several suites they are for those that read them."""
@@ -37,6 +38,18 @@ def main(argv: Sequence[str]) -> int:
     _check_keys(config, suites)
     out = _out(config["out"], names)
     paths = _paths(out, config, suites)
+    with ExitStack() as stack:
+        for run in sorted({run for path in paths.values() if (run := run_around(path)) is not None}):
+            fix = "out=FOLDER, or wait for its end"
+            stack.enter_context(owned(run, "ckpt" if config["out"] is None else "out", fix=fix))
+        return _run(config, suites, out, paths)
+
+
+def _run(
+    config: Mapping[str, Any], suites: Mapping[str, Any], out: Path | None, paths: Mapping[str, Path]
+) -> int:
+    """Score on every suite, and against another encoder where one is named; returns 0."""
+    folder = config["data_dir"]
     # What is missing must not show after hours.
     settings = {name: _settings(config, one.folder(folder), one.keys) for name, one in suites.items()}
     data = {}
@@ -52,6 +65,7 @@ def main(argv: Sequence[str]) -> int:
     loaded = load_encoder(config["ckpt"], config["max_length"], config.get("pooling"))
     if config["cross_attention"] is not None:
         loaded = _crossed(loaded, config["cross_attention"])
+    _check_fits(loaded, suites)
     encoder = Configured.of(loaded, config, sys.stderr.isatty())
     other = None
     if config["compare"] is not None:  # loaded now: a wrong name must not show after hours
@@ -63,6 +77,17 @@ def main(argv: Sequence[str]) -> int:
     if other is not None:
         _compare(encoder, other, pairs, config, out)
     return 0
+
+
+def _check_fits(encoder: Any, suites: Mapping[str, Suite]) -> None:
+    """Raises UserError where a suite cannot score this encoder, before any other does."""
+    towers = encoder.towers
+    for name, one in suites.items():
+        why = one.fits(towers[0].backbone.info, len(towers))
+        if why is not None:
+            raise UserError(
+                f"{name} is not for this encoder: {why}", key="suite", value=name, fix=f"leave {name} out"
+            )
 
 
 def _score(one: Any, encoder: Any, settings: Mapping[str, Any], data: Any, path: Path, name: str) -> None:
@@ -122,8 +147,11 @@ def _compare(encoder: Any, other: Any, pairs: Any, config: Mapping[str, Any], ou
     comparison, settings = _comparison(config)
     pairs = comparison.load(settings) if pairs is None else pairs
     changes, protocol = comparison.score(other, encoder, pairs, settings)
-    folder = out if out is None or out.suffix != ".json" else out.parent
-    path = _path(folder, str(config["ckpt"]), "compare", _reading(config))
+    # A name of its own, by the other encoder: no scores, and no other comparison, are replaced.
+    name = "compare-" + re.sub(r"[^\w.-]+", "-", str(config["compare"])).strip("-")[-100:]
+    path = _path(out, str(config["ckpt"]), name, _reading(config))
+    if path == out:
+        path = out.with_name(f"{out.stem}-{name}.json")
     names = (str(config["ckpt"]), str(config["compare"]))
     _put(path, changes, protocol, [comparison.table(names, changes, protocol["notes"][0])])
 

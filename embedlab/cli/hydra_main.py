@@ -7,11 +7,12 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from hydra.experimental.callback import Callback
@@ -20,9 +21,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from embedlab import files as _paths
-from embedlab.cli.compose import explained, plain, readable
+from embedlab.cli.compose import explained, known_keys, plain, readable
+from embedlab.cli.config_errors import no_flag
 from embedlab.errors import UserError
-from embedlab.run.run_folder import check_free
+from embedlab.run.run_folder import LOCK, check_free, owned
 
 Task = Callable[[dict[str, Any]], Any]
 _FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -37,17 +39,31 @@ class Refusal(BaseException):
 
 
 class FreeFolder(Callback):
-    """Refuses a taken run folder before Hydra writes its own records there (``conf/train.yaml`` names it)."""
+    """Takes the folder of a run or sweep before Hydra writes its own records there (``conf/train.yaml`` names it)."""
+
+    until_the_end: ExitStack
+    """Of the command: what lets go of the folder."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Raises `Refusal` where the folder holds another run."""
+        """Raises `Refusal` where the folder holds another run or is in use."""
+        self._take(config, "hydra.run.dir")
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Raises `Refusal` where the folder of the sweep is in use."""
+        self._take(config, "hydra.sweep.dir")
+
+    def _take(self, config: DictConfig, key: str) -> None:
         try:
-            folder = Path(str(OmegaConf.select(config, "hydra.run.dir")))
-            check_free(folder, OmegaConf.select(config, "ckpt_path"), "hydra.run.dir")
+            folder = Path(str(OmegaConf.select(config, key)))
+            self.until_the_end.enter_context(owned(folder, key))
+            if key == "hydra.run.dir":
+                check_free(folder, OmegaConf.select(config, "ckpt_path"), key)
         except OmegaConfBaseException:  # what does not resolve, Hydra says itself
             return
         except UserError as error:
             raise Refusal(error) from error
+        except OSError as error:
+            raise Refusal(_not_made(error, key)) from error
 
 
 def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
@@ -64,11 +80,12 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
         SystemExit: after ``--help`` and the like, or from ``task`` or a launcher.
     """
     arguments = [readable(a) for a in argv]
+    _check_flags(arguments, config_name)
     raised: list[Exception] = []
     started: list[bool] = []
     job = _job(task, raised, started, sys.argv)
     try:
-        with _as_hydra_reads_it(arguments):
+        with _as_hydra_reads_it(arguments), ExitStack() as FreeFolder.until_the_end:
             hydra.main(str(_paths.conf_dir()), config_name, version_base="1.3")(job)()
     except Refusal as refusal:
         raise refusal.error from None
@@ -85,15 +102,19 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
             raise
         key = "hydra.sweep.dir" if {"-m", "--multirun"} & set(arguments) else "hydra.run.dir"
         given = next((a.partition("=")[2] for a in arguments if a.startswith(f"{key}=")), None)
-        raise UserError(
-            f"the folder cannot be {'written' if error.filename is None else 'made'}: {error.strerror or error}",
-            key=key,
-            value=error.filename or given,
-            fix="a folder that can be written",
-        ) from error
+        raise _not_made(error, key, given) from error
     if raised:
         raise raised[0]
     return 0
+
+
+def _not_made(error: OSError, key: str, given: str | None = None) -> UserError:
+    """Python tells which folder or file cannot be opened, but not which is full: that is in the one `given`."""
+    what = "written" if error.filename is None else "made"
+    return UserError(
+        f"the folder cannot be {what}: {error.strerror or error}", key=key, value=error.filename or given,
+        fix="a folder that can be written",
+    )  # fmt: skip
 
 
 def run_dir() -> Path:
@@ -138,10 +159,23 @@ def _job(task: Task, raised: list[Exception], started: list[bool], argv: list[st
     return job
 
 
+def _check_flags(arguments: list[str], config_name: str) -> None:
+    """Raises UserError for a flag that Hydra does not have, where its parser prints its whole usage."""
+    parser = get_args_parser()
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    for place, argument in enumerate(arguments):
+        name = argument.partition("=")[0]
+        # argparse takes the beginning of a long flag for it, and `-cjob` for `-c job`.
+        if name.startswith("-") and not any(
+            flag.startswith(name) or (argument.startswith(flag) and flag[1] != "-") for flag in flags
+        ):
+            raise no_flag(arguments[place:], known_keys(config_name), f"embedlab {config_name}")
+
+
 def _remove_if_unused(folder: Path) -> None:
     """Bad input leaves nothing behind: a run folder that holds only what Hydra put there goes away."""
     entries = list(folder.iterdir())
-    if all(e.name == ".hydra" or (e.suffix == ".log" and e.stat().st_size == 0) for e in entries):
+    if all(e.name in (".hydra", LOCK) or (e.suffix == ".log" and e.stat().st_size == 0) for e in entries):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,8 +26,8 @@ from embedlab.console import show_log
 from embedlab.distributed.devices import device_count, launched
 from embedlab.errors import UserError
 from embedlab.run.check import check_run
-from embedlab.run.processes import start_ranks, wants_processes
-from embedlab.run.run_folder import check_free
+from embedlab.run.processes import end_with_starter, start_ranks, wants_processes
+from embedlab.run.run_folder import check_free, owned
 
 if TYPE_CHECKING:
     from embedlab.run.run import Run
@@ -106,7 +107,8 @@ class EmbedlabCLI(LightningCLI):
         values, extra = from_file(content)
         check_permission(values, self.command_line)
         folder = _folder(content["trainer"].get("default_root_dir"), values, content["ckpt_path"])
-        self.status = self._begin(values, folder, extra)
+        with owned(folder, "trainer.default_root_dir"):
+            self.status = self._begin(values, folder, extra)
 
     def _begin(self, values: dict[str, Any], folder: Path, extra: dict[str, Any]) -> int:
         from embedlab.cli.train import train_one
@@ -141,9 +143,16 @@ def main(subcommand: str, argv: Sequence[str]) -> int:
     Raises:
         UserError: a file or an argument that cannot be read, in one line.
     """
+    end_with_starter()
     show_log()
+    if not argv:
+        fix = f"embedlab {subcommand} --config FILE, which embedlab train … --cli-config prints"
+        raise UserError(f"{subcommand} reads a run from a file", key="config", fix=fix)
     try:
         return EmbedlabCLI(subcommand, argv).status
+    except UserError as error:
+        error.key, error.fix = _as_flag(error.key), error.fix and _KEY.sub(_flag, error.fix)
+        raise
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise UserError(
@@ -154,6 +163,30 @@ def main(subcommand: str, argv: Sequence[str]) -> int:
     except argparse.ArgumentError as error:
         text = " ".join(str(error).split())
         raise UserError(text[:400], fix=f"embedlab {subcommand} --help") from None
+
+
+_OF_MODEL = ("backbone", "adapter", "method", "pooling", "template", "optimizer", "step", "unpad")
+_OTHERS = {"seed": "seed_everything", "hydra.run.dir": "trainer.default_root_dir", "ckpt_path": "ckpt_path"}
+_CHOICES = {"trainer": "accelerator", "backbone": "source", **dict.fromkeys(("step", "unpad"), "")}
+"""The key that a group's choice mostly stands for, where it is not its name."""
+_KEY = re.compile(
+    rf"(?<![\w.-])((?:{'|'.join((*_OF_MODEL, *_OTHERS, 'trainer', 'data', 'logger', 'callbacks', 'evaluation'))})"
+    r"(?:\.\w+)*)=(?=\w|\[)"
+)
+
+
+def _flag(found: re.Match[str]) -> str:
+    """A key of `embedlab train` in a message, such as ``trainer.devices`` or ``trainer``, by this command's name."""
+    key = found[1]
+    if key in ("trainer", "data", *_OF_MODEL):
+        key = f"{key}.{_CHOICES.get(key, 'name')}".rstrip(".")
+    return f"--{_as_flag(key)}="
+
+
+def _as_flag(key: str | None) -> str | None:
+    if key is None or key in _OTHERS:
+        return key and _OTHERS[key]
+    return f"model.{key}" if key.partition(".")[0] in _OF_MODEL else key
 
 
 def _folder(given: Any, values: dict[str, Any], ckpt_path: str | None) -> Path:

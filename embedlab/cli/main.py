@@ -74,6 +74,10 @@ def _dispatch(argv: list[str]) -> int:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         fix = f"embedlab {close[0]}" if close else f"one of {', '.join(COMMANDS)}"
         raise UserError(f"there is no command {name!r}", fix=fix)
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the working folder is no longer there", fix="cd to one that is") from None
     _set_environment()
     return _command(name)(rest)
 

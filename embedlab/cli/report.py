@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from embedlab.cli.compose import Parser
 from embedlab.errors import UserError
 from embedlab.files import check_writable, write_whole
+from embedlab.run.run_folder import holds_run, owned
+from embedlab.run.sweep import RECORD as SWEEP
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,7 +32,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--title", default="Runs")
     keys = ("baseline=", "metric=", "metrics=", "out=", "title=")
     options = parser.parse_args([f"--{a}" if a.startswith(keys) else a for a in argv])
+    out = options.out or Path(options.folders[0])
+    if out.exists() and not out.is_dir():
+        raise UserError("is no folder", file=out, key="out", fix="name a folder")
+    is_run = holds_run(out) and not (out / SWEEP).exists()  # of a sweep that goes on there may be reports
+    with owned(out, "out", fix="out=FOLDER, or wait for its end") if is_run else nullcontext():
+        _report(options, out)
+    return 0
 
+
+def _report(options: Namespace, out: Path) -> None:
     from embedlab.report.report import (
         box_plot,
         density_plot,
@@ -40,9 +53,6 @@ def main(argv: Sequence[str]) -> int:
     from embedlab.report.runs import find_runs, group_runs
 
     runs, unfinished = find_runs([Path(f) for f in options.folders])
-    out = options.out or Path(options.folders[0])
-    if out.exists() and not out.is_dir():
-        raise UserError("is no folder", file=out, key="out", fix="name a folder")
     check_writable(out)
     groups = group_runs(runs)
     baseline = find_baseline(groups, options.baseline)
@@ -61,4 +71,3 @@ def main(argv: Sequence[str]) -> int:
     for name, text in (("md", report.markdown()), ("tex", report.latex()), ("html", report.html(figures))):
         write_whole(out / f"report.{name}", text)
     print(f"Written to {out}: {', '.join(written)}")
-    return 0

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from embedlab.cli.compose import check_added
 from embedlab.cli.hydra_main import arguments, in_sweep, run, run_dir
 from embedlab.cli.permission import check_permission
 from embedlab.config.read import read_values
+from embedlab.config.run import RunConfig
 from embedlab.console import say_once, show_log
 from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count
 from embedlab.errors import UserError
 from embedlab.files import scratch_folder
 from embedlab.run.parse import parse_run, parse_shared
-from embedlab.run.processes import start_ranks, wants_processes
-from embedlab.run.run_folder import CONFIG, check_free, write_config
+from embedlab.run.processes import end_with_starter, start_ranks, wants_processes
+from embedlab.run.run_folder import CONFIG, check_free, owned, write_config
 
 log = logging.getLogger(__name__)
 AS_FILE = "--cli-config"
+_SECTIONS = (*(f.name for f in fields(RunConfig) if f.name != "plain"), "stages", "stages_dir")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,9 +43,11 @@ def main(argv: Sequence[str]) -> int:
 
     def task(values: dict[str, Any]) -> None:
         check_permission(values, arguments())
-        if in_sweep():  # a single run's folder is `FreeFolder`'s to look at, before Hydra writes there
-            check_free(run_dir(), values.get("ckpt_path"), "hydra.sweep.dir")
-        status.append(train_one(values, run_dir()))
+        check_added(arguments(), values, _SECTIONS)
+        with owned(run_dir(), "hydra.sweep.dir"):
+            if in_sweep():  # a single run's folder is `FreeFolder`'s to look at, before Hydra writes there
+                check_free(run_dir(), values.get("ckpt_path"), "hydra.sweep.dir")
+            status.append(train_one(values, run_dir()))
         if status[-1] and in_sweep():  # in another process, perhaps, whose launcher sees exceptions only
             raise RuntimeError(f"the trial in {run_dir()} ended with status {status[-1]}")
 
@@ -146,7 +152,11 @@ def worker(argv: Sequence[str]) -> int:
     Without WHOLE it is a trial of a sweep, which trains its stages itself. A rank of a run has it, the folder to
     resume in: FOLDER, or that of the run of which this one is a stage.
     """
+    end_with_starter()
     show_log()
     path, folder, *whole = map(Path, argv)
     values = read_values(path)
-    return fit(parse_run(values), folder, whole[0]) if whole else train_one(values, folder)
+    if whole:
+        return fit(parse_run(values), folder, whole[0])
+    with owned(folder, "hydra.sweep.dir"):
+        return train_one(values, folder)

@@ -69,6 +69,18 @@ class TrialEnd:
     overrides: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Owner:
+    """`.lock`: the process that works in a run's folder."""
+
+    process: int
+    host: str
+    command: str
+
+    def __str__(self) -> str:
+        return f"{self.process} on {self.host}: {self.command}"
+
+
 def read_scores_of_run(path: Path) -> Scores | None:
     """The scores that a run wrote; None where they are of an evaluation.
 

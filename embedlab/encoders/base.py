@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _AUTO_TOKENS = {"cpu": 2048, "cuda": 65536}  # a forward; larger ones fall out of a CPU core's cache
 _KEPT_ON_DEVICE = 65536  # vectors, before they are moved to the host together
+
+
+_MODE = Lock()
+"""Guards the change of encoders' modes; of none's own, which could not be copied."""
 
 
 class Encoder(nn.Module):
@@ -48,6 +53,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.card: dict[str, Any] = card or {}
         self.usage = usage or Usage()
+        self._users = 0
+        self._trained: list[nn.Module] = []
 
     @property
     def tokenizer(self) -> Any:
@@ -286,24 +293,34 @@ class Encoder(nn.Module):
 
     @contextmanager
     def evaluating(self, device: str | torch.device | None) -> Iterator[None]:
-        """Evaluation mode on `device` without gradients, and everything as before afterwards."""
+        """Evaluation mode on `device` without gradients, and everything as before afterwards.
+
+        Threads may be here together: the mode is as before once the last of them leaves.
+        """
         home = self.device
-        training = [m for m in self.modules() if m.training]
         stance: AbstractContextManager[Any] = nullcontext()
         if any(tower.backbone.compiled for tower in self.towers):
             # The many shapes of scoring would each be compiled.
             stance = torch.compiler.set_stance("force_eager")
+        with _MODE:
+            if not self._users:
+                self._trained = [m for m in self.modules() if m.training]
+                self.eval()
+            self._users += 1
         try:
             if device is not None and torch.device(device) != home:
                 self.to(device)
-            self.eval()
             with torch.no_grad(), stance:
                 yield
         finally:
             if self.device != home:
                 self.to(home)
-            for module in training:
-                module.training = True
+            with _MODE:
+                self._users -= 1
+                if not self._users:
+                    for module in self._trained:
+                        module.training = True
+                    self._trained = []
 
     # folders
 

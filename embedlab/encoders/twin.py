@@ -143,9 +143,7 @@ class TwinEncoder(Encoder):
                 return
             with scratch_folder() as parts:
                 self.write(parts)
-                towers = [
-                    (parts / n, t.tokenization) for n, t in zip(self._names, self.towers, strict=True)
-                ]
+                towers = [(parts / n, t.tokenization) for n, t in zip(self._names, self.towers, strict=True)]
                 write_sum(fresh, mode, pooling.dim, towers, self.weights, self.usage)
 
     @property

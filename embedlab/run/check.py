@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 from embedlab.backbones import probe
 from embedlab.backbones.architecture import can_be_captured, check_adapter, check_blocks, has_blocks
@@ -45,6 +48,11 @@ def check_run(run: RunConfig) -> list[str]:
             fix=f"data={' or '.join(run.method.kinds)}",
         )
     warnings += run.method.check(info, run)
+    if precision_of(run.trainer) in ("bf16-mixed", "bf16-true") and not on_cuda(run.trainer):
+        warnings.append(
+            f"precision {precision_of(run.trainer)} without a CUDA device: slower there, and less exact than"
+            " trainer.precision=32-true"
+        )
     _check_batch(run)
     _check_final(run, info)
     resolved_step(run)
@@ -63,6 +71,26 @@ def check_rows(run: RunConfig, rows: int | None) -> None:
     """UserError if training on so many rows has no batch for every device; None: not known yet."""
     if rows is not None and not run.method.idle:
         BatchPlan(rows, run.data.batch_size, world=_world(run), drop_last=run.data.drop_last)
+
+
+def check_distinct(run: RunConfig, report: Mapping[str, Any]) -> None:
+    """Raises UserError where all rows of the data report are one, and a method compares each with the others."""
+    if report["duplicates"] < report["rows"] - 1 or report["rows"] < 2:
+        return
+    if run.method.needs_others and not run.method.idle and "negative" not in data_kind(run.data.name).roles:
+        raise UserError(
+            f"all {report['rows']:,} rows are the same: no step would change anything",
+            file=run.data.source,
+            key="data",
+            fix="text with different sentences",
+        )
+
+
+def planned_steps(run: RunConfig, rows: int) -> int:
+    """Updates of the whole run: ``max_steps``, or what ``max_epochs`` give where that is less."""
+    plan = BatchPlan(rows, run.data.batch_size, world=_world(run), drop_last=run.data.drop_last)
+    steps = run.trainer.max_epochs * ceil(len(plan) / run.optimizer.accumulate)
+    return steps if run.trainer.max_steps == -1 else min(steps, run.trainer.max_steps)
 
 
 def backbone_info(run: RunConfig) -> BackboneInfo:

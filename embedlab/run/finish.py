@@ -15,6 +15,7 @@ from lightning.pytorch import Trainer
 
 from embedlab.config.run_files import read_numbers
 from embedlab.errors import UserError
+from embedlab.evaluation.core.files import is_there
 from embedlab.evaluation.core.protocol import write_json
 from embedlab.evaluation.core.suite import final_metrics, keys_named, suite
 from embedlab.evaluation.core.table import before_after_table
@@ -42,12 +43,17 @@ def sts_folder(scoring: ScoringConfig) -> str | None:
 
 
 def load_dev(scoring: ScoringConfig) -> DevSet | None:
-    """STS-B dev, where the run has STS files.
+    """STS-B dev, where the run has STS files; None also where it does not select and the folder does not hold it.
 
     Raises:
         UserError: they are not where ``evaluation.sts_dir`` says.
     """
     if scoring.sts_dir is None:
+        return None
+    folder = Path(sts_folder(scoring) or "")
+    there = any(is_there(place, "stsb_dev") for place in (folder, folder / "sts"))
+    if scoring.selection != "dev" and scoring.sts_dir != "hub" and folder.is_dir() and not there:
+        log.info("No STS-B dev in %s: it is not scored, and selects nothing.", folder)
         return None
     with keys_named(KEYS, "evaluation.sts_dir=hub"):
         return DevSet(load_sts("stsb", sts_folder(scoring), scoring.sts_text, split="dev"))
@@ -135,7 +141,7 @@ class FinalEvaluation:
         return [
             name
             for name in self.config.evaluation.final
-            if installed(name) and not (name == "sts" and self.dev is None)
+            if installed(name) and not (name == "sts" and self.config.evaluation.sts_dir is None)
         ]
 
     def before(self) -> None:

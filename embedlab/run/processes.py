@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -24,22 +26,53 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Process = subprocess.Popen[bytes]
-GRACE_SECONDS = 60.0  # for the other ranks, when one has failed
+GRACE_SECONDS = 60.0  # for the other ranks, when one has failed; for all, when their starter is gone
+STARTER = "EMBEDLAB_STARTER"
+"""Names the end of a pipe that is closed when the process that started this one ends, in whatever way."""
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start(command: Sequence[str], environment: Mapping[str, str], output: Path | None = None) -> Process:
     """Start ``python -m command`` with the variables of ``environment`` added to this process's.
 
-    Where its output goes to a file, a terminal's Ctrl-C does not reach it: who has started it hands that on.
+    A command that calls `end_with_starter` does not outlive this process. Where its output goes to a file, a
+    terminal's Ctrl-C does not reach it: who has started it hands that on.
     """
-    arguments, more = [sys.executable, "-m", *command], os.environ | environment
+    pipe = _life()
+    arguments, more = [sys.executable, "-m", *command], os.environ | environment | {STARTER: str(pipe)}
     if output is None:
-        return subprocess.Popen(arguments, env=more)
+        return subprocess.Popen(arguments, env=more, pass_fds=[pipe])
     with output.open("ab") as file:
         return subprocess.Popen(
-            arguments, env=more, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-        )
+            arguments, env=more, pass_fds=[pipe], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+@functools.cache
+def _life() -> int:
+    """The end to read of a pipe into which nothing is written; the other end is open as long as this process lives."""
+    reading, *writing = os.pipe()
+    os.register_at_fork(after_in_child=lambda: os.close(writing.pop()) if writing else None)
+    return reading
+
+
+def end_with_starter() -> None:
+    """Be ended when the process that started this one by `start` is gone: SIGTERM, and SIGKILL `GRACE_SECONDS` later.
+
+    Linux alone could say so by a signal (PR_SET_PDEATHSIG); a pipe is closed everywhere.
+    """
+    pipe = os.environ.pop(STARTER, None)
+    if pipe is None:
+        return
+
+    def watch() -> None:
+        os.read(int(pipe), 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="starter", daemon=True).start()
 
 
 def end(processes: Iterable[Process], number: int) -> None:

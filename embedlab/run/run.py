@@ -51,11 +51,18 @@ from embedlab.run.callbacks.progress import PlainProgress, Progress
 from embedlab.run.callbacks.randomness import Randomness
 from embedlab.run.callbacks.scoring import DevScoring, LossSelection, Selection
 from embedlab.run.callbacks.train_log import TrainLog
-from embedlab.run.check import check_rows, check_run, resolved_packing, resolved_step
+from embedlab.run.check import (
+    check_distinct,
+    check_rows,
+    check_run,
+    planned_steps,
+    resolved_packing,
+    resolved_step,
+)
 from embedlab.run.finish import FinalEvaluation, check_final, load_dev
 from embedlab.run.metrics_file import MetricsFile
 from embedlab.run.resume import check_recipe, finished
-from embedlab.run.run_folder import Record, check_free
+from embedlab.run.run_folder import Record, check_free, owned
 
 log = logging.getLogger(__name__)
 _OF_STRUCTURE = (AttributeError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
@@ -74,12 +81,13 @@ def train(config: RunConfig, folder: Path) -> dict[str, float]:
         The final scores, ``task/metric``.
 
     Raises:
-        UserError: bad configuration or data, or a folder that holds another run.
+        UserError: bad configuration or data, or a folder that holds another run or is in use.
         Interrupted: a signal; the checkpoint is written.
         NonFiniteLoss: the loss is no number.
     """
-    check_free(Path(folder), config.ckpt_path, "folder")
-    return Run(config, folder).fit()
+    with owned(Path(folder), "folder"):
+        check_free(Path(folder), config.ckpt_path, "folder")
+        return Run(config, folder).fit()
 
 
 class Run:
@@ -135,6 +143,7 @@ class Run:
             if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
                 check_parameters(self.method, read_checkpoint(self.checkpoint).embedlab.parameters)
             check_rows(config, self.data.n_rows)
+            check_distinct(config, self.data.report)
         self.record = Record(self.folder) if rank_zero and fits else None
         self.finale = FinalEvaluation(config, self.folder, self.method.encoder, self.data, dev, part, loaded)
         loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
@@ -166,6 +175,9 @@ class Run:
                     raise
             if not trainer.is_global_zero:
                 return {}
+            if trainer.global_step < self.config.trainer.max_steps and not self.config.method.idle:
+                wanted = self.config.trainer.max_steps
+                log.warning("The run ended after %d of max_steps=%d steps.", trainer.global_step, wanted)
             if sharded(self.method):
                 self.finale.encoder = load_checkpoint(self.folder / LAST)
             if selection is not None and selection.best is not None:
@@ -237,7 +249,7 @@ def build_trainer(
         selection = LossSelection(folder, scoring.every)
         callbacks.append(selection)
     if config.callbacks.early_stopping is not None:
-        callbacks.append(_early_stopping(config))
+        callbacks.append(_early_stopping(config, finale))
     callbacks += [TrainLog(settings.log_every_n_steps), keeper]
     progress = config.callbacks.progress
     if progress == "auto":
@@ -305,10 +317,10 @@ def _plugins() -> list[Any]:
     return plugins
 
 
-def _early_stopping(config: RunConfig) -> Callback:
+def _early_stopping(config: RunConfig, finale: FinalEvaluation) -> Callback:
     from lightning.pytorch.callbacks import EarlyStopping
 
-    if config.evaluation.sts_dir is None:
+    if finale.dev is None:
         raise UserError(
             "early stopping watches the dev score",
             key="callbacks.early_stopping",
@@ -405,15 +417,22 @@ def _quiet() -> None:
 def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule) -> None:
     """What a run is about to do; says how many candidates an anchor meets, which accumulation does not raise."""
     per_device, world = config.data.batch_size, trainer.world_size
+    steps = 0 if config.method.idle else planned_steps(config, data.n_rows)
+    if steps < config.trainer.max_steps and not config.method.idle:
+        log.warning(
+            "max_steps=%d is not reached: max_epochs=%d ends the run after %d. Fix: a larger trainer.max_epochs",
+            config.trainer.max_steps, config.trainer.max_epochs, steps,
+        )  # fmt: skip
     candidates = ""
     if config.method.needs_others and not config.method.idle:
         met = per_device * (world if getattr(config.method, "gather_negatives", True) else 1)
         candidates = f"{met} in-batch candidates an anchor, "
     log.info(
-        "step=%s precision=%s devices=%d | batch %d on each device, %s%d sentences an update",
+        "step=%s precision=%s devices=%d steps=%d | batch %d on each device, %s%d sentences an update",
         resolved_step(config),
         trainer.precision,
         world,
+        steps,
         per_device,
         candidates,
         per_device * world * config.optimizer.accumulate,

@@ -1,19 +1,127 @@
-"""A run's folder: what may begin in it, and what it was made with."""
+"""A run's folder: who owns it, what may begin in it, and what it was made with."""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from embedlab.errors import UserError
-from embedlab.files import whole_file, write_whole
+from embedlab.config.read import read_record
+from embedlab.config.run_files import Owner
+from embedlab.distributed.devices import global_rank
+from embedlab.errors import UserError, one_line
+from embedlab.files import lives, locked, whole_file, write_whole
+
+log = logging.getLogger(__name__)
 
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"
 AFTER = "scores.json"
 CONFIG = "config.yaml"
+LOCK = ".lock"
+_held: set[Path] = set()
+"""Folders that this process owns."""
+
+
+@contextmanager
+def owned(
+    folder: Path, key: str, *, fix: str = "another folder, or wait", wait: bool = False
+) -> Iterator[None]:
+    """Be the one process that works in a run's folder; in the block, and in what it calls, it is owned already.
+
+    Of a run in several processes the first one owns the folder, or the one that started them. The lock goes with
+    its process, however that ends; `.lock` says whose it is.
+
+    Args:
+        folder: of the run; made where it is missing, and removed where the block leaves it empty.
+        key: that says where the folder is.
+        fix: what somebody who is refused can do.
+        wait: for another owner to end, instead of a refusal.
+
+    Raises:
+        UserError: another process works in it.
+        OSError: the folder cannot be made, or its lock is another user's.
+    """
+    place = folder.resolve()
+    if place in _held or global_rank() != 0:
+        yield
+        return
+    missing = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / LOCK
+    doing = f"({_owner(lock) or 'unknown so far'}) works in {folder}"
+    try:
+        with locked(lock, wait, doing) as held:
+            if held:
+                with _signed(lock, place):
+                    yield
+                return
+            owner = _wait_for_owner(lock)
+            if owner is None or (owner.process, owner.host) != (os.getppid(), platform.node()):
+                whose = "another process" if owner is None else str(owner)
+                raise UserError(f"is in use by {whose}", file=folder, key=key, value=folder, fix=fix)
+            yield  # the first rank of a run whose folder is the starter's
+    finally:
+        if missing:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+@contextmanager
+def _signed(lock: Path, place: Path) -> Iterator[None]:
+    """The owner's name in a lock that is held."""
+    before = _owner(lock)
+    if before is not None and (before.host != platform.node() or lives(before.process)):
+        log.warning(
+            "%s was left by %s. Its lock is free: that process was killed, or this file system does not show its "
+            "locks here. Make sure that it has ended.", lock, one_line(str(before)),
+        )  # fmt: skip
+    owner = Owner(os.getpid(), platform.node(), shlex.join(sys.orig_argv)[:500])
+    lock.write_text(json.dumps(asdict(owner)), encoding="utf-8")  # in place: another file would not be locked
+    _held.add(place)
+    try:
+        yield
+    finally:
+        _held.discard(place)
+        lock.unlink(missing_ok=True)
+
+
+def _owner(lock: Path) -> Owner | None:
+    try:
+        return read_record(lock, Owner)
+    except UserError:
+        return None
+
+
+def _wait_for_owner(lock: Path) -> Owner | None:
+    """Whoever holds a lock; it writes its name a moment after it has it."""
+    for _ in range(10):
+        if (owner := _owner(lock)) is not None:
+            return owner
+        time.sleep(0.1)
+    return None
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run is going on in a folder, or could."""
+    # Others have files of this name too: pytest, package managers.
+    return any((folder / name).exists() for name in (LAST, PREVIOUS)) or _owner(folder / LOCK) is not None
+
+
+def run_around(path: Path) -> Path | None:
+    """The run's folder for a file that is written to it or as deep as ``export/scores``; None where it is no run's."""
+    return next((folder for folder in path.absolute().parents[:3] if holds_run(folder)), None)
 
 
 def write_config(path: Path, values: dict[str, Any]) -> None:

@@ -31,10 +31,9 @@ from embedlab.config.run import differences
 from embedlab.config.run_files import read_numbers
 from embedlab.distributed.devices import launched
 from embedlab.errors import UserError
-from embedlab.files import locked
 from embedlab.run.callbacks.checkpoints import find_checkpoint, kept_in
 from embedlab.run.check import check_run
-from embedlab.run.run_folder import AFTER
+from embedlab.run.run_folder import AFTER, owned
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +107,13 @@ def merge(base: Any, change: Any, identity: tuple[str, ...] = ()) -> Any:
 
 
 def has_stages(values: dict[str, Any]) -> bool:
-    return bool(values.get("stages"))
+    """Whether the configuration names stages; raises UserError where ``stages`` is something else."""
+    stages = values.get("stages")
+    if stages and not isinstance(stages, dict):
+        raise UserError(
+            "stages are groups of keys by their names", key="stages", value=stages, fix="stages={}"
+        )
+    return bool(stages)
 
 
 def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tuple[int, dict[str, Any]]:
@@ -144,7 +149,7 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
         own = stage.values(content)
         place = home / name
         # The trials of a sweep that share a stage wait for the first.
-        with locked(home / f".{name}.lock", doing=f"trains {place}"):
+        with owned(place, "stages_dir", wait=True):
             if finished(place, own):
                 log.info("Stage %s is finished (%s).", name, place)
             else:

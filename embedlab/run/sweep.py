@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from embedlab.config.run_files import TRIAL, TrialEnd
 from embedlab.errors import UserError, printable
 from embedlab.files import write_whole
 from embedlab.run.processes import Process, end, start
-from embedlab.run.run_folder import LAST, PREVIOUS, check_free, write_config
+from embedlab.run.run_folder import LAST, PREVIOUS, check_free, owned, write_config
 
 log = logging.getLogger(__name__)
 
 CONFIG = "trial.yaml"
 OUTPUT = "output.log"
 STATUS = TRIAL
+RECORD = "sweep.json"
 RUNNER = ("embedlab", "worker")
 """What follows ``python -m`` in a trial's command line."""
 FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
@@ -66,8 +67,8 @@ def free_devices(parallel: int | None) -> list[int | None]:
 def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None) -> list[str]:
     """Run every trial that is not finished; one whose process dies is recorded and the others go on.
 
-    A trial that left a checkpoint is resumed. Ctrl-C goes to all children once (they write their checkpoints), a
-    second one ends them.
+    A trial that left a checkpoint is resumed, one that an earlier launcher left running is waited for. Ctrl-C goes to
+    all children once (they write their checkpoints), a second one ends them.
 
     Args:
         trials: of the sweep.
@@ -78,32 +79,46 @@ def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None
         Each trial's status: ``finished``, ``failed`` or ``interrupted``.
 
     Raises:
-        UserError: a folder holds a trial of another configuration, or a run that is no trial.
+        UserError: a folder holds a trial of another configuration, or a run that is no trial; the sweep is running.
         KeyboardInterrupt: after an interrupt, when all children have ended.
     """
     if parallel is not None and (type(parallel) is not int or parallel < 1):
         raise UserError(
             "must be at least 1, or null", key="hydra.launcher.parallel", value=parallel, fix="a whole number"
         )
-    sweep.mkdir(parents=True, exist_ok=True)
-    claim(trials)
-    free = free_devices(parallel)
+    with owned(sweep, "hydra.sweep.dir"):
+        for trial in trials:
+            wait_for_orphan(trial.folder)
+        claim(trials)
+        _run(trials, sweep, free_devices(parallel))
+    return [status_of(t.folder) or FAILED for t in trials]
+
+
+def wait_for_orphan(folder: Path) -> None:
+    """Until a trial whose launcher was killed has ended: it ends by itself, and writes its checkpoint before."""
+    with owned(folder, "hydra.sweep.dir", wait=True):
+        pass
+
+
+def _run(trials: Sequence[Trial], sweep: Path, free: list[int | None]) -> None:
     waiting = [t for t in trials if status_of(t.folder) != FINISHED]
     skipped = len(trials) - len(waiting)
     if skipped:
         log.info("%d of %d trials are finished already.", skipped, len(trials))
+    same = set.intersection(*(set(t.overrides) for t in trials)) if len(trials) > 1 else set()
+    _record(sweep, trials)
     running: list[Running] = []
     stopping = False
     try:
         while waiting or running:
             while waiting and free:
-                running.append(start_trial(waiting.pop(0), free.pop(0)))
+                running.append(start_trial(waiting.pop(0), free.pop(0), same))
             try:
                 time.sleep(0.2)
                 for run in [r for r in running if r.process.poll() is not None]:
                     running.remove(run)
                     free.append(run.device)
-                    _record_end(run)
+                    _record_end(run, f"{len(trials) - len(waiting) - len(running)} of {len(trials)}")
                     _record(sweep, trials)
             except KeyboardInterrupt:
                 if stopping:
@@ -115,12 +130,17 @@ def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None
         end((r.process for r in running), signal.SIGKILL)
         _record(sweep, trials)
     if stopping:
+        done = sum(status_of(t.folder) == FINISHED for t in trials)
+        log.warning(
+            "%d of %d trials are finished. To go on: the same command, with hydra.sweep.dir=%s",
+            done, len(trials), sweep,
+        )  # fmt: skip
         raise KeyboardInterrupt
-    return [status_of(t.folder) or FAILED for t in trials]
 
 
-def summarise(sweep: Path) -> None:
-    """Print the table of what is finished: mean ± SD over seeds (`embedlab report` writes it, with a baseline)."""
+def summarise(sweep: Path, trials: Sequence[Trial]) -> None:
+    """Print the table of what is finished, mean ± SD over seeds (`embedlab report` writes it, with a baseline), and
+    which trials failed."""
     from embedlab.report.report import make_report
     from embedlab.report.runs import find_runs, group_runs
 
@@ -129,6 +149,10 @@ def summarise(sweep: Path) -> None:
         print(make_report(group_runs(runs), unfinished, title=f"Sweep {sweep}").markdown())
     except UserError as nothing:  # no trial finished, or none was scored
         log.warning("No table of the sweep: %s", nothing)
+    failed = [t for t in trials if status_of(t.folder) != FINISHED]
+    if failed:
+        lines = (f"  {t.folder.name}: {' '.join(t.overrides)} ({t.folder / OUTPUT})" for t in failed)
+        log.error("%d of %d trials failed:\n%s", len(failed), len(trials), "\n".join(lines))
 
 
 def status_of(folder: Path) -> str | None:
@@ -196,8 +220,14 @@ def _devices() -> list[int]:
     return list(range(sum(line.startswith("GPU ") for line in found.splitlines())))
 
 
-def start_trial(trial: Trial, device: int | None) -> Running:
-    """In a process of its own, on one device; a trial that left a checkpoint goes on from it."""
+def start_trial(trial: Trial, device: int | None, same: Collection[str] = ()) -> Running:
+    """In a process of its own, on one device; a trial that left a checkpoint goes on from it.
+
+    Args:
+        trial: to start.
+        device: of CUDA.
+        same: overrides of all trials, which need not be said.
+    """
     config = dict(trial.config)
     (trial.folder / STATUS).unlink(missing_ok=True)
     if (trial.folder / LAST).exists() or (trial.folder / PREVIOUS).exists():
@@ -210,19 +240,20 @@ def start_trial(trial: Trial, device: int | None) -> Running:
         environment["CUDA_VISIBLE_DEVICES"] = str(device)
     process = start([*RUNNER, str(path), str(trial.folder)], environment, trial.folder / OUTPUT)
     where = "" if device is None else f" on GPU {device}"
-    log.info("started %s%s: %s", trial.folder.name, where, " ".join(trial.overrides))
+    log.info(
+        "started %s%s: %s", trial.folder.name, where, " ".join(o for o in trial.overrides if o not in same)
+    )
     return Running(trial, process, device, time.monotonic())
 
 
-def _record_end(run: Running) -> None:
+def _record_end(run: Running, progress: str) -> None:
     code, name = run.process.returncode, run.trial.folder.name
     status = FINISHED if code == 0 else INTERRUPTED if code in _INTERRUPTS else FAILED
     seconds = round(time.monotonic() - run.began, 1)
     write_status(run, status, code, seconds=seconds)
+    log.info("%s: %s %s after %.0f s", progress, name, status, seconds)
     if status == FAILED:
         log_failure(run, code)
-    else:
-        log.info("%s %s after %.0f s", name, status, seconds)
 
 
 def log_failure(run: Running, code: int) -> None:
@@ -248,4 +279,4 @@ def _record(sweep: Path, trials: Sequence[Trial]) -> None:
         }
         for t in trials
     ]
-    write_whole(sweep / "sweep.json", json.dumps({"trials": rows}, indent=2))
+    write_whole(sweep / RECORD, json.dumps({"trials": rows}, indent=2))

@@ -20,7 +20,7 @@ from embedlab.errors import UserError
 from embedlab.files import whole_file, write_whole
 from embedlab.run import sweep as launcher
 from embedlab.run.processes import end
-from embedlab.run.run_folder import AFTER
+from embedlab.run.run_folder import AFTER, owned
 from embedlab.run.sweep import Trial
 
 if TYPE_CHECKING:
@@ -112,9 +112,13 @@ def tune(config: TuneConfig, space: Space, compose: Compose, folder: Path) -> op
         folder: of the search.
 
     Raises:
-        UserError: a suggestion that is no valid configuration.
+        UserError: a suggestion that is no valid configuration; the folder is in use.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with owned(folder, "tune.folder"):
+        return _search(config, space, compose, folder)
+
+
+def _search(config: TuneConfig, space: Space, compose: Compose, folder: Path) -> optuna.Study:
     study = _study(config, folder)
     free = launcher.free_devices(config.parallel)
     live: list[_Live] = []
@@ -129,6 +133,9 @@ def tune(config: TuneConfig, space: Space, compose: Compose, folder: Path) -> op
                 if not _goes_on(one, study, config):
                     live.remove(one)
                     free.append(one.run.device)
+    except KeyboardInterrupt:
+        log.warning("Interrupted. To go on: the same command, with tune.folder=%s", folder)
+        raise
     finally:
         end((one.run.process for one in live), signal.SIGTERM)
         for one in live:
@@ -160,6 +167,7 @@ def _study(config: TuneConfig, folder: Path) -> optuna.Study:
         pruner=pruners[config.pruner],
     )
     for left in study.get_trials(deepcopy=False, states=(_states().RUNNING,)):
+        launcher.wait_for_orphan(folder / str(left.number))
         study.tell(left.number, state=_states().FAIL)
     return study
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import embedlab
-from embedlab.cli import encoders
+from embedlab.cli import encoders, evaluate
 from embedlab.cli.main import main
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.evaluation.core import protocol
 from embedlab.evaluation.sts.sts import SEVEN
 from embedlab.pooling import build_pooling, pooling_config
+from tests.evaluation.everything import every_kind
 from tests.evaluation.helpers import write_sts_folder
 
 
@@ -219,7 +221,8 @@ def test_both_sides_of_a_comparison_are_read_alike(
 
     def poolings(*more: str) -> tuple[list[str], list[int | None]]:
         assert main([*command, *sides, f"out={tmp_path / 'out'}", *more]) == 0
-        block = protocol.read_scores(tmp_path / "out" / "compare.json")[1]
+        (path,) = (tmp_path / "out").glob("compare-*.json")
+        block = protocol.read_scores(path)[1]
         return tuple([side[key] for side in (block, block["against"])] for key in ("pooling", "max_length"))  # type: ignore[return-value]
 
     own, _ = poolings()
@@ -237,6 +240,38 @@ def test_both_sides_of_a_comparison_are_read_alike(
         capsys.readouterr()
         assert main([*command, sides[0], *more]) == 2
         assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("out", ["compare.json", "sts.json", "folder", None])
+def test_a_comparison_replaces_no_scores_and_no_other_comparison(
+    out: str | None, tiny: Callable[..., Path], ckpt: Path, sts: Path, tmp_path: Path
+) -> None:
+    others = [
+        Path(shutil.copytree(tiny("bert", seed=seed), tmp_path / f"other{seed}/export")) for seed in (1, 2)
+    ]
+    command = ["evaluate", f"ckpt={ckpt}", "suite=sts", "tasks=stsb", f"data_dir={sts}"]
+    command += [] if out is None else [f"out={tmp_path / 'out' / out}"]
+    assert main(command) == 0
+    places = (ckpt / "scores", tmp_path / "out", tmp_path / "out" / "folder")
+    (scores,) = (path for place in places for path in place.glob("*.json"))
+    before = protocol.read_scores(scores)[0]
+    for i, other in enumerate(others, start=1):
+        assert main([*command, f"compare={other}", "+resamples=20"]) == 0
+        assert len([*scores.parent.glob("*.json")]) == 1 + i
+    assert protocol.read_scores(scores)[0] == before
+
+
+@pytest.mark.parametrize("suites", ["lee,glue", "glue,lee", "sts,xnli,lee", "sts,qa"])
+def test_a_suite_that_cannot_score_an_encoder_is_refused_before_any_is_scored(
+    suites: str, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    towers = [embedlab.load(tiny("bert", seed=seed)) for seed in (0, 1)]
+    TwinEncoder(towers).save(tmp_path / "twin")
+    monkeypatch.setattr(evaluate, "_score", lambda *_: pytest.fail("a suite was scored"))
+    data = every_kind(tmp_path / "data")
+    assert main(["evaluate", f"ckpt={tmp_path / 'twin'}", f"suite={suites}", f"data_dir={data}"]) == 2
+    assert "needs an encoder with one backbone" in capsys.readouterr().err
 
 
 def test_what_a_comparison_needs_is_looked_for_before_the_suites(

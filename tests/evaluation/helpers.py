@@ -109,7 +109,11 @@ def write_sts_folder(folder: Path, pairs: int = 40, tok: bool = True) -> Path:
         write_tsv(
             folder / f"{name}.tsv.gz", ["subset", "idx", "score", "sentence1", "sentence2", *extra], rows
         )
-    sick = [(i, rating, "NEUTRAL", first, second) for i in range(pairs) for first, second, rating in [pair()]]
+    sick = [
+        (i, max(1.0, rating), "NEUTRAL", first, second)
+        for i in range(pairs)
+        for first, second, rating in [pair()]
+    ]
     write_tsv(
         folder / "sick_test.tsv.gz", ["pair_id", "relatedness", "entailment", "sentence1", "sentence2"], sick
     )

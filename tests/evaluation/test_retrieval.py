@@ -213,7 +213,7 @@ def corrupt(path: Path, content: str | bytes) -> None:
         (
             "qrels_test.tsv",
             "query-id\tcorpus-id\tscore\nq1\td1\tyes\n",
-            r"qrels_test\.tsv:1: is not a whole number",
+            r"qrels_test\.tsv:2: is not a whole number",
         ),
         ("qrels_test.tsv", "query-id\tcorpus-id\tscore\nq9\td1\t1\n", r"qrels_test\.tsv: judges no document"),
         (
@@ -315,3 +315,15 @@ def test_an_encoders_own_prompts(tmp_path: Path, tiny: Callable[..., Path]) -> N
             np.testing.assert_array_equal(seen.encode(["a cat"]), expected)
     assert plain["query"].text == ""
     assert Prompted(HashedWords(), "query", "ask: ").text == "ask: "
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (1, 0), (0, 1), (1, -1)])
+@pytest.mark.parametrize("between", [0, 2])
+def test_a_pair_is_judged_once_or_alike(first: int, second: int, between: int, tmp_path: Path) -> None:
+    others = [("q1", "d2", 1), ("q2", "d1", 1)][:between]
+    twice = [("q1", "d1", first), *others, ("q1", "d1", second)]
+    with pytest.raises(UserError, match=rf":{3 + between}: q1 and d1 are judged twice, and not alike"):
+        load_collection(write_collection(tmp_path / "odd", "score", twice))
+    alike = [("q1", "d3", 1), ("q1", "d1", first), *others, ("q1", "d1", first)]
+    found = load_collection(write_collection(tmp_path / "alike", "score", alike)).qrels["q1"]
+    assert found.get("d1", 0) == first

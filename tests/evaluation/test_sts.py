@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import gzip
+from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from embedlab.errors import UserError
@@ -130,20 +134,10 @@ def test_a_source_without_tokens_scores_raw_only(tmp_path: Path) -> None:
         suite("sts").run(HashedWords(), {"data_dir": str(folder), "sts_text": "tok"})
 
 
-def test_collapsed_and_non_finite_encoders_score_zero(folder: Path) -> None:
+def test_a_collapsed_encoder_scores_zero(folder: Path) -> None:
     scores, protocol = suite("sts").run(Constant(), {"data_dir": str(folder), "tasks": ["stsb"]})
     assert scores["stsb/spearman"] == 0
     assert any("all sentence vectors are equal" in warning for warning in protocol["warnings"])
-
-    class Broken(HashedWords):
-        def encode(self, sentences):  # type: ignore[no-untyped-def]
-            vectors = super().encode(sentences)
-            vectors[0] = np.nan
-            return vectors
-
-    scores, protocol = suite("sts").run(Broken(), {"data_dir": str(folder), "tasks": ["stsb"]})
-    assert np.isfinite(scores["stsb/spearman"])
-    assert any("1 sentence vectors are not finite" in warning for warning in protocol["warnings"])
 
 
 def test_quotes_and_odd_line_separators_stay_in_the_text(tmp_path: Path) -> None:
@@ -197,6 +191,68 @@ def test_bad_files_end_in_one_line(tmp_path: Path, break_it, message: str) -> No
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "stsb_test.tsv.gz" in str(caught.value)
+
+
+COLUMNS = ["score", "sentence1", "sentence2"]
+RATED = [("1", "a cat", "a dog"), ("4", "a bird", "birds"), ("2.5", "old tree", "a house")]
+ODD = {"no rating": ("", "red cat", "blue dog"), "blank line": ("", "", "")}
+
+
+@given(st.lists(st.sampled_from([*ODD])), st.integers(0, 3))
+@settings(max_examples=20, deadline=None)
+def test_what_is_dropped_is_counted_with_its_reason(odd: list[str], empty: int) -> None:
+    rows = [*RATED, *(("3", "", f"alone {i}") for i in range(empty)), *(ODD[why] for why in odd)]
+    with TemporaryDirectory() as place:
+        write_tsv(Path(place) / "stsb_test.tsv", COLUMNS, rows)
+        write_tsv(Path(place) / "mine.tsv", COLUMNS, rows)
+        chosen = {"data_dir": place, "tasks": ["stsb", "mine.tsv"]}
+        _, protocol = suite("sts").run(HashedWords(), chosen)
+    for task in ("stsb", "mine"):
+        counts = protocol["data"][task]
+        assert counts["read"] == len(rows)
+        assert counts["dropped"] == Counter(odd)
+        assert counts["pairs"] == len(RATED) + empty
+        notes = [note for note in protocol["notes"] if note.startswith(f"{task}: ")]
+        for why, n in Counter(odd).items():
+            assert f"{task}: {n} of {len(rows)} rows dropped ({why})" in notes
+        assert (f"{task}: {empty} pairs have an empty sentence, and are scored" in notes) == (empty > 0)
+
+
+@pytest.mark.parametrize("task", SEVEN)
+@pytest.mark.parametrize("rating", ["50", "5.01", "-0.1", "-1", "1e9"])
+def test_a_rating_outside_the_scale_of_a_known_task_is_refused(
+    task: str, rating: str, tmp_path: Path
+) -> None:
+    column, stem = ("relatedness", "sick_test") if task == "sickr" else ("score", f"{task}_test")
+    write_tsv(tmp_path / f"{stem}.tsv", [column, *COLUMNS[1:]], [*RATED, (rating, "x", "y")])
+    with pytest.raises(UserError, match=rf"{stem}\.tsv:5: rating is not on the scale .*{column}={rating}"):
+        load_sts(task, tmp_path)
+
+
+def test_a_file_of_ones_own_has_any_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [(str(100 * float(score) - 700), a, b) for score, a, b in RATED]
+    write_tsv(tmp_path / "mine.v2.tsv.gz", COLUMNS, rows)
+    (tmp_path / "here").mkdir()
+    write_tsv(tmp_path / "here" / "stsb_test.tsv", COLUMNS, RATED)
+    monkeypatch.chdir(tmp_path / "here")
+    for place, chosen in ((None, str(tmp_path / "mine.v2.tsv.gz")), (str(tmp_path), "mine.v2.tsv.gz")):
+        scores, protocol = suite("sts").run(HashedWords(), {"data_dir": place, "tasks": [chosen]})
+        known = suite("sts").run(HashedWords(), {"data_dir": ".", "tasks": ["stsb"]})[0]
+        assert scores["mine/spearman"] == known["stsb/spearman"]
+        assert any("rated -600 to -300" in note for note in protocol["notes"])
+        assert not protocol["warnings"]
+        assert "mine" in suite("sts").tables("me", scores, protocol)[0].columns
+    assert suite("sts").local({"tasks": [str(tmp_path / "mine.v2.tsv.gz")]}) is not None
+
+
+@pytest.mark.parametrize(("tasks", "message"), [
+    (["none.tsv"], "none.tsv: no such file"), (["a/stsb.tsv"], "another task is called stsb"),
+    (["a/one.tsv", "b/one.csv"], "another task is called one"), (["sts7.tsv"], "called sts7"),
+    (["picture.png"], "no such file"),
+])  # fmt: skip
+def test_own_files_that_cannot_be_are_refused(tasks: list[str], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        suite("sts").run(HashedWords(), {"data_dir": str(tmp_path), "tasks": tasks})
 
 
 def test_bad_names_and_folders(tmp_path: Path) -> None:

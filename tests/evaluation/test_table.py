@@ -87,10 +87,16 @@ def test_before_and_after_with_intervals_changes_and_verdicts() -> None:
         "-1.00",
         "not resolved",
     )
-    assert rows["uniformity"] == ("-1.500", "-2.500", "-1.000", "better"), "lower uniformity is better"
+    assert rows["uniformity"] == ("-1.500", "-2.500", "-1.000", ""), "a single seed shows nothing"
+    pairs = before_after_table([before, before], [after, after], Lee.metrics, "quickstart")
+    assert pairs.rows[-1][-1] == "better", "lower uniformity is better"
     assert set(rows) == {"Lee human similarity, Spearman", "uniformity"}, "only what both sides have"
     lower = after | {"lee/spearman": 40.0, "lee/spearman_low": 35.0, "lee/spearman_high": 51.0}
-    assert before_after_table([before], [lower], Lee.metrics, "quickstart").rows[0][-1] == "worse"
+    assert before_after_table([before] * 2, [lower] * 2, Lee.metrics, "quickstart").rows[0][-1] == "worse"
+    for sides in (([before], [lower]), ([before], [lower, lower]), ([before, before], [lower])):
+        assert not {"better", "worse"} & {
+            row[-1] for row in before_after_table(*sides, Lee.metrics, "x").rows
+        }
     with pytest.raises(ValueError, match="at least one run"):
         before_after_table([], [after], Lee.metrics, "x")
     several = before_after_table([before], [after, after], Lee.metrics, "x")

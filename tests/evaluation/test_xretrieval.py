@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from embedlab.errors import UserError
 from embedlab.evaluation import suite
 from embedlab.evaluation.bitext.xretrieval import accuracy_and_mrr
-from embedlab.evaluation.finetune.qa_data import load_grid, load_training
+from embedlab.evaluation.finetune.qa_data import grid_limit_note, load_grid, load_training
 from tests.evaluation.helpers import write_tsv
 from tests.evaluation.multilingual import Interlingua, write_xquad
 from tests.evaluation.real import needs_data
@@ -34,11 +35,30 @@ def test_an_interlingua_finds_everything_and_clusters_pull_the_pool_apart(tmp_pa
 
 
 def test_limit_keeps_the_passages_asked_of(tmp_path: Path) -> None:
-    grid = load_grid("xquad", write_xquad(tmp_path), limit=3)
-    assert all(len(q) == 3 and len(q.passages) == 2 for q in grid.values())
+    grid = load_grid("xquad", write_xquad(tmp_path), limit=12)
+    assert all(len(q) == 3 and len(q.passages) == 6 for q in grid.values())
     assert grid["de", "en"].answers[2] == ["place1"]
     assert grid["de", "en"].passages[1].startswith("de ")
     assert grid["de", "en"].questions[0].startswith("en ")
+
+
+@pytest.mark.parametrize("name", ["xretrieval", "qa"])
+@pytest.mark.parametrize("limit", [1, 4, 9, 20])
+def test_a_limit_counts_in_all_and_says_what_is_left(name: str, limit: int, tmp_path: Path) -> None:
+    """Two languages, so four pairs; 12 questions a pair and 6 passages a language."""
+    write_xquad(tmp_path)
+    write_tsv(tmp_path / "squad_train.tsv", ["question", "passage", "answer"], [("who", "it is Ann", "Ann")])
+    data = suite(name).load({"data_dir": tmp_path, "limit": limit})
+    grid = (data if name == "xretrieval" else data.grids)["xquad"]
+    each = ceil(limit / 4)
+    assert {len(q) for q in grid.values()} == {each}
+    (pool,) = {len(q.passages) for q in grid.values()}
+    assert pool == max(min(6, ceil(limit / 2)), ceil(each / 2)), "a share, and all that is asked of"
+    (note,) = grid_limit_note(limit, {"xquad": grid})
+    assert f"xquad {4 * each} questions, {2 * pool} of 12 passages" in note
+    if name == "xretrieval":
+        _, block = suite(name).run(Interlingua(), {"data_dir": tmp_path, "limit": limit})
+        assert block["warnings"] == [note]
 
 
 def test_bad_files(tmp_path: Path) -> None:

@@ -9,8 +9,17 @@ import sys
 import time
 from pathlib import Path
 
+from embedlab.run.processes import end_with_starter
+from embedlab.run.run_folder import owned
+
 
 def main(argv: list[str]) -> int:
+    end_with_starter()
+    with owned(Path(argv[1]), "hydra.sweep.dir"):
+        return trial(argv)
+
+
+def trial(argv: list[str]) -> int:
     config, folder = Path(argv[0]).read_text(), Path(argv[1])
     (folder / "runs").open("a").write("x")
     (folder / "device").write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "none"))

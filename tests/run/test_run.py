@@ -206,7 +206,8 @@ def all_sts_files(sts_dir, folder):  # type: ignore[no-untyped-def]
     pairs = (sts_dir / "stsb_test.tsv").read_text(encoding="utf-8")
     for name in ("sts12", "sts13", "sts14", "sts15", "sts16"):
         (folder / f"{name}_test.tsv").write_text(pairs, encoding="utf-8")
-    (folder / "sick_test.tsv").write_text(pairs.replace("score", "relatedness", 1), encoding="utf-8")
+    sick = pairs.replace("score", "relatedness", 1).replace("\n0.", "\n1.")  # whose scale begins at 1
+    (folder / "sick_test.tsv").write_text(sick, encoding="utf-8")
     return folder
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from embedlab.config.read import read_record
+from embedlab.config.run_files import Owner
 from embedlab.errors import UserError
 from embedlab.run import sweep as launcher
+from embedlab.run.run_folder import LOCK
 from embedlab.run.sweep import Trial, run_trials
 
 
@@ -60,7 +66,7 @@ def test_one_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_interrupt_reaches_the_children_and_the_sweep_goes_on_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = trials(tmp_path, "wait", "go")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers of xdist ignore it
@@ -79,6 +85,10 @@ def test_an_interrupt_reaches_the_children_and_the_sweep_goes_on_later(
         signal.signal(signal.SIGINT, before)
     thread.join()
     assert launcher.status_of(tmp_path / "0") == "interrupted"
+    assert (
+        f"0 of 2 trials are finished. To go on: the same command, with hydra.sweep.dir={tmp_path}"
+        in caplog.text
+    )
     assert not (tmp_path / "1" / "runs").exists()
     config = (tmp_path / "0" / "trial.yaml").read_text().replace("wait", "go")
     (tmp_path / "0" / "trial.yaml").write_text(config)
@@ -109,3 +119,81 @@ def test_no_child_outlives_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_number_of_trials_at_once_is_one(tmp_path: Path, parallel: object) -> None:
     with pytest.raises(UserError, match=r"must be at least 1, or null \(hydra.launcher.parallel="):
         run_trials([], tmp_path, parallel)  # type: ignore[arg-type]
+
+
+LAUNCH = """
+import sys
+from pathlib import Path
+from embedlab.run import sweep
+from tests.run.test_sweep import trials
+sweep.RUNNER = ("tests.run.fake_trial",)
+sweep._devices = list
+sweep.run_trials(trials(Path(sys.argv[1]), *sys.argv[2:]), Path(sys.argv[1]), parallel=2)
+"""
+
+
+def ended(process: int) -> bool:
+    """Whether a process is gone, or a zombie whose new parent has not looked."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes in /proc")
+@pytest.mark.timeout(180)
+def test_a_killed_launcher_takes_its_trials_along(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    command = [sys.executable, "-c", LAUNCH, str(tmp_path), "wait", "wait", "go"]
+    with subprocess.Popen(command) as launcher_process:
+        until(lambda: all((tmp_path / name / "ready").exists() for name in "01"))
+        owners = [read_record(tmp_path / name / LOCK, Owner).process for name in "01"]
+        launcher_process.kill()
+    until(lambda: all(ended(owner) for owner in owners), seconds=20)
+    for name in "01":  # killed as they were, they have written their checkpoints
+        assert (tmp_path / name / "last.ckpt").exists()
+        config = (tmp_path / name / "trial.yaml").read_text().replace("wait", "go")
+        (tmp_path / name / "trial.yaml").write_text(config)
+    with caplog.at_level("INFO"):
+        assert run_trials(trials(tmp_path, "go", "go", "go"), tmp_path) == ["finished"] * 3
+    assert all((tmp_path / name / "resumed").exists() for name in "01")
+    assert [f"{n} of 3: {n - 1} finished" in caplog.text for n in (1, 2, 3)] == [True] * 3
+
+
+def test_an_orphan_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hold = "\n".join([
+        "import sys, time", "from pathlib import Path", "from embedlab.run.run_folder import owned",
+        "with owned(Path(sys.argv[1]), 'folder'):", "    print('owns', flush=True)", "    time.sleep(2)",
+        "    (Path(sys.argv[1]) / 'last.ckpt').touch()",
+    ])  # fmt: skip
+    run_trials(trials(tmp_path, "fail"), tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path / "0")], stdout=subprocess.PIPE, text=True
+    ) as orphan:
+        assert orphan.stdout is not None
+        assert orphan.stdout.readline() == "owns\n"
+        with caplog.at_level("INFO"):
+            run_trials(trials(tmp_path, "fail"), tmp_path)
+    assert f"{orphan.pid} on " in caplog.text
+    assert "waiting for it" in caplog.text
+    assert "ckpt_path: last" in (tmp_path / "0" / "resolved.yaml").read_text(), "it saw what the orphan left"
+
+
+def test_a_sweep_says_how_far_it_is_and_what_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    some = [Trial(t.folder, t.config, ["lr=1", *t.overrides]) for t in trials(tmp_path, "go", "fail", "go")]
+    with caplog.at_level("INFO"):
+        run_trials(some, tmp_path)
+        said = caplog.text
+        caplog.clear()
+        launcher.summarise(tmp_path, some)
+    assert "started 1: seed=1" in said, "without what all trials share"
+    assert all(f"{n} of 3: " in said for n in (1, 2, 3))
+    assert "2 of 3: 1 failed" in said
+    assert "1 of 3 trials failed:" in caplog.text
+    assert f"1: lr=1 seed=1 ({tmp_path / '1' / 'output.log'})" in caplog.text

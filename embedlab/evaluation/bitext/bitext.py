@@ -119,10 +119,11 @@ class BitextRetrieval(Suite):
                     "source": _common_source(several),
                     "languages": len(several),
                     "pairs": {p.language: len(p) for p in several},
+                    **({"dropped": several[0].dropped} if several[0].dropped else {}),
                 }
                 for task, several in data.items()
             },
-            warnings=limit_note(limit) + vectors.non_finite_note("they find nothing"),
+            warnings=limit_note(limit),
             notes=[
                 f"tatoeba36: {sum(p.language in XTREME for p in data['tatoeba'])} of XTREME's 36 languages"
             ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from embedlab.data.readers import open_reader
@@ -22,13 +22,17 @@ NTREX = "ntrex_newstest2019"
 
 @dataclass(frozen=True)
 class Bitext:
-    """Row i of `first` (in `language`) and row i of `second` (in `pivot`) are translations."""
+    """Row i of `first` (in `language`) and row i of `second` (in `pivot`) are translations.
+
+    dropped: rows of the source that were left out, by the reason.
+    """
 
     language: str
     pivot: str
     first: list[str]
     second: list[str]
     source: str
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.first)
@@ -59,10 +63,11 @@ def tatoeba(
 
 @dataclass(frozen=True)
 class ParallelTable:
-    """Sentences by language, row i meaning the same in each."""
+    """Sentences by language, row i meaning the same in each; `dropped` as of `Bitext`."""
 
     texts: dict[str, list[str]]
     source: str
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def languages(self) -> list[str]:
@@ -74,7 +79,7 @@ class ParallelTable:
     def with_pivot(self, pivot: str) -> list[Bitext]:
         """Every other language paired with `pivot`."""
         return [
-            Bitext(language, pivot, texts, self.texts[pivot], self.source)
+            Bitext(language, pivot, texts, self.texts[pivot], self.source, self.dropped)
             for language, texts in self.texts.items()
             if language != pivot
         ]
@@ -83,7 +88,8 @@ class ParallelTable:
 def parallel_table(
     folder: Path | None, stem: str = NTREX, languages: Sequence[str] | None = None, limit: int | None = None
 ) -> ParallelTable:
-    """The file `stem` of `folder`, whose header names the languages. Rows with an empty cell are left out.
+    """The file `stem` of `folder`, whose header names the languages. Rows with an empty cell are left out
+    and counted.
 
     languages: only these, in the file's order. Raises UserError without a folder (no hub copy of NTREX has
     this form), for a missing file or language, or a table of fewer than two languages.
@@ -97,10 +103,14 @@ def parallel_table(
     if len(wanted) < 2:
         raise UserError("fewer than two languages", file=path, key="languages", value=",".join(wanted))
     table = read_tsv(path, wanted)
-    rows = [row for row in zip(*(table[name] for name in wanted), strict=True) if all(c.strip() for c in row)]
-    rows = rows[:limit]
+    read = list(zip(*(table[name] for name in wanted), strict=True))
+    whole = [row for row in read if all(c.strip() for c in row)]
+    dropped = {"an empty cell": len(read) - len(whole)} if len(whole) < len(read) else {}
+    rows = whole[:limit]
     if not rows:
         raise UserError("has no row with all languages", file=path, fix="fetch the file again")
     return ParallelTable(
-        {name: list(column) for name, column in zip(wanted, zip(*rows, strict=True), strict=True)}, str(path)
+        {name: list(column) for name, column in zip(wanted, zip(*rows, strict=True), strict=True)},
+        str(path),
+        dropped,
     )

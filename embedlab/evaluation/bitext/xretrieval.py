@@ -14,10 +14,10 @@ from torch import Tensor
 
 from embedlab.evaluation.core.correlation import flat, group_means, of_pairs
 from embedlab.evaluation.core.nearest import TopK, unit
-from embedlab.evaluation.core.settings import limit_note, row_limit, scoring_device
+from embedlab.evaluation.core.settings import row_limit, scoring_device
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Prompted, Vectors, embed
-from embedlab.evaluation.finetune.qa_data import Grid, load_grids
+from embedlab.evaluation.finetune.qa_data import Grid, grid_limit_note, load_grids
 
 _DEPTH = 10
 
@@ -39,8 +39,9 @@ def accuracy_and_mrr(queries: Tensor, documents: Tensor, gold: Tensor) -> dict[s
 
 class CrossRetrieval(Suite):
     """Settings: data_dir (folder of retrieval/; None: the hub), tasks (xquad, mlqa;
-    default those that are there), languages, limit (questions of each pair of languages), query_prompt and
-    corpus_prompt (before each text; default: the encoder's own prompts), device.
+    default those that are there), languages, limit (questions of all pairs of languages, and
+    passages of all languages), query_prompt and corpus_prompt (before each text; default: the encoder's own prompts),
+    device.
 
     Scores: "xquad-de-en/accuracy" (German questions, English passages), means over pairs
     "xquad-same/accuracy" (question and passage in one language), "xquad-cross/accuracy" (in two), and
@@ -80,7 +81,7 @@ class CrossRetrieval(Suite):
                 }
                 for task, grid in data.items()
             },
-            warnings=limit_note(limit),
+            warnings=grid_limit_note(limit, data),
             prompts={"query": asking.text, "corpus": answering.text},
         )
 
@@ -94,7 +95,6 @@ def _scores(asking: Encoder, answering: Encoder, task: str, grid: Grid, place: s
     documents = {name: embed(answering, texts).to(place) for name, texts in passages.items()}
     asked = {pair: list(q.questions) for pair, q in grid.items()}
     vectors = Vectors(asking, [text for several in asked.values() for text in several])
-    vectors.require_finite()
     queries = {pair: vectors.take(several).to(place) for pair, several in asked.items()}
     found, pooled = {}, []
     # The passages of XQuAD are row by row the same in each language; MLQA's are not.

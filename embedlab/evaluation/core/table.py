@@ -206,9 +206,9 @@ def before_after_table(
     caption: str = "",
     names: tuple[str, str] = ("before", "after"),
 ) -> Table:
-    """One row a metric: before, after, change and whether that is better. Each side has the scores of its
-    seeds; a single run shows its interval where the scores have one (`key_low`, `key_high`), and its change is
-    "not resolved" where each score lies in the interval of the other.
+    """One row a metric: before, after, change and, where each side has several seeds, whether that is better. Each side
+    has the scores of its seeds; a single run shows its interval where the scores have one (`key_low`, `key_high`), and
+    its change is "not resolved" where each score lies in the interval of the other.
 
     The heading of each side says its n.
     """
@@ -225,8 +225,10 @@ def before_after_table(
         ]
         change = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
         verdict = _verdict(change, metric)
-        if verdict and len(before) == len(after) == 1 and _overlap(before[0], after[0], metric.key):
-            verdict = "not resolved"
+        if verdict and min(len(before), len(after)) == 1:
+            # Another seed may turn a single difference round.
+            overlap = len(before) == len(after) and _overlap(before[0], after[0], metric.key)
+            verdict = "not resolved" if overlap else ""
         rows.append((metric.label, *cells, f"{change:+.{metric.digits}f}", verdict))
     heads = [f"{name} (n={len(side)})" for name, side in zip(names, (before, after), strict=True)]
     return Table(title, ("metric", *heads, "change", ""), tuple(rows), caption)

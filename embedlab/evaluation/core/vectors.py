@@ -89,29 +89,20 @@ def _has_bar(encoder: Encoder) -> bool:
 
 
 class Vectors:
-    """`Vectors(encoder, texts)` encodes each distinct text once; `take(some_texts)` gives their rows."""
+    """`Vectors(encoder, texts)` encodes each distinct text once; `take(some_texts)` gives their rows.
+
+    Raises:
+        UserError: a vector is not finite, with the first such text. No suite has a meaning for it.
+    """
 
     def __init__(self, encoder: Encoder, texts: Iterable[str]) -> None:
         self.sentences, self._position = unique(texts)
         self.matrix = encode(encoder, self.sentences)
-
-    @property
-    def non_finite(self) -> int:
-        """How many vectors hold a NaN or an infinity."""
-        return int((~self.matrix.isfinite()).any(dim=1).sum())
-
-    def non_finite_note(self, effect: str = "their cosines count as 0") -> list[str]:
-        """A warning for the protocol when vectors are not finite: how many, and what that does to the scores."""
-        bad = self.non_finite
-        return [f"{bad} sentence vectors are not finite: {effect}"] if bad else []
-
-    def require_finite(self) -> None:
-        """UserError when a vector is not finite, with the first such text."""
         finite = self.matrix.isfinite().all(dim=1)
         if not bool(finite.all()):
-            text = self.sentences[int((~finite).nonzero()[0])]
+            bad = (~finite).nonzero()[:, 0]
             raise UserError(
-                f"{self.non_finite} of {len(finite)} vectors are not finite, the first for {text[:60]!r}",
+                f"{len(bad)} of {len(finite)} vectors are not finite, the first for {self.sentences[bad[0]][:60]!r}",
                 fix="check the checkpoint (a diverged run?) or encode in float32",
             )
 
@@ -129,14 +120,11 @@ class Vectors:
 
 
 def embed(encoder: Encoder, texts: Sequence[str]) -> Tensor:
-    """Vectors [n, D] of `texts`, float32 on the CPU, for scorers that cannot work with a NaN (classifiers,
-    nearest neighbours); a text that repeats is encoded once.
+    """Vectors [n, D] of `texts`, float32 on the CPU; a text that repeats is encoded once.
 
     Raises UserError when a vector is not finite, with the text.
     """
-    vectors = Vectors(encoder, texts)
-    vectors.require_finite()
-    return vectors.take(texts)
+    return Vectors(encoder, texts).take(texts)
 
 
 class SharedVectors:

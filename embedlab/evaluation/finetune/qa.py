@@ -23,6 +23,7 @@ from embedlab.evaluation.finetune.qa_data import (
     Grid,
     Questions,
     TrainingQuestions,
+    grid_limit_note,
     load_grids,
     load_training,
 )
@@ -51,7 +52,7 @@ class QAData:
 class QA(FineTunedSuite):
     """Settings: data_dir (folder of retrieval/; None: SQuAD, XQuAD and MLQA test from the
     hub), tasks (xquad, mlqa; default those that are there), languages, train (file stem; default squad_train
-    where it is there, else "en"), limit (training rows, and questions of each pair of languages), finetune.*
+    where it is there, else "en"), limit (training rows, and questions of all pairs of languages), finetune.*
     (`FineTuneConfig`), dtype.
 
     Scores in percent, each as f1, em (MLQA's normalisation) and f1_squad, em_squad (SQuAD's, which XTREME uses
@@ -110,7 +111,7 @@ class QA(FineTunedSuite):
                     for task, grid in data.grids.items()
                 },
             },
-            warnings=limit_note(limit),
+            warnings=limit_note(limit) + grid_limit_note(limit, data.grids),
             notes=[
                 "f1, em: MLQA's normalisation in the passage's language; *_squad: SQuAD v1.1's",
                 "a cell is question language - passage language; the matrices are passage -> question",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ class Questions:
     """Questions in one language on passages in one language.
 
     passages: distinct texts; gold [q]: the passage of each question; answers: the right answers of each, all
-    in the passages' language.
+    in the passages' language; pool: passages before a limit.
     """
 
     passage_language: str
@@ -37,21 +38,21 @@ class Questions:
     gold: list[int]
     answers: list[list[str]]
     source: str
+    pool: int | None = None
 
     def __len__(self) -> int:
         return len(self.questions)
 
-    def head(self, limit: int | None) -> Questions:
-        """The first `limit` questions, and the passages up to the last that they ask of."""
-        if limit is None:
-            return self
+    def head(self, limit: int, passages: int) -> Questions:
+        """The first `limit` questions and the first `passages`, at least those up to the last that is asked of."""
         gold = self.gold[:limit]
         return replace(
             self,
-            passages=self.passages[: max(gold, default=-1) + 1],
+            passages=self.passages[: max([passages, *(place + 1 for place in gold)])],
             questions=self.questions[:limit],
             gold=gold,
             answers=self.answers[:limit],
+            pool=len(self.passages),
         )
 
 
@@ -66,7 +67,8 @@ def load_grid(
     or its folder xquad/), "mlqa" (mlqa_test_{language}_..., folder mlqa_test/; else mlqa_dev); None: the hub (MLQA's
     test).
 
-    limit: questions of each pair of languages. Raises UserError for a missing or broken file, or a question
+    limit: questions of all pairs of languages together, and passages of all languages, an equal share of each
+    and at least one. Raises UserError for a missing or broken file, or a question
     whose passage is not there.
     """
     if task not in TASKS:
@@ -78,7 +80,10 @@ def load_grid(
         inside = inner(folder, stem)
         there = names_in(inside, f"{stem}_*_passages")
         grid = _files_grid(task, stem, inside, chosen(languages, there, "languages"))
-    return {pair: questions.head(limit) for pair, questions in grid.items()}
+    if limit is None:
+        return grid
+    each = ceil(limit / len(grid)), ceil(limit / len({of for of, _ in grid}))
+    return {pair: questions.head(*each) for pair, questions in grid.items()}
 
 
 def _stems(task: str, folder: Path) -> list[str]:
@@ -198,6 +203,21 @@ def load_training(
             "no answer is found in its passage", file=path, fix="columns question, passage, answer"
         )
     return TrainingQuestions(kept, len(triples) - len(kept), str(path))
+
+
+def grid_limit_note(limit: int | None, grids: Mapping[str, Grid]) -> list[str]:
+    """A warning for the protocol when questions and passages were left out: how many are left."""
+    if limit is None:
+        return []
+    kept = {}
+    for task, grid in grids.items():
+        pools = {q.passage_language: (len(q.passages), q.pool) for q in grid.values()}
+        passages, of = (sum(n or 0 for n in side) for side in zip(*pools.values(), strict=True))
+        kept[task] = f"{task} {sum(map(len, grid.values()))} questions, {passages} of {of} passages"
+    return [
+        f"limit={limit}: a quick look, with {'; '.join(kept.values())}: among fewer passages the right one is found"
+        " more often, so that this is not comparable with scores of the whole"
+    ]
 
 
 def load_grids(settings: Mapping[str, Any]) -> dict[str, Grid]:

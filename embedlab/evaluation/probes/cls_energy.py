@@ -15,6 +15,7 @@ attention's output (``E1_context``: P V W_O) and of its sum with the residual (`
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -233,6 +234,10 @@ class CLSEnergy(Suite):
         sentences, _ = unique(all_sentences([data]))
         profiles = [profile(tower, sentences) for tower in towers(encoder)]
         scores = flatten(profiles)
+        if not all(map(math.isfinite, scores.values())):
+            raise UserError(
+                "the encoder's states are not finite", fix="check the checkpoint (a diverged run?)"
+            )
         return self.result(
             encoder,
             scores,
@@ -240,11 +245,12 @@ class CLSEnergy(Suite):
             aggregation="mean over sentences, by layer, then over towers; E_CLS is E1 at the last layer",
             text=data.text,
             sentences=sentences,
-            data={"stsb (dev)": {"source": data.source, "sentences": len(sentences)}},
+            data={"stsb (dev)": {**data.counts(), "sentences": len(sentences)}},
             warnings=row_count_warnings([data]),
             notes=[
                 "our reading of E_CLS: the paper's formula is not known",
                 "attention weights without dropout, fp32",
+                *data.notes,
             ],
             towers=len(profiles),
         )

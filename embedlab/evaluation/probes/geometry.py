@@ -34,7 +34,6 @@ class Geometry(Suite):
     def score(self, encoder: Encoder, data: list[STSPairs], settings: Settings) -> Scored:
         """ "geometry/alignment" and so on."""
         vectors = Vectors(encoder, all_sentences(data))
-        vectors.require_finite()
         rated = [row for p in data for row in zip(p.first, p.second, p.gold, strict=True)]
         close = [(x, y) for x, y, rating in rated if rating > POSITIVE_RATING]
         first, second = [x for x, _ in close], [y for _, y in close]
@@ -50,8 +49,11 @@ class Geometry(Suite):
             aggregation=f"whole STS-B: {len(close)} pairs rated above 4, {len(vectors.sentences)} sentences",
             text=data[0].text,
             sentences=vectors.sentences,
-            data={f"stsb_{pairs.split}": {"source": pairs.source, "pairs": len(pairs)} for pairs in data},
+            data={f"stsb_{pairs.split}": pairs.counts() for pairs in data},
             warnings=row_count_warnings(data),
-            notes=["alignment_ratio, uniformity_ratio: this project's reconstruction, not CSE-SFP's formula"],
+            notes=[
+                "alignment_ratio, uniformity_ratio: this project's reconstruction, not CSE-SFP's formula",
+                *(note for pairs in data for note in pairs.notes),
+            ],
             cosines_by_rating=written(groups),
         )

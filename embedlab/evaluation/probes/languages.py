@@ -159,7 +159,6 @@ class Languages(Suite):
         pivot = str(settings.get("pivot") or data.languages[0])
         neighbours = whole(settings, "neighbours", 10)
         vectors = Vectors(encoder, [text for texts in data.texts.values() for text in texts])
-        vectors.require_finite()
         vectors.matrix = vectors.matrix.to(scoring_device(settings.get("device")))
         stack = torch.stack([vectors.take(texts) for texts in data.texts.values()])  # [languages, n, D]
         scores, values = _spectra(data, stack)
@@ -177,7 +176,14 @@ class Languages(Suite):
             name="language_geometry",
             aggregation=f"{len(data)} sentences in each of {len(data.languages)} languages",
             sentences=vectors.sentences,
-            data={"table": {"source": data.source, "languages": data.languages, "rows": len(data)}},
+            data={
+                "table": {
+                    "source": data.source,
+                    "languages": data.languages,
+                    "rows": len(data),
+                    "dropped": dict(data.dropped),
+                }
+            },
             warnings=limit_note(settings.get("limit")),
             notes=[
                 "unit rows; pc*_share and effective_rank centred, rankme not",

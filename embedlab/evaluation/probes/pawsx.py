@@ -103,6 +103,6 @@ class PAWSX(Suite):
                 }
                 for language, p in data.items()
             },
-            warnings=limit_note(limit) + vectors.non_finite_note(),
+            warnings=limit_note(limit),
             notes=["average precision at chance is the share of paraphrases"],
         )

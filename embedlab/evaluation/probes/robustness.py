@@ -55,7 +55,6 @@ class Robustness(Suite):
         rates = _rates(settings.get("noises"), settings.get("noise_rate"))
         seed = whole(settings, "noise_seed", 0, least=0)
         vectors = Vectors(encoder, all_sentences(data))
-        warnings = vectors.non_finite_note()
         scores = {
             key: value for key, value in score_tasks(vectors, data).items() if key.endswith("/spearman")
         }
@@ -71,7 +70,7 @@ class Robustness(Suite):
                 scores[f"{task}_{noise}/spearman"] = found[key]
                 scores[f"{task}_{noise}/change"] = found[key] - value
             changed[noise] = _share_changed(data, noisy)
-        warnings += [
+        warnings = [
             f"length {bucket} has {n} pairs: its score says little"
             for bucket, n in counts.items()
             if n < _FEW
@@ -83,9 +82,12 @@ class Robustness(Suite):
             aggregation="all",
             text=data[0].text,
             sentences=vectors.sentences,
-            data={pairs.task: {"source": pairs.source, "pairs": len(pairs)} for pairs in data},
+            data={pairs.task: pairs.counts() for pairs in data},
             warnings=warnings,
-            notes=["lengths are words and punctuation marks of the longer sentence"],
+            notes=[
+                "lengths are words and punctuation marks of the longer sentence",
+                *(note for pairs in data for note in pairs.notes),
+            ],
             seed=seed,
             noise_rates=rates,
             sentences_changed=changed,

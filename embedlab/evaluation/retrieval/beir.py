@@ -43,7 +43,7 @@ def load_collection(folder: Path, split: str = "test", codes: str = "binary") ->
     qrels.tsv (.gz or not) with columns query-id, corpus-id and score; or `code` in place of score for
     Cranfield's codes (1: a complete answer ... 4: minimum interest; anything else: not relevant), read as
     gains 1 (`codes` "binary") or 4 ... 1 ("graded"). Raises UserError for a missing or broken file, a row
-    without id or text, an id twice, no usable judgement.
+    without id or text, an id twice, two judgements of a pair that differ, no usable judgement.
     """
     documents, queries = _texts(folder, "corpus", True), _texts(folder, "queries", False)
     fix = f"add qrels/{split}.tsv with columns query-id, corpus-id, score"
@@ -51,7 +51,12 @@ def load_collection(folder: Path, split: str = "test", codes: str = "binary") ->
     path = _file(folder, stems, ".tsv", key="split", value=split, fix=fix)
     qrels: dict[str, dict[str, int]] = {}
     dangling = 0
-    for query, document, gain in _judgements(path, codes):
+    seen: dict[tuple[str, str], int] = {}
+    for row, query, document, gain in _judgements(path, codes):
+        if seen.setdefault((query, document), gain) != gain:
+            raise UserError(
+                f"{query} and {document} are judged twice, and not alike", file=path, row=row, fix="keep one"
+            )
         if query not in queries or document not in documents:
             dangling += 1
         elif gain > 0:
@@ -90,7 +95,8 @@ def _texts(folder: Path, stem: str, title: bool) -> dict[str, str]:
     return texts
 
 
-def _judgements(path: Path, codes: str) -> Iterator[tuple[str, str, int]]:
+def _judgements(path: Path, codes: str) -> Iterator[tuple[int, str, str, int]]:
+    """Row, query, document and gain."""
     table = read_tsv(path, ["query-id", "corpus-id"], optional=["score", "code"])
     column = "score" if "score" in table else "code"
     if column not in table:
@@ -98,11 +104,11 @@ def _judgements(path: Path, codes: str) -> Iterator[tuple[str, str, int]]:
     if codes not in ("binary", "graded"):
         raise UserError("no such reading of codes", key="codes", value=codes, fix="choose binary or graded")
     rows = zip(table["query-id"], table["corpus-id"], table[column], strict=True)
-    for number, (query, document, cell) in enumerate(rows, start=1):
+    for number, (query, document, cell) in enumerate(rows, start=2):
         try:
             value = int(cell)
         except ValueError as error:
             raise UserError("is not a whole number", file=path, row=number, key=column, value=cell) from error
         if column == "code":
             value = (1 if codes == "binary" else 5 - value) if 1 <= value <= 4 else 0
-        yield query, document, value
+        yield number, query, document, value

@@ -131,11 +131,12 @@ class Comparison:
             aggregation=f"all; {resamples} resamples of sentence pairs, the same for both encoders; 95 % interval",
             text=tasks[0].text,
             sentences=all_sentences(tasks),
-            data={pairs.task: {"source": pairs.source, "pairs": len(pairs)} for pairs in tasks},
+            data={pairs.task: pairs.counts() for pairs in tasks},
             seed=SEED,
             against=protocols.encoder_facts(first),
             notes=[
-                "The interval is over the pairs of the test sets, for these two encoders; seeds are another matter."
+                "The interval is over the pairs of the test sets, for these two encoders; seeds are another matter.",
+                *(note for pairs in tasks for note in pairs.notes),
             ],
         )
         return compare_sts(first, second, tasks, resamples), block

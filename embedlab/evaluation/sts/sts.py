@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from embedlab.errors import UserError
 from embedlab.evaluation.core.correlation import pearson, spearman
 from embedlab.evaluation.core.files import Hub, find_file, read_tsv
-from embedlab.evaluation.core.settings import task_names
+from embedlab.evaluation.core.settings import names, task_names
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.table import LABELS, Metric, Scores, Table, protocol_line, score_table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
@@ -39,9 +39,10 @@ class _Source:
     file: str
     hub: str
     hub_split: str
-    pairs: int
+    pairs: int | None
     gold: str = "score"
     subset: str | None = None
+    scale: tuple[float, float] = (0, 5)
 
 
 # The hub's SICK-R has train, trial and test in one split (9,927 pairs): not comparable with SentEval's 4,927,
@@ -55,16 +56,18 @@ _SOURCES: dict[tuple[str, str], _Source] = {
     ("stsb", "train"): _Source("stsb_train", "mteb/stsbenchmark-sts", "train", 5749),
     ("stsb", "dev"): _Source("stsb_dev", "mteb/stsbenchmark-sts", "validation", 1500),
     ("stsb", "test"): _Source("stsb_test", "mteb/stsbenchmark-sts", "test", 1379),
-    ("sickr", "test"): _Source("sick_test", "mteb/sickr-sts", "test", 4927, gold="relatedness"),
+    ("sickr", "test"): _Source("sick_test", "mteb/sickr-sts", "test", 4927, gold="relatedness", scale=(1, 5)),
 }
+_OWN = _Source("", "", "", None, scale=(-np.inf, np.inf))
 
 
 @dataclass(frozen=True)
 class STSPairs:
     """Sentence pairs with human ratings.
 
-    first, second: the sentences; gold: float64 [n] (0-5, SICK 1-5); subsets: the sub-data-set of each pair,
-    or None where the source does not tell them apart; expected: the published number of pairs.
+    first, second: the sentences; gold: float64 [n] (0-5, SICK 1-5, one's own: any); subsets: the sub-data-set of each
+    pair, or None where the source does not tell them apart; expected: the published number of pairs; dropped: pairs
+    that were read and left out, by the reason.
     """
 
     task: str
@@ -77,9 +80,15 @@ class STSPairs:
     source: str
     expected: int | None = None
     notes: tuple[str, ...] = field(default=())
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.first)
+
+    def counts(self) -> dict[str, Any]:
+        """For the protocol: what was read, dropped and why."""
+        read = len(self) + sum(self.dropped.values())
+        return {"source": self.source, "read": read, "dropped": dict(self.dropped), "pairs": len(self)}
 
     def __post_init__(self) -> None:
         if not len(self.first) == len(self.second) == len(self.gold):
@@ -90,21 +99,21 @@ def load_sts(
     task: str, data_dir: str | Path | None = None, text: Text = "raw", split: str = "test"
 ) -> STSPairs:
     """Pairs of one task (`SEVEN`), from `data_dir` or its folder sts/ (files sts12_test.tsv.gz ... stsb_dev,
-    sick_test), or the hub.
+    sick_test), or the hub; or of one's own file, with the columns score, sentence1 and sentence2.
 
     split: "test", for stsb also "dev" and "train". text: "raw" as published, "tok" SentEval's lower-cased
     tokens (columns sentence1_tok and sentence2_tok). SentEval reads SICK as it is and splits it at spaces, case kept:
-    so does "tok" here. Pairs without a rating are dropped. Raises UserError for an unknown task, a missing or broken
-    file, a hub that cannot be reached.
+    so does "tok" here. Pairs without a rating are dropped and counted. Raises UserError for an unknown task, a missing
+    or broken file, a rating outside the task's scale, a hub that cannot be reached.
     """
-    source = _SOURCES.get((task, split))
+    source = _OWN if is_own(task) else _SOURCES.get((task, split))
     if source is None:
         known = sorted(name if where == "test" else f"{name} ({where})" for name, where in _SOURCES)
         fix = f"choose one of {', '.join(known)}"
         raise UserError("no such STS task", key="task", value=f"{task} ({split})", fix=fix)
     if text not in ("raw", "tok"):
         raise UserError("no such text variant", key="sts_text", value=text, fix="choose raw or tok")
-    if data_dir is None and text == "tok":
+    if data_dir is None and text == "tok" and source is not _OWN:
         raise UserError(
             f"{source.hub} has raw text only",
             key="sts_text",
@@ -112,7 +121,11 @@ def load_sts(
             fix="give data_dir=FOLDER with SentEval's tokens, or use sts_text=raw",
         )
     columns = [source.gold, "sentence1", "sentence2"]
-    if data_dir is None:
+    if source is _OWN:
+        where = str(path := _own_file(task, data_dir))
+        table = read_tsv(path, columns, _TOKENS)
+        task = own_name(task)
+    elif data_dir is None:
         where = f"hub:{source.hub}"
         hub = Hub(
             source.hub, None, source.hub_split, "the STS files (sts12_test.tsv.gz ... sick_test.tsv.gz)"
@@ -122,20 +135,35 @@ def load_sts(
         where = str(path := find_file(data_dir, source.file, "sts"))
         table = read_tsv(path, columns, [*_TOKENS, *filter(None, [source.subset])])
     first, second, notes = _sentences(task, text, table, where)
-    kept, gold = rated(table[source.gold], where, source.gold)
-    subsets = table.get(source.subset or "")
-    return STSPairs(
-        task,
-        split,
-        text,
-        [first[i] for i in kept],
-        [second[i] for i in kept],
-        gold,
-        subsets and [subsets[i] for i in kept],
-        where,
-        source.pairs,
-        notes,
-    )
+    pairs = rated_pairs(
+        STSPairs(task, split, text, first, second, np.zeros(len(first)), None, where, source.pairs, notes),
+        table[source.gold], source.gold, source.scale, table.get(source.subset or ""),
+    )  # fmt: skip
+    if source is _OWN:
+        notes = (
+            *pairs.notes,
+            f"{task}: a file of one's own, rated {pairs.gold.min():g} to {pairs.gold.max():g}",
+        )
+        return replace(pairs, notes=notes)
+    return pairs
+
+
+def is_own(task: str) -> bool:
+    """Whether a task is named as a file of one's own."""
+    return Path(task).suffix != ""
+
+
+def own_name(task: str) -> str:
+    """What the scores of one's own file are called."""
+    return Path(task).name.partition(".")[0]
+
+
+def _own_file(task: str, data_dir: str | Path | None) -> Path:
+    places = [Path(task).expanduser(), *([Path(data_dir, task)] if data_dir is not None else [])]
+    for path in places:
+        if path.is_file():
+            return path
+    raise UserError("no such file", file=task, key="tasks", fix=f"a file of pairs, or of {', '.join(SEVEN)}")
 
 
 _TOKENS = ("sentence1_tok", "sentence2_tok")
@@ -164,17 +192,48 @@ def _sentences(
     return [" ".join(s.split()) for s in first], [" ".join(s.split()) for s in second], notes
 
 
-def rated(ratings: Sequence[Any], source: str, column: str) -> tuple[list[int], NDArray[np.float64]]:
-    """Which pairs have a rating, and their ratings.
+def rated_pairs(
+    pairs: STSPairs,
+    ratings: Sequence[Any],
+    column: str = "score",
+    scale: tuple[float, float] = (0, 5),
+    subsets: list[str] | None = None,
+) -> STSPairs:
+    """The pairs that have a rating, with it; what is dropped is counted, and what is odd noted.
 
     Args:
+        pairs: as they were read.
         ratings: numbers or their texts, one a pair; an empty text for none.
-        source: of the pairs, a file with one header line or the hub.
         column: of the ratings, for messages.
+        scale: lowest and highest rating.
+        subsets: of the pairs, where they are known.
 
     Raises:
-        UserError: a rating that is no number, or ratings with which there is no correlation.
+        UserError: a rating that is no number of the scale, or ratings with which there is no correlation.
     """
+    kept, gold = _rated(ratings, pairs.source, column, scale)
+    sides = list(zip(pairs.first, pairs.second, strict=True))
+    out = set(range(len(sides))) - set(kept)
+    blank = sum(not any(map(str.strip, sides[i])) for i in out)
+    dropped = {why: n for why, n in (("no rating", len(out) - blank), ("blank line", blank)) if n}
+    notes = [f"{pairs.task}: {n} of {len(sides)} rows dropped ({why})" for why, n in dropped.items()]
+    if empty := sum(not all(map(str.strip, sides[i])) for i in kept):
+        notes.append(f"{pairs.task}: {empty} pairs have an empty sentence, and are scored")
+    return replace(
+        pairs,
+        first=[sides[i][0] for i in kept],
+        second=[sides[i][1] for i in kept],
+        gold=gold,
+        subsets=subsets and [subsets[i] for i in kept],
+        notes=(*pairs.notes, *notes),
+        dropped=dropped,
+    )
+
+
+def _rated(
+    ratings: Sequence[Any], source: str, column: str, scale: tuple[float, float]
+) -> tuple[list[int], NDArray[np.float64]]:
+    """Which pairs have a rating, and their ratings."""
     kept = [i for i, rating in enumerate(ratings) if str(rating).strip()]
     gold = np.empty(len(kept))
     for place, i in enumerate(kept):
@@ -189,6 +248,15 @@ def rated(ratings: Sequence[Any], source: str, column: str) -> tuple[list[int], 
                 key=column,
                 value=ratings[i],
                 fix="write a number, or leave the cell empty to drop the pair",
+            )
+        if not scale[0] <= gold[place] <= scale[1]:
+            raise UserError(
+                f"rating is not on the scale of {scale[0]:g} to {scale[1]:g}",
+                file=source,
+                row=i + 2,
+                key=column,
+                value=ratings[i],
+                fix="ratings on another scale are for a file of your own: tasks=[FILE.tsv]",
             )
     if len(gold) < 2 or (gold == gold[0]).all():
         what = f"rates all {len(gold)} pairs the same" if len(gold) > 1 else "has one rated pair"
@@ -214,7 +282,15 @@ def load_tasks(settings: Settings, text: Text | None = None) -> list[STSPairs]:
         UserError: a wrong setting, a missing or broken file.
     """
     text = text or settings.get("sts_text") or "raw"
-    return [load_sts(task, settings.get("data_dir"), text) for task in task_names(settings, SEVEN, "STS")]
+    own = [task for task in names(settings, "tasks") or () if is_own(task)]
+    called = [own_name(task) for task in own]
+    for i, name in enumerate(called):
+        if name in (*SEVEN, *called[:i], "sts7"):
+            raise UserError(
+                f"another task is called {name}", key="tasks", value=own[i], fix="rename the file"
+            )
+    known = (*SEVEN, *own) if own else SEVEN
+    return [load_sts(task, settings.get("data_dir"), text) for task in task_names(settings, known, "STS")]
 
 
 def score_pairs(vectors: Vectors, pairs: STSPairs) -> dict[str, float]:
@@ -228,7 +304,7 @@ def score_pairs(vectors: Vectors, pairs: STSPairs) -> dict[str, float]:
     gold = torch.from_numpy(pairs.gold)
     whole = 100 * float(spearman(cosine, gold))
     scores = {"spearman": whole, "pearson": 100 * float(pearson(cosine, gold))}
-    if _SOURCES[(pairs.task, pairs.split)].subset is None:
+    if _SOURCES.get((pairs.task, pairs.split), _OWN).subset is None:
         return scores | {"spearman_mean": whole, "spearman_wmean": whole}
     if pairs.subsets is not None:
         names = np.asarray(pairs.subsets)
@@ -273,7 +349,8 @@ def all_sentences(tasks: Sequence[STSPairs]) -> list[str]:
 class STS(Suite):
     """The seven STS tasks.
 
-    Settings: data_dir (None: the hub), sts_text (raw, tok: the headline), tasks (default SEVEN).
+    Settings: data_dir (None: the hub), sts_text (raw, tok: the headline), tasks (default SEVEN; also files of one's
+    own, of any scale, with the columns score, sentence1 and sentence2).
 
     The headline variant has the plain names ("sts7/spearman"); the other one, where the source has it, is scored from
     the same call of the encoder under "sts7_tok/spearman" (or "sts7_raw/...").
@@ -284,15 +361,20 @@ class STS(Suite):
     keys = ("tasks", "sts_text")
     metrics = tuple(Metric(f"{t}/spearman", LABELS[t], "higher") for t in (*SEVEN, "sts7"))
 
+    def local(self, settings: Settings) -> Any:
+        """As of every suite; files of one's own are no data of the hub."""
+        wanted = names(settings, "tasks")
+        return self.load(settings) if wanted and all(map(is_own, wanted)) else super().local(settings)
+
     def load(self, settings: Settings) -> Variants:
         """The tasks as the headline has them, and in the other text variant."""
         main = load_tasks(settings)
         second: Text = "tok" if main[0].text == "raw" else "raw"
-        notes = [note for pairs in main for note in pairs.notes]
+        notes = list(dict.fromkeys(note for pairs in main for note in pairs.notes))
         other: list[STSPairs] = []
         try:
             other = load_tasks(settings, second)
-            notes += [note for pairs in other for note in pairs.notes]
+            notes += [note for pairs in other for note in pairs.notes if note not in notes]
         except UserError:
             notes.append(f"text variant {second} is not in this source, so it was not scored")
         return Variants(main, other, notes)
@@ -305,7 +387,7 @@ class STS(Suite):
         for key, value in score_tasks(vectors, data.other).items():
             task, metric = key.split("/")
             scores[f"{task}_{data.other[0].text}/{metric}"] = value
-        warnings = row_count_warnings(data.main) + vectors.non_finite_note()
+        warnings = row_count_warnings(data.main)
         if len(vectors.matrix) > 1 and bool((vectors.matrix == vectors.matrix[0]).all()):
             warnings.append(
                 "all sentence vectors are equal (a collapsed encoder): no correlation, counted as 0"
@@ -319,7 +401,7 @@ class STS(Suite):
             aggregation="all",
             text=headline,
             sentences=vectors.sentences,
-            data={pairs.task: {"source": pairs.source, "pairs": len(pairs)} for pairs in data.main},
+            data={pairs.task: pairs.counts() for pairs in data.main},
             warnings=warnings,
             notes=data.notes,
         )
@@ -332,7 +414,8 @@ class STS(Suite):
             mark = f"_{other}/"
             second = {key.replace(mark, "/"): value for key, value in scores.items() if mark in key}
             rows |= {f"{name} ({other})": [second]} if second else {}
-        return [score_table(rows, self.metrics, self.title(name), protocol_line(protocol))]
+        own = [Metric(f"{t}/spearman", t, "higher") for t in protocol["data"] if t not in SEVEN]
+        return [score_table(rows, [*own, *self.metrics], self.title(name), protocol_line(protocol))]
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from embedlab.errors import UserError
@@ -17,7 +18,7 @@ from embedlab.evaluation.core.files import Hub, find_file, inner, is_there, name
 from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Vectors
-from embedlab.evaluation.sts.sts import STSPairs, all_sentences, rated
+from embedlab.evaluation.sts.sts import STSPairs, all_sentences, rated_pairs
 
 LANGUAGES = ("de", "es", "fr", "it", "nl", "pl", "pt", "ru", "zh")
 SPLITS = ("test", "dev")
@@ -51,7 +52,9 @@ def load(
     sizes = {name: len(pairs) for name, pairs in found.items()}
     if len(set(sizes.values())) > 1:
         raise UserError(
-            f"translations of different lengths: {sizes}", file=data_dir, fix="fetch the files again"
+            f"translations of different lengths: {sizes}",
+            file=data_dir,
+            fix="fetch the files again; sets that are no translations: suite=sts tasks=[FILE.tsv,…]",
         )
     return {
         name: replace(pairs, first=pairs.first[:limit], second=pairs.second[:limit], gold=pairs.gold[:limit])
@@ -63,9 +66,9 @@ def _read(language: str, split: str, path: Path | None) -> STSPairs:
     hub = Hub("PhilipMay/stsb_multi_mt", language, split, "sts_multilingual/stsb_mt_*.tsv.gz",
               ("similarity_score", "sentence1", "sentence2"))  # fmt: skip
     (ratings, first, second), source = read_columns(path, ["score", "sentence1", "sentence2"], hub)
-    kept, gold = rated(ratings, source, "score")
-    first, second = ([side[i] for i in kept] for side in (first, second))
-    return STSPairs(f"stsb-{language}", split, "raw", first, second, gold, None, source, _ROWS[split])
+    unrated = np.zeros(len(first))
+    name, rows = f"stsb-{language}", _ROWS[split]
+    return rated_pairs(STSPairs(name, split, "raw", first, second, unrated, None, source, rows), ratings)
 
 
 def score(vectors: Vectors, first: STSPairs, second: STSPairs) -> dict[str, float]:
@@ -114,7 +117,10 @@ class STSMultilingual(Suite):
             name=f"stsb_multi_mt_{split}",
             aggregation="all pairs of a language; mean over languages but English",
             sentences=vectors.sentences,
-            data={p.task: {"source": p.source, "pairs": len(p)} for p in data.values()},
-            warnings=limit_note(limit) + counts + vectors.non_finite_note(),
-            notes=["translations by DeepL; ratings of the English pairs"],
+            data={p.task: p.counts() for p in data.values()},
+            warnings=limit_note(limit) + counts,
+            notes=[
+                "translations by DeepL; ratings of the English pairs",
+                *(note for p in data.values() for note in p.notes),
+            ],
         )

@@ -1,0 +1,132 @@
+"""What a command line may hold that is no key of the command: texts with "=", flags of other tools, additions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from embedlab.cli import lightning_cli
+from embedlab.cli.compose import compose
+from embedlab.cli.main import COMMANDS, main
+from embedlab.errors import UserError
+from embedlab.run.stages import has_stages
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
+    lambda t: t[0] != "-"
+)
+
+
+def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The line that a refused command prints."""
+    assert main(argv) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+@settings(max_examples=25, deadline=None)
+@given(start=st.sampled_from(["e=", "+x=", "~w=", "++zz.y=", "q@r="]), rest=TEXTS)
+def test_a_text_that_looks_like_an_override_is_the_text(start: str, rest: str) -> None:
+    found = compose("search_query", ["index", start + rest, "k=3"], positional=("index", "text"))
+    assert (found["index"], found["text"], found["k"]) == ("index", start + rest, 3)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_file_that_looks_like_an_override_is_the_file(place: int) -> None:
+    names = ["in.txt", "out.npy"]
+    names[place] = f"zz={names[place]}"
+    found = compose("encode", [*names, "ckpt=mini"], positional=("input", "output"))
+    assert [found["input"], found["output"]] == names
+
+
+@pytest.mark.parametrize("argument", ["devcie=cpu", "+devcie=cpu", "batchsize=3", "zz=1"])
+def test_a_mistyped_key_stays_a_key(argument: str) -> None:
+    texts = ["index", "words"] if argument == "zz=1" else ["index"]
+    with pytest.raises(UserError, match=r"no such key|text is missing"):
+        compose("search_query", [*texts, argument], positional=("index", "text"))
+
+
+@pytest.mark.parametrize("argv", [
+    ["encode", "in.txt", "out.npy", "ckpt=mini", "+promt=x"],
+    ["export", "ckpt=mini", "to=onnx", "out=x", "+fromat=x"],
+    ["search", "index", "in.txt", "index", "ckpt=mini", "+chunks=3"],
+    ["search", "query", "index", "text", "+kk.a=3"],
+    ["train", "+sead=3"],
+    ["train", "+evalution.every=3"],
+    ["train", "+anything=3"],
+])  # fmt: skip
+def test_an_addition_that_nothing_reads_is_refused(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert argv[-1].lstrip("+").partition("=")[0] in refusal(argv, capsys)
+    assert not [*tmp_path.rglob("config.yaml")]
+
+
+@pytest.mark.parametrize(("argv", "fix"), [
+    (["train", "--max_steps", "3"], "trainer.max_steps=3"),
+    (["train", "--max-steps=3"], "trainer.max_steps=3"),
+    (["train", "--learning_rate=3"], "--help"),
+    (["evaluate", "--ckpt=mini"], "ckpt=mini"),
+    (["evaluate", "--suites", "sts"], "suite=sts"),
+    (["encode", "a", "b", "--device", "cpu"], "device=cpu"),
+])  # fmt: skip
+def test_a_flag_of_another_tool_is_one_line_with_the_right_spelling(
+    argv: list[str], fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fix in refusal(argv, capsys).partition("Fix: ")[2]
+
+
+@pytest.mark.parametrize("key", ["data", "method", "pooling"])
+@pytest.mark.parametrize("value", ["nan", "inf", "null", "3", "true"])
+def test_a_group_is_taken_out_by_its_name(key: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert key in refusal(["train", f"~{key}={value}"], capsys)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 3, True, "text", ["a"]])
+def test_stages_that_are_none_are_refused(value: Any) -> None:
+    with pytest.raises(UserError, match="stages"):
+        has_stages({"stages": value})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_working_folder_that_is_gone_is_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, gone = os.getcwd(), tmp_path / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    try:
+        assert "no longer there" in refusal([command], capsys)
+    finally:
+        os.chdir(here)
+
+
+@pytest.mark.parametrize(("key", "fix", "flag", "spelled"), [
+    ("trainer.accelerator", "trainer=cpu", "trainer.accelerator", "--trainer.accelerator=cpu"),
+    ("optimizer.lr", "optimizer.lr=1e-5", "model.optimizer.lr", "--model.optimizer.lr=1e-5"),
+    ("step", "step=compile, or step=auto", "model.step", "--model.step=compile, or --model.step=auto"),
+    ("pooling", "pooling=mean", "model.pooling", "--model.pooling.name=mean"),
+    ("evaluation.sts_dir", "evaluation.sts_dir=hub", "evaluation.sts_dir", "--evaluation.sts_dir=hub"),
+    ("seed", "seed=3", "seed_everything", "--seed_everything=3"),
+    (None, "more rows, or data.drop_last=false", None, "more rows, or --data.drop_last=false"),
+])  # fmt: skip
+def test_fit_names_keys_and_fixes_by_its_own_flags(
+    key: str | None, fix: str, flag: str | None, spelled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise UserError("refused", key=key, fix=fix)
+
+    monkeypatch.setattr(lightning_cli, "EmbedlabCLI", refuse)
+    with pytest.raises(UserError) as caught:
+        lightning_cli.main("fit", ["--config", "x.yaml"])
+    assert (caught.value.key, caught.value.fix) == (flag, spelled)
+
+
+def test_fit_without_a_file_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "embedlab fit --config FILE" in refusal(["fit"], capsys)

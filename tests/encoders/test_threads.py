@@ -1,0 +1,64 @@
+"""Threads that encode with one encoder share its mode: dropout stays off until the last of them is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+import torch
+
+import embedlab
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.twin import TwinEncoder
+from tests.support import SENTENCES
+
+
+@pytest.mark.parametrize("towers", [1, 2])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_first_to_leave_does_not_turn_dropout_on(
+    towers: int, training: bool, tiny: Callable[..., Path]
+) -> None:
+    several = [embedlab.load(tiny("bert", seed=seed, dropout=0.5)) for seed in range(towers)]
+    encoder = several[0] if towers == 1 else TwinEncoder(several)
+    expected = encoder.encode(list(SENTENCES))
+    encoder.train(training)
+    entered, first_is_done = Event(), Event()
+
+    def wait(done: int, of: int) -> None:
+        entered.set()
+        assert first_is_done.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        # One sentence a forward: all but the first are encoded after the other thread has left.
+        late = pool.submit(encoder.encode, list(SENTENCES), batch_size=1, on_batch=wait)
+        assert entered.wait(60)
+        early = encoder.encode(list(SENTENCES))
+        first_is_done.set()
+        found = late.result()
+    np.testing.assert_allclose(early, expected, atol=1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert encoder.training == training
+    assert {m.training for m in encoder.modules()} == {training}
+
+
+def test_modes_are_as_before_after_an_error_and_inside_of_another(tiny: Callable[..., Path]) -> None:
+    encoder: SentenceEncoder = embedlab.load(tiny("bert"))
+    encoder.train()
+    encoder.backbone.eval()
+    before = [m.training for m in encoder.modules()]
+
+    def fail() -> None:
+        with encoder.evaluating(None):
+            with encoder.evaluating(None):
+                assert not any(m.training for m in encoder.modules())
+            assert not any(m.training for m in encoder.modules())
+            assert not torch.is_grad_enabled()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert [m.training for m in encoder.modules()] == before

@@ -1,0 +1,152 @@
+"""`tools/results.py`: the pages of results are those of docs/runs, and say no number that is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from embedlab.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+READINGS = sorted((DOCS / "results" / "readings").glob("*.md"))
+AVERAGE = "sts7/spearman"
+HUNDREDTHS = st.integers(-9999, 9999).map(lambda n: n / 100)
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("results_tool", ROOT / "tools" / "results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = load()
+
+
+def blocks(reading: Path) -> list[dict[str, Any]]:
+    return [yaml.safe_load(text) for text in TOOL.BLOCK.findall(reading.read_text(encoding="utf-8"))]
+
+
+def test_the_pages_are_those_of_the_readings_and_the_runs() -> None:
+    tool = [sys.executable, str(ROOT / "tools" / "results.py"), "--check"]
+    done = subprocess.run(tool, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("reading", READINGS, ids=lambda path: path.stem)
+def test_averages_of_a_page_are_those_of_the_files(reading: Path) -> None:
+    """Recounted here from the JSON alone."""
+    page = (DOCS / "results" / reading.name).read_text(encoding="utf-8")
+    recounted = 0
+    for block in blocks(reading):
+        if AVERAGE not in block.get("metrics", {AVERAGE: ""}) or block.keys() & {"pairs", "correlate"}:
+            continue
+        table = page.split(f"**{block['title']}**")[1].split("\n\n")[1]
+        for label, patterns in block.get("rows", {}).items():
+            values = []
+            for place in sorted((DOCS / "runs").glob(patterns.split()[0])):
+                names = [place / "scores.json", place / "scores" / "sts.json"] if place.is_dir() else [place]
+                found = [json.loads(name.read_text())["scores"] for name in names if name.is_file()]
+                values += [scores[AVERAGE] for scores in found if AVERAGE in scores]
+            if values:
+                spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+                (row,) = [line for line in table.splitlines() if line.startswith(f"| {label} |")]
+                assert f"| {statistics.fmean(values):.2f}{spread} |" in row
+                recounted += 1
+    assert recounted
+
+
+def test_a_changed_score_changes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TOOL, "RUNS", tmp_path)
+    for seed in range(2):
+        (tmp_path / f"arm-{seed}").mkdir()
+        (tmp_path / f"arm-{seed}" / "sts.json").write_text(json.dumps({"scores": {AVERAGE: 50.0 + seed}}))
+    reading = tmp_path / "mine.md"
+    reading.write_text(
+        "# Mine\n\nIt has 50.50.\n\n```table\ntitle: T\nrows: {A: arm-*/sts.json}\ndigits: 2\n"
+        "metrics: {sts7/spearman: Avg. 7}\n```\n"
+    )
+    assert "| A | 50.50 ± 0.71 | 2 |" in TOOL.page(reading)[0]
+    (tmp_path / "arm-1" / "sts.json").write_text(json.dumps({"scores": {AVERAGE: 51.04}}))
+    with pytest.raises(UserError, match=r"numbers=50\.50"):
+        TOOL.page(reading)
+    (tmp_path / "arm-1" / "sts.json").write_text(json.dumps({"scores": {"other": 51.0}}))
+    (tmp_path / "arm-0" / "sts.json").write_text(json.dumps({"scores": {"other": 51.0}}))
+    with pytest.raises(UserError, match="no run has it"):
+        TOOL.page(reading)
+
+
+def test_the_summary_states_no_other_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in a row, where the page that it links to counts, nor in the text."""
+    tables = {"a": ["| x | 1.25 |"], "b": ["| x | 2.5 |"]}
+    summary = tmp_path / "results.md"
+    monkeypatch.setattr(TOOL, "SUMMARY", summary)
+    good = (
+        "| claim | published | ours | n | verdict |\n| [A](results/a.md) | 7.7 | +1.25 | 3 | |\n\nAlso 2.5.\n"
+    )
+    summary.write_text(good)
+    TOOL.hold_summary(tables)
+    for old, new in (("+1.25", "2.5"), ("Also 2.5", "Also 2.6"), ("[A](results/a.md)", "A")):
+        summary.write_text(good.replace(old, new))
+        with pytest.raises(UserError):
+            TOOL.hold_summary(tables)
+
+
+@given(HUNDREDTHS, HUNDREDTHS)
+def test_a_number_is_in_a_table_or_says_where_it_is_from(stated: float, known: float) -> None:
+    table, number = [f"| x | {known:+.2f} ± 0.123 |"], f"{stated:.2f}"
+    if number.lstrip("-") == f"{abs(known):.2f}":
+        TOOL.hold(f"It is {number}.", table, Path("a.md"))
+    else:
+        for text in (f"It is {number}.", f"**{number}**", f"({number}, n=3)"):
+            with pytest.raises(UserError, match="no table of the page"):
+                TOOL.hold(text, table, Path("a.md"))
+    TOOL.hold(f"`{number}`, {number} (no\nJSON), *{number.lstrip('-')}*", table, Path("a.md"))
+
+
+@pytest.mark.parametrize("reading", READINGS, ids=lambda path: path.stem)
+def test_a_reading_is_short(reading: Path) -> None:
+    text = TOOL.BLOCK.sub("", reading.read_text(encoding="utf-8"))
+    assert 0 < len([line for line in text.splitlines() if line and line[0] not in "#!"]) <= 15
+
+
+def slugs(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize(
+    "page", [DOCS / "results.md", *sorted((DOCS / "results").glob("*.md"))], ids=lambda path: path.stem
+)
+def test_links_of_the_results_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    assert links
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in slugs(target), link
+
+
+def test_headings_that_other_pages_name_are_there() -> None:
+    pages = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *DOCS.rglob("*.md")]
+    found = {
+        a for page in pages for a in re.findall(r"results\.md#([\w-]+)", page.read_text(encoding="utf-8"))
+    }
+    assert found <= slugs(DOCS / "results.md")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import logging
@@ -115,8 +116,8 @@ _own: set[str] = set()
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Gives a file beside `path` to write, which takes its place when the block ends well: a reader sees the old
-    file or the new one, never a part."""
-    with _beside(path, "new") as new:
+    file or the new one, never a part. A full disk is told as `writing` does."""
+    with _beside(path, "new") as new, writing(path, new):
         new.touch()
         yield new
         _finish(new)
@@ -133,23 +134,54 @@ def write_whole(path: Path, text: str) -> None:
 def whole_folder(target: Path) -> Iterator[Path]:
     """Gives an empty folder beside `target`, which takes its place when the block ends well, and is gone otherwise.
 
-    Between two renames there is no `target`. What kills the process there leaves the old folder hidden; the next
-    `whole_folder` or `whole_file` beside it on the same machine puts it back, and removes what dead processes left.
+    The two change places at once. Where the file system cannot (NFS), there is no `target` between two renames: what
+    kills the process there leaves the old folder hidden, and the next `whole_folder` or `whole_file` beside it on the
+    same machine puts it back. It also removes what dead processes left. A full disk is told as `writing` does.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _beside(target, "new") as new, _beside(target, "old") as old:
+    with _beside(target, "new") as new, writing(target, new):
         new.mkdir()
         yield new
         for path in (*new.rglob("*"), new):
             _finish(path)
+        if not target.exists():
+            new.rename(target)
+        elif not exchange(new, target):
+            _replace_folder(new, target)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two files or folders of one file system change places, so that neither name is missing at any moment.
+
+    Returns False, and changes nothing, where the system cannot.
+    """
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2  # Linux 3.15, glibc 2.28
+    except AttributeError:
+        return False
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return int(rename(here, os.fsencode(one), here, os.fsencode(other), swap)) == 0
+
+
+def _replace_folder(new: Path, target: Path) -> None:
+    with _beside(target, "old") as old:
+        target.rename(old)
         try:
-            if target.exists():
-                target.rename(old)
             new.rename(target)
         except BaseException:
-            if old.exists() and not target.exists():
-                old.rename(target)
+            old.rename(target)
             raise
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Gives an empty folder among the system's temporary ones, of this user alone, which is gone at the end.
+
+    A kill leaves it there, with a model's weights in it perhaps; the next one removes what dead processes left.
+    """
+    with _beside(Path(tempfile.gettempdir(), "embedlab"), "new") as folder, writing(folder):
+        folder.mkdir(0o700)
+        yield folder
 
 
 @contextmanager
@@ -279,18 +311,24 @@ def _take(handle: int, path: Path, wait: bool, doing: str) -> bool:
     return wait
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DiskFull(OSError):
+    """What `writing` raises: number, text and file."""
 
 
 def full(error: BaseException) -> OSError | None:
     """The system's own error where ``error`` tells of a full disk: it, what it was raised from, or its text."""
     seen: BaseException | None = error
     while seen is not None:
+        if isinstance(seen, DiskFull):
+            return seen
         number = seen.errno if isinstance(seen, OSError) else None
-        if number is None and (
-            reported := re.search(r"\(os error (\d+)\)", str(seen))
-        ):  # as safetensors tells it
+        if number is None and (reported := re.search(r"\(os error (\d+)\)", str(seen))):  # safetensors' words
             number = int(reported[1])
+        if number is None and re.fullmatch(r"\d+ requested and \d+ written", str(seen)):  # numpy's
+            number = errno.ENOSPC
         if number in _FULL:
             return OSError(number, os.strerror(number))
         seen = seen.__cause__ or seen.__context__
@@ -298,14 +336,32 @@ def full(error: BaseException) -> OSError | None:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Names ``path`` where the disk is full, in an ``OSError``, whichever library met it first."""
+def writing(path: Path, part: Path | None = None) -> Iterator[None]:
+    """Names ``path``, and how much of it was written, where the disk is full, whichever library met it first.
+
+    Args:
+        path: the file or folder that is written.
+        part: what holds it until it is whole; None: ``path`` itself.
+
+    Raises:
+        DiskFull: no space, the end of a quota or of the largest file there may be.
+    """
     try:
         yield
+    except DiskFull as error:
+        if part is not None and Path(error.filename).is_relative_to(part):
+            error.filename = str(path)
+        raise
     except Exception as error:
         if (system_error := full(error)) is None:
             raise
-        raise OSError(system_error.errno, system_error.strerror, str(path)) from error
+        text = f"{system_error.strerror} after {_size(part or path):,} bytes"
+        raise DiskFull(system_error.errno, text, str(path)) from error
+
+
+def _size(path: Path) -> int:
+    found = path.rglob("*") if path.is_dir() else (path,)
+    return sum(each.stat().st_size for each in found if each.is_file())
 
 
 DAMAGED = "the file is damaged, cut short or holds no weights"

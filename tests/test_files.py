@@ -97,6 +97,8 @@ from embedlab import files
 
 home, kind, there = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "there"
 target = home / "a.b"
+if kind == "renamed folder":
+    files.exchange = lambda one, other: False
 
 def put(text):
     if kind == "file":
@@ -134,26 +136,34 @@ while True:
         files._remove(target)
     if not killed_at(step):
         break
+    at_once = content()
     with suppress(ZeroDivisionError), files.whole_file(home / "next"):
         1 / 0
-    found.append([content(), [p.name for p in home.iterdir() if p != target]])
+    found.append([at_once, content(), [p.name for p in home.iterdir() if p != target]])
     step += 1
 print(json.dumps(found))
 """
 
 
 @pytest.mark.parametrize("there", ["there", "absent"])
-@pytest.mark.parametrize(("kind", "old", "new"), [("file", "old", "new"), ("folder", "old/old", "new/new")])
+@pytest.mark.parametrize(
+    ("kind", "old", "new"),
+    [("file", "old", "new"), ("folder", "old/old", "new/new"), ("renamed folder", "old/old", "new/new")],
+)
 def test_whatever_kills_a_writer_leaves_the_old_or_the_new(
     tmp_path: Path, kind: str, old: str | None, new: str, there: str
 ) -> None:
-    """A writer is killed at each of its lines; what is seen after the next write beside it is whole."""
+    """A writer is killed at each of its lines: what a reader sees is whole, at once where the system can let two
+    folders change places, and after the next write beside it where it cannot."""
     command = [sys.executable, "-c", KILLED, str(tmp_path), kind, there]
     environment = {**os.environ, "PYTHONPATH": str(Path(embedlab.__file__).parents[1])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
-    assert {content for content, _ in found} == {old if there == "there" else None, new}
-    assert [left for _, left in found if left] == []
+    expected = {old if there == "there" else None, new}
+    at_once = {content for content, _, _ in found}
+    assert at_once == expected | ({None} if kind == "renamed folder" else set())
+    assert {content for _, content, _ in found} == expected
+    assert [left for _, _, left in found if left] == []
 
 
 def test_a_folder_that_cannot_take_its_place_leaves_the_old(
@@ -169,6 +179,7 @@ def test_a_folder_that_cannot_take_its_place_leaves_the_old(
         return rename(path, to)
 
     monkeypatch.setattr(Path, "rename", broken)
+    monkeypatch.setattr(_paths, "exchange", lambda *_: False)
     with pytest.raises(PermissionError), _paths.whole_folder(target) as new:
         (new / "1").write_text("new")
     assert (target / "1").read_text() == "old"
@@ -268,12 +279,18 @@ def the_system_meets_it() -> None:
     raise OSError(errno.ENOSPC, "No space left on device")  # as `write` does, of no name
 
 
-@pytest.mark.parametrize("meet", [torch_meets_it, safetensors_meets_it, the_system_meets_it])
+def numpy_meets_it() -> None:
+    raise OSError("1000 requested and 3 written")
+
+
+@pytest.mark.parametrize("meet", [torch_meets_it, safetensors_meets_it, numpy_meets_it, the_system_meets_it])
 def test_a_full_disk_is_one_line_with_the_path_and_the_fix(meet: Callable[[], None], tmp_path: Path) -> None:
+    (tmp_path / "export").write_text("abc")
     with pytest.raises(OSError) as caught, writing(tmp_path / "export"):
         meet()
     line = (
-        f"{tmp_path / 'export'}: no space left on device. Fix: free space on this disk, or a path on another"
+        f"{tmp_path / 'export'}: no space left on device after 3 bytes. "
+        "Fix: free space on this disk, or a path on another"
     )
     assert str(as_user_error(caught.value)) == line
 

@@ -1,14 +1,20 @@
-"""Kills a run at random steps, resumes it, and compares it with one that nobody touched.
+"""Kills writers and training runs at random moments, and says what was left.
 
-    python tools/faults.py [--kills 20] [--seed 0] [--steps 120] [--folder DIR] [--json OUT] [--markdown OUT]
+    python tools/faults.py [--kills 100] [--only WORDS] [--seed 0] [--steps 120] [--json OUT] [--markdown OUT]
 
-Four ways in turn: SIGKILL to one of two ranks, SIGKILL to all processes of a run on two ranks, SIGKILL to a run of one
-process, and SIGTERM to it, as a scheduler does. Runs are `embedlab train` on the CPU (gloo) with a random two-layer
-BERT, a checkpoint every 5 steps, dropout on; each kind of run is killed again and again, resumed with
+**Outputs** (`tools/kills.py`): each is killed at random moments. Then what a reader sees must be the old output or the
+new one, whole; the repeat must give, dates aside, the bytes of a writer that nobody touched, and leave no hidden file
+of the dead one, beside the output or among the temporary files.
+
+**Training**, in four ways: SIGKILL to one of two ranks, SIGKILL to all processes of a run on two ranks, SIGKILL to a
+run of one process, and SIGTERM to it, as a scheduler does. Runs are `embedlab train` on the CPU (gloo) with a random
+two-layer BERT, a checkpoint every 5 steps, dropout on; each kind of run is killed again and again, resumed with
 ``ckpt_path=auto`` in between, until its kills are used up, and then runs to its end. For each kill: the step that was
 logged last, the step that the next try goes on from, what was lost, and whether the losses that were logged up to the
 kill are those of the untouched run, digit for digit. At the end: whether weights and AdamW's moments
-are equal bit for bit.
+are equal bit for bit, and whether nothing but the run's own files is left.
+
+The kills are shared out evenly among the kinds. Exit status 1 if anything is broken.
 """
 
 from __future__ import annotations
@@ -27,7 +33,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+
 import torch
+from kills import Outcome, kill_writers, make_inputs, outputs, sentences
 
 EVERY = 5
 WAYS = ("kill -9 of one rank", "kill -9 of all ranks", "kill -9 of the run", "SIGTERM to the run")
@@ -43,16 +52,6 @@ class Kill:
     lost: int
     exit: int
     losses_equal: bool
-
-
-def text(folder: Path, n: int = 400) -> Path:
-    draw, path = random.Random(0), folder / "text.txt"
-    words = "the a cat dog house river runs sees likes red old small happy fast of in with bird tree"
-    draw_words = words.split()
-    path.write_text(
-        "\n".join(" ".join(draw.choices(draw_words, k=draw.randint(4, 12))) for _ in range(n)) + "\n"
-    )
-    return path
 
 
 def backbone(folder: Path) -> Path:
@@ -81,15 +80,9 @@ def command(work: Path, run: Path, ranks: int, steps: int) -> list[str]:
 
 
 def start(work: Path, run: Path, ranks: int, steps: int) -> subprocess.Popen[bytes]:
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
     with (run.parent / f"{run.name}.log").open("ab") as log:
         return subprocess.Popen(
-            command(work, run, ranks, steps), stdout=log, stderr=log, env=environment, start_new_session=True
+            command(work, run, ranks, steps), stdout=log, stderr=log, start_new_session=True
         )
 
 
@@ -171,7 +164,8 @@ def killed(way: str, work: Path, times: int, steps: int, draw: random.Random) ->
         kills.append(Kill(way, ranks, reached, whole, max(0, reached - whole), status, equal))
         print(kills[-1], file=sys.stderr)
     assert start(work, run, ranks, steps).wait() == 0, f"see {run}.log"
-    return kills, logged(run) == expected and same(run, reference)
+    left = [p for p in run.rglob("*") if p.suffix in (".new", ".old")]
+    return kills, logged(run) == expected and same(run, reference) and not left
 
 
 def same(run: Path, reference: Path) -> bool:
@@ -206,35 +200,65 @@ def table(kills: list[Kill], ends: dict[str, bool]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str]) -> int:
+def summary(outcomes: list[Outcome]) -> str:
+    lines = [
+        "| kind | kills | whole | old | new | hidden files at the kill | after the next run |",
+        "|---" * 7 + "|",
+    ]
+    rows = [(o.kind, o.kills, o.whole, o.old, o.new, o.during, o.leftovers) for o in outcomes]
+    total = ("all", *(sum(column) for column in list(zip(*rows, strict=True))[1:]))
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in (*rows, total)]
+    return "\n".join(lines + [f"- {o.kind}: {problem}" for o in outcomes for problem in o.broken])
+
+
+def options_of(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--kills", type=int, default=100, help="in all")
     parser.add_argument(
-        "--ways", default=",".join(map(str, range(len(WAYS)))), help="numbers of the ways, from 0 on"
+        "--only", default="", help="kinds with a word of this in their name, such as search,export"
     )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=120, help="of a training run")
     parser.add_argument("--folder", type=Path, help="keep the runs here")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
-    options = parser.parse_args(argv)
-    ways = [WAYS[int(w)] for w in options.ways.split(",")]
-    draw, kills, ends = random.Random(options.seed), [], {}
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    options = options_of(argv)
+    writers = outputs()
+    kinds = [
+        k
+        for k in (*writers, *(f"training, {way}" for way in WAYS))
+        if any(word in k for word in options.only.split(","))
+    ]
+    assert kinds, f"no kind has {options.only} in its name"
+    draw, kills, ends, outcomes = random.Random(options.seed), [], {}, []
     with tempfile.TemporaryDirectory() as name:
         work = (options.folder or Path(name)).resolve()
         work.mkdir(parents=True, exist_ok=True)
-        text(work)
-        backbone(work / "backbone")
-        for i, way in enumerate(ways):
-            times = options.kills // len(ways) + (i < options.kills % len(ways))
-            if times:
+        (work / "text.txt").write_text("\n".join(sentences(random.Random(0), 400)) + "\n")
+        tiny = backbone(work / "backbone")
+        given = (make_inputs(work / "old", 0, tiny), make_inputs(work / "new", 1, tiny))
+        for i, kind in enumerate(kinds):
+            times = options.kills // len(kinds) + (i < options.kills % len(kinds))
+            if not times:
+                continue
+            if kind in writers:
+                outcomes.append(kill_writers(kind, writers[kind], times, draw, work, given))
+            else:
+                way = kind.removeprefix("training, ")
                 found, ends[way] = killed(way, work, times, options.steps, draw)
                 kills += found
-    shown = table(kills, ends)
+            print(f"{kind}: {times} kills", file=sys.stderr)
+    tables = ([summary(outcomes)] if outcomes else []) + ([table(kills, ends)] if kills else [])
+    shown = "\n\n".join(tables)
     print(shown)
     record: dict[str, Any] = {
+        "outputs": [asdict(o) for o in outcomes],
         "kills": [asdict(k) for k in kills],
         "equal": ends,
         "every": EVERY,
@@ -244,7 +268,8 @@ def main(argv: list[str]) -> int:
         options.json.write_text(json.dumps(record, indent=1))
     if options.markdown:
         options.markdown.write_text(shown + "\n")
-    return 0 if all(ends.values()) and all(k.losses_equal for k in kills) else 1
+    whole = all(ends.values()) and all(k.losses_equal for k in kills)
+    return 0 if whole and not any(o.broken or o.leftovers for o in outcomes) else 1
 
 
 if __name__ == "__main__":

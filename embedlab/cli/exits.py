@@ -46,6 +46,7 @@ REFUSALS = {
     errno.ENAMETOOLONG: "a shorter path",
     errno.ENOSPC: "free space on this disk, or a path on another",
     errno.EDQUOT: "free space on this disk, or a path on another",
+    errno.EFBIG: "a disk or a limit (ulimit -f) that takes larger files",
 }
 
 
@@ -98,7 +99,8 @@ def _refused_path(error: OSError) -> UserError | None:
     path = error.filename if error.filename2 is None else error.filename2  # of a renaming, the new name
     if fix is None or not isinstance(path, str | os.PathLike | bytes):
         return None
-    return UserError(os.strerror(error.errno or 0).lower(), file=os.fsdecode(path), fix=fix)
+    text = error.strerror or os.strerror(error.errno or 0)
+    return UserError(text[:1].lower() + text[1:], file=os.fsdecode(path), fix=fix)
 
 
 def _missing_extra(error: ModuleNotFoundError) -> UserError | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
 from embedlab.errors import UserError
-from embedlab.files import check_replaceable, check_writable, whole_folder, writing
+from embedlab.files import check_replaceable, check_writable, whole_folder
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
@@ -68,7 +68,7 @@ def export(
 
     write, tolerance = FORMATS[target]
     encoder = encoder.merged()
-    with writing(out), whole_folder(out.absolute()) as made:
+    with whole_folder(out.absolute()) as made:
         encode = write(encoder, made, normalize)
         difference = largest_difference(encoder, encode, normalize=normalize and target == "onnx")
         if not difference <= tolerance:

@@ -98,18 +98,21 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
             raise
         raise found from error
     except OSError as error:
-        if started or error.filename is None:
+        if started or (error.filename is None and _paths.full(error) is None):
             raise
-        sweep = {"-m", "--multirun"} & set(arguments)
-        raise _not_made(error, "hydra.sweep.dir" if sweep else "hydra.run.dir") from error
+        key = "hydra.sweep.dir" if {"-m", "--multirun"} & set(arguments) else "hydra.run.dir"
+        given = next((a.partition("=")[2] for a in arguments if a.startswith(f"{key}=")), None)
+        raise _not_made(error, key, given) from error
     if raised:
         raise raised[0]
     return 0
 
 
-def _not_made(error: OSError, key: str) -> UserError:
+def _not_made(error: OSError, key: str, given: str | None = None) -> UserError:
+    """Python tells which folder or file cannot be opened, but not which is full: that is in the one `given`."""
+    what = "written" if error.filename is None else "made"
     return UserError(
-        f"the folder cannot be made: {error.strerror or error}", key=key, value=error.filename,
+        f"the folder cannot be {what}: {error.strerror or error}", key=key, value=error.filename or given,
         fix="a folder that can be written",
     )  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -18,6 +17,7 @@ from embedlab.console import say_once, show_log
 from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count
 from embedlab.errors import UserError
+from embedlab.files import scratch_folder
 from embedlab.run.parse import parse_run, parse_shared
 from embedlab.run.processes import end_with_starter, start_ranks, wants_processes
 from embedlab.run.run_folder import CONFIG, check_free, owned, write_config
@@ -105,9 +105,9 @@ def train_one(
         if extra and command is None:
             raise UserError("a run with stages on several devices", key="stages", fix="embedlab train")
         # Not in the run's folder: a start that is refused leaves nothing there.
-        with tempfile.TemporaryDirectory(prefix="embedlab-") as kept:
+        with scratch_folder() as kept:
             if not extra or command is None:
-                command = _worker_command(values, Path(kept), folder, whole or folder)
+                command = _worker_command(values, kept, folder, whole or folder)
             return start_ranks(command, device_count(config.trainer))
     return fit(config, folder, whole, extra)
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +27,7 @@ from embedlab.encoders.sentence_transformers import write_modules
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
-from embedlab.files import corruption
+from embedlab.files import corruption, scratch_folder
 from embedlab.pooling import build_pooling
 
 if TYPE_CHECKING:
@@ -156,8 +155,7 @@ class SentenceEncoder(Encoder):
         return self.description(adapter=adapter.card if adapter is not None else None)
 
     def manifest(self) -> dict[str, dict[str, str]]:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
+        with scratch_folder() as folder:
             if self.backbone.adapter is None:
                 self.backbone.model.config.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.encoders.usage import DOCUMENT, Usage
 from embedlab.errors import UserError
-from embedlab.files import assets_dir, corruption
+from embedlab.files import assets_dir, corruption, scratch_folder
 from embedlab.pooling import build_pooling
 
 log = logging.getLogger(__name__)
@@ -218,16 +217,16 @@ def load_checkpoint(path: Path, trust_remote_code: bool = False) -> Encoder:
     files = record(_Kept, kept, path, "embedlab.encoder")
     if not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise UserError("holds weights that are none", file=path, key="state_dict", fix="another copy of it")
-    with tempfile.TemporaryDirectory() as name:
+    with scratch_folder() as folder:
         try:
-            _unpack(files, state, path, Path(name))
+            _unpack(files, state, path, folder)
         # A null character in a name, weights that share their memory.
         except (ValueError, RuntimeError) as error:
             raise UserError(f"cannot be unpacked: {error}", file=path, fix="another copy of it") from error
         try:
-            return _encoder(Path(name), trust_remote_code)
+            return _encoder(folder, trust_remote_code)
         except UserError as error:  # the temporary folder means nothing to anybody
-            told = error.message.replace(f"{name}/", "").replace(name, "it")
+            told = error.message.replace(f"{folder}/", "").replace(str(folder), "it")
             raise UserError(told, file=path, key=error.key, value=error.value, fix=error.fix) from error
 
 

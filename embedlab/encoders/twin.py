@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from embedlab.encoders.sentence_transformers import summed_mode, write_index, wr
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
+from embedlab.files import scratch_folder
 
 _PROBE = ("A first sentence, with (some) marks.", "Ein zweiter Satz: Übung 12!", "")
 
@@ -141,11 +141,9 @@ class TwinEncoder(Encoder):
                 self.write(fresh)
                 write_index(fresh)
                 return
-            with tempfile.TemporaryDirectory() as parts:
-                self.write(Path(parts))
-                towers = [
-                    (Path(parts, n), t.tokenization) for n, t in zip(self._names, self.towers, strict=True)
-                ]
+            with scratch_folder() as parts:
+                self.write(parts)
+                towers = [(parts / n, t.tokenization) for n, t in zip(self._names, self.towers, strict=True)]
                 write_sum(fresh, mode, pooling.dim, towers, self.weights, self.usage)
 
     @property

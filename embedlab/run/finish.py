@@ -21,7 +21,6 @@ from embedlab.evaluation.core.suite import final_metrics, keys_named, suite
 from embedlab.evaluation.core.table import before_after_table
 from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import load_sts
-from embedlab.files import writing
 from embedlab.run.check import resolved_packing, resolved_step
 from embedlab.run.run_folder import AFTER as AFTER
 
@@ -189,8 +188,7 @@ class FinalEvaluation:
         return scores
 
     def _export(self) -> None:
-        with writing(self.folder / "export"):
-            self.encoder.save(self.folder / "export")
+        self.encoder.save(self.folder / "export")
 
     def score(self) -> tuple[dict[str, float], dict[str, Any]]:
         """The encoder as it is now: scores by name, and each suite's protocol."""

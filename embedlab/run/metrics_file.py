@@ -10,7 +10,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from embedlab.errors import UserError
-from embedlab.files import whole_file
+from embedlab.files import whole_file, writing
 
 
 class MetricsFile(Logger):
@@ -57,7 +57,7 @@ class MetricsFile(Logger):
             rows = self._read()
             self._columns += sorted(new)
             self._rewrite(rows)
-        with self.path.open("a", newline="") as file:
+        with writing(self.path), self.path.open("a", newline="") as file:
             csv.DictWriter(file, self._columns).writerow(row)
 
     def _open(self) -> None:

@@ -69,7 +69,7 @@ def test_a_full_disk_at_the_end_is_one_line_and_the_last_checkpoint_stays(compos
 def test_a_full_disk_goes_by_its_own_name(meet, compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
     monkeypatch.setattr(checkpoints.torch, "save", lambda *_: meet())
     with pytest.raises(
-        UserError, match=r"step 2 cannot be written \(No space left on device\); none is kept"
+        UserError, match=r"step 2 cannot be written \(No space left on device after 0 bytes\); none is kept"
     ):
         train(compose_run("trainer.max_steps=2"), tmp_path)
 
@@ -79,7 +79,7 @@ def test_an_encoder_that_meets_a_full_disk_names_its_folder(
     best, compose_run, sts_dir, tmp_path, monkeypatch
 ):  # type: ignore[no-untyped-def]
     """Within a checkpoint and alone: transformers' writer is safetensors'."""
-    monkeypatch.setattr(SentenceEncoder, "save", lambda *_, **__: safetensors_meets_it())
+    monkeypatch.setattr(SentenceEncoder, "write", lambda *_, **__: safetensors_meets_it())
     settings = ["trainer.max_steps=2", "callbacks.checkpoint.at_end=false"]
     settings += [f"evaluation.sts_dir={sts_dir}", "evaluation.every=1"] if best else []
     with pytest.raises(OSError, match="No space left on device") as caught:
@@ -90,7 +90,7 @@ def test_an_encoder_that_meets_a_full_disk_names_its_folder(
 def test_a_best_encoder_that_cannot_be_written_costs_a_checkpoint_too(
     compose_run, sts_dir, tmp_path, monkeypatch, caplog
 ):  # type: ignore[no-untyped-def]
-    original, left = SentenceEncoder.save, [1]
+    original, left = SentenceEncoder.write, [1]
 
     def once(self, *arguments, **more):  # type: ignore[no-untyped-def]
         if left:
@@ -98,9 +98,10 @@ def test_a_best_encoder_that_cannot_be_written_costs_a_checkpoint_too(
             safetensors_meets_it()
         original(self, *arguments, **more)
 
-    monkeypatch.setattr(SentenceEncoder, "save", once)
+    monkeypatch.setattr(SentenceEncoder, "write", once)
     train(compose_run(*STEPS, f"evaluation.sts_dir={sts_dir}", "evaluation.every=2"), tmp_path)
-    assert "No checkpoint of step 2 (No space left on device); none is kept so far" in caplog.text
+    problem = f"{tmp_path / 'best'}: No space left on device after 0 bytes"
+    assert f"No checkpoint of step 2 ({problem}); none is kept so far" in caplog.text
     assert step_of(tmp_path / LAST) == 6
 
 
@@ -233,7 +234,23 @@ def test_scoring_after_training_can_be_ended(compose_run, tmp_path, monkeypatch)
 @pytest.mark.timeout(1800)
 def test_kills_at_random_steps(tmp_path):  # type: ignore[no-untyped-def]
     """One kill of each way; 20 of them are in docs/scale.md."""
-    command = [sys.executable, "tools/faults.py", "--kills", "4", "--steps", "40"]
+    command = [sys.executable, "tools/faults.py", "--kills", "4", "--steps", "40", "--only", "training"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("equal bit for bit") == 4
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kills"),
+    [
+        ("overwrite", 6),
+        pytest.param("cache,encode,search,export,evaluate,report,Sentence", 108, marks=pytest.mark.whole),
+    ],
+)
+@pytest.mark.timeout(1800)
+def test_a_killed_writer_leaves_the_old_or_the_new(kinds: str, kills: int) -> None:
+    """At random moments; tests/test_files.py kills what places every output at each of its lines."""
+    command = [sys.executable, "tools/faults.py", "--kills", str(kills), "--only", kinds]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"| all | {kills} | {kills} |" in done.stdout

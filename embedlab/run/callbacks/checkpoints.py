@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from embedlab.backbones.adapters import check_saved
 from embedlab.config.read import record
 from embedlab.errors import UserError
-from embedlab.files import corruption, full
+from embedlab.files import corruption, exchange, full, writing
 from embedlab.run.run_folder import LAST as LAST
 from embedlab.run.run_folder import PREVIOUS as PREVIOUS
 
@@ -44,7 +44,7 @@ class WholeFile(TorchCheckpointIO):
     """Writes a checkpoint where it is asked to: Lightning's own goes through a copy in memory and one in /tmp."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        with open(path, "wb") as file:
+        with writing(Path(path)), open(path, "wb") as file:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
@@ -204,8 +204,10 @@ class LastCheckpoint(Callback):
                 new.unlink(missing_ok=True)
             else:
                 if last.exists():
-                    os.replace(last, previous)
-                os.replace(new, last)
+                    # Where the two can change places, no kill leaves the run without its `last.ckpt`.
+                    os.replace(new if exchange(new, last) else last, previous)
+                if new.exists():
+                    os.replace(new, last)
         trainer.strategy.barrier("last.ckpt")
         self._wanted = False
         self._written_at = time.monotonic()
@@ -237,7 +239,8 @@ class LastCheckpoint(Callback):
         except Exception as error:
             problem = full(error) or error
             if isinstance(problem, OSError):
-                return problem.strerror or str(problem)
+                elsewhere = f"{problem.filename}: " if problem.filename not in (None, str(path)) else ""
+                return elsewhere + (problem.strerror or str(problem))
             if any(word in str(error) for word in ("PytorchStreamWriter", "inline_container")):
                 return "the disk does not take it"
             raise

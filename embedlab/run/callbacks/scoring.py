@@ -16,7 +16,6 @@ from embedlab.distributed.gather import gather_rows, rank, world_size
 from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.engine.fsdp import sharded
 from embedlab.evaluation.core.geometry import singular_values
-from embedlab.files import writing
 from embedlab.run.callbacks.train_log import TrainLog
 
 if TYPE_CHECKING:
@@ -195,8 +194,7 @@ class BestEncoder:
         current = {k: v.detach().clone() for k, v in encoder.state_dict().items()}
         try:
             self.load_into(encoder)
-            with writing(self.folder):
-                encoder.save(self.folder, merge=False)
+            encoder.save(self.folder, merge=False)
         finally:
             encoder.load_state_dict(current)
         self._written = self.step

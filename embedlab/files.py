@@ -291,8 +291,13 @@ def _close_lock(handle: int) -> None:
         os.close(handle)
 
 
+def _close_locks() -> None:
+    for handle in tuple(_locks):
+        _close_lock(handle)
+
+
 # The workers of a loader outlive a killed process for a while, and would hold its locks with it.
-os.register_at_fork(after_in_child=lambda: [_close_lock(handle) for handle in tuple(_locks)])
+os.register_at_fork(after_in_child=_close_locks)
 
 
 def _take(handle: int, path: Path, wait: bool, doing: str) -> bool:

@@ -53,17 +53,18 @@ class FreeFolder(Callback):
         self._take(config, "hydra.sweep.dir")
 
     def _take(self, config: DictConfig, key: str) -> None:
+        folder = None
         try:
-            folder = Path(str(OmegaConf.select(config, key)))
-            self.until_the_end.enter_context(owned(folder, key))
+            folder = str(OmegaConf.select(config, key))
+            self.until_the_end.enter_context(owned(Path(folder), key))
             if key == "hydra.run.dir":
-                check_free(folder, OmegaConf.select(config, "ckpt_path"), key)
+                check_free(Path(folder), OmegaConf.select(config, "ckpt_path"), key)
         except OmegaConfBaseException:  # what does not resolve, Hydra says itself
             return
         except UserError as error:
             raise Refusal(error) from error
         except OSError as error:
-            raise Refusal(_not_made(error, key)) from error
+            raise Refusal(_not_made(error, key, folder)) from error
 
 
 def run(task: Task, config_name: str, argv: Sequence[str]) -> int:

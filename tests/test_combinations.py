@@ -28,7 +28,7 @@ def group(name: str) -> dict[str, dict[str, Any]]:
     """The choices of a group, as Hydra composes them."""
     found = {}
     for path in sorted((conf_dir() / name).glob("*.yaml")):
-        if name == "backbone" and path.stem in ("local", "fresh"):
+        if name == "backbone" and path.stem in ("local", "hub", "fresh"):
             continue  # they need a path, or an architecture
         values = compose("train", [f"{name}={path.stem}", "data.files=text.txt"])
         found[path.stem] = values[name]

@@ -218,6 +218,7 @@ class SentenceEncoder(Encoder):
                 file=weights,
                 fix="another copy of the encoder",
             ) from error
+        backbone.commit = backbone.commit or saved.backbone.get("commit")
         tokenization = Tokenization.from_dict(tokenizer, saved.tokenization)
         usage = Usage.from_dict(saved.usage)
         return cls(backbone, pooling, tokenization, saved.card, usage).eval()

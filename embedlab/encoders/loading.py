@@ -60,11 +60,16 @@ def load(
         raise UserError(
             "a folder or file has no revisions", key="revision", value=revision, fix="leave it out"
         )
-    if given.is_file():
-        return _file(given, trust_remote_code)
-    if given.is_dir():
-        return _folder(given, name, trust_remote_code)
-    return _hub(name, revision, trust_remote_code)
+    try:
+        if given.is_file():
+            return _file(given, trust_remote_code)
+        if given.is_dir():
+            return _folder(given, name, trust_remote_code)
+        return _hub(name, revision, trust_remote_code)
+    except UserError as error:
+        if error.key in ("backbone.path", "backbone.name"):  # what the caller did not set
+            error.key, error.value = "ckpt", name
+        raise
 
 
 def _shipped(name: str) -> Path:

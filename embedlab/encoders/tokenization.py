@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embedlab.config.build import build, from_dict
+from embedlab.config.build import from_dict
 from embedlab.config.template import Template
 from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS, lower_case, lower_cases
 from embedlab.encoders.windows import LONGEST, beginnings, splits_at_spaces, windows
@@ -440,8 +440,7 @@ class Tokenization:
         Raises:
             UserError: a value of another type, by key.
         """
-        known = {f.name for f in fields(_Saved)}
-        saved = build(_Saved, {k: v for k, v in values.items() if k in known}, "tokenization")
+        saved = from_dict(_Saved, values, "tokenization")
         template = from_dict(Template, saved.template, "tokenization.template") if saved.template else None
         if saved.lower_case:
             lower_case(tokenizer)

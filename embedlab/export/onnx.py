@@ -100,7 +100,8 @@ def load_onnx(folder: Path, batch_size: int = 32) -> Callable[[Sequence[str]], n
 
     settings = read_values(folder / "embedlab.json")
     tokenization = Tokenization.from_dict(
-        AutoTokenizer.from_pretrained(folder, trust_remote_code=False), settings
+        AutoTokenizer.from_pretrained(folder, trust_remote_code=False),
+        {key: value for key, value in settings.items() if key not in ("normalize", "dim", "output", "usage")},
     )
     session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
 

@@ -30,15 +30,17 @@ def local(folder: Path, **more: object) -> BackboneConfig:
 def test_conf_has_the_keys_of_the_dataclass(file: Path) -> None:
     values = yaml.safe_load(file.read_text(encoding="utf-8"))
     assert set(values) == {f.name for f in fields(BackboneConfig)}
-    if file.stem == "local":
-        with pytest.raises(UserError, match=r"backbone\.path=DIR"):
+    asked = {"local": ("path", r"backbone\.path=DIR"), "hub": ("name", r"backbone\.name=NAME")}
+    if file.stem in asked:
+        key, fix = asked[file.stem]
+        with pytest.raises(UserError, match=fix):
             BackboneConfig(**values)
-        values["path"] = "somewhere"
+        values[key] = "somewhere"
     config = BackboneConfig(**values)
     assert (config.attention, config.dtype, config.trust_remote_code) == ("sdpa", "float32", False)
 
 
-@pytest.mark.parametrize("file", [f for f in CONF if f.stem not in ("mini", "local")], ids=lambda f: f.stem)
+@pytest.mark.parametrize("file", [f for f in CONF if f.stem not in ("mini", "local", "hub")], ids=lambda f: f.stem)
 def test_conf_is_probed_without_a_hub_and_at_once(file: Path) -> None:
     config = BackboneConfig(**yaml.safe_load(file.read_text(encoding="utf-8")))
     probe(config)  # what is imported on first use is not counted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -131,3 +132,27 @@ def test_a_checkpoint_whose_base_is_gone_names_the_checkpoint(tiny: Tiny, tmp_pa
         embedlab.load(tmp_path / "last.ckpt")
     assert str(caught.value).startswith(str(tmp_path / "last.ckpt"))
     assert str(caught.value).count("/tmp") == 1
+
+
+def test_what_is_wrong_inside_a_folder_names_what_was_given(tiny: Tiny, tmp_path: Path) -> None:
+    """Not a key of training, and no key of the tokenization is skipped."""
+    build(tiny("bert"), "cls").save(tmp_path / "a")
+    (tmp_path / "a" / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(UserError) as caught:
+        embedlab.load(tmp_path / "a")
+    assert caught.value.key == "ckpt"
+    build(tiny("bert"), "cls").save(tmp_path / "b")
+    text = (tmp_path / "b" / "embedlab.json").read_text()
+    (tmp_path / "b" / "embedlab.json").write_text(
+        text.replace('"preparation"', '"a_new_key": 1, "preparation"')
+    )
+    with pytest.raises(UserError, match=r"tokenization\.a_new_key"):
+        embedlab.load(tmp_path / "b")
+
+
+def test_the_commit_of_the_backbone_is_kept(tiny: Tiny, tmp_path: Path) -> None:
+    encoder = build(tiny("bert"), "cls")
+    encoder.backbone.commit = "0123abc"
+    encoder.save(tmp_path / "a")
+    embedlab.load(tmp_path / "a").save(tmp_path / "b")
+    assert json.loads((tmp_path / "b" / "embedlab.json").read_text())["backbone"]["commit"] == "0123abc"

@@ -40,7 +40,9 @@ def test_conf_has_the_keys_of_the_dataclass(file: Path) -> None:
     assert (config.attention, config.dtype, config.trust_remote_code) == ("sdpa", "float32", False)
 
 
-@pytest.mark.parametrize("file", [f for f in CONF if f.stem not in ("mini", "local", "hub")], ids=lambda f: f.stem)
+@pytest.mark.parametrize(
+    "file", [f for f in CONF if f.stem not in ("mini", "local", "hub")], ids=lambda f: f.stem
+)
 def test_conf_is_probed_without_a_hub_and_at_once(file: Path) -> None:
     config = BackboneConfig(**yaml.safe_load(file.read_text(encoding="utf-8")))
     probe(config)  # what is imported on first use is not counted

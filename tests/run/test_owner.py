@@ -26,10 +26,10 @@ import os, sys, time
 from pathlib import Path
 from embedlab.run.run_folder import owned
 with owned(Path(sys.argv[1]), "folder"):
-    if os.fork() == 0:  # as the workers of a loader
+    if os.fork() == 0:  # as the workers of a loader; it says so, since a fork lets the lock go as it begins
+        print("owns", flush=True)
         time.sleep(60)
         os._exit(0)
-    print("owns", flush=True)
     time.sleep(60)
 """
 

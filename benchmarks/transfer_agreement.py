@@ -1,6 +1,6 @@
 """Transfer accuracy by SentEval's classifier against scikit-learn's logistic regression, on the same vectors.
 
-    python benchmarks/transfer_agreement.py ../shared/data/transfer --seeds 8 [--tasks cr,subj] [--out agreement.json]
+    python benchmarks/transfer_agreement.py FOLDER --seeds 8 [--tasks cr,subj] [--out agreement.json]
 
 The vectors are a bag of words under a random projection: each word's entries are N(0, 1 / dim), which keeps
 lengths (Johnson & Lindenstrauss), and a sentence is the sum of its words. Every seed draws another projection; folds

@@ -25,17 +25,17 @@ LEAF_SPEC = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
 
 
 @contextmanager
-def quiet(*names: str) -> Iterator[None]:
-    """Only the errors of the loggers `names` inside."""
+def quiet(*names: str, level: int = logging.ERROR) -> Iterator[None]:
+    """Of the loggers `names` only what is at least of this level, inside."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.setLevel(level)
     try:
         yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for logger, before in zip(loggers, levels, strict=True):
+            logger.setLevel(before)
 
 
 def show_log() -> None:

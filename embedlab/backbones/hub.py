@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
+from embedlab.config.read import read_record
+from embedlab.console import quiet
 from embedlab.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
@@ -180,17 +183,22 @@ def _cached(name: str, revision: str | None, asked: str, key: str, weights: bool
     return folder
 
 
+@dataclass(frozen=True)
+class _Index:
+    """Which file holds each weight."""
+
+    weight_map: dict[str, str]
+
+
 def _lacking(folder: Path, weights: bool) -> str | None:
     """The first file that a cached snapshot says of itself to have and has not."""
-    import json
-
     configurations = [p for p in folder.glob("**/config.json") if "Pooling" not in p.parent.name]
     if not configurations and not (folder / "adapter_config.json").is_file():
         return "config.json"
     for index in folder.glob("**/*.index.json"):
         try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            shards = sorted(set(read_record(index, _Index).weight_map.values()))
+        except UserError:
             continue  # said by what reads the weights
         if weights and (missing := [s for s in shards if not (index.parent / s).is_file()]):
             return str((index.parent / missing[0]).relative_to(folder))
@@ -254,17 +262,12 @@ def quiet_hub() -> Iterator[None]:
     )
 
     names = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "urllib3", "filelock")
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
     silence = not sys.stderr.isatty() and not are_progress_bars_disabled()
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
     if silence:
         disable_progress_bars()
     try:
-        yield
+        with quiet(*names, level=logging.CRITICAL):
+            yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
         if silence:
             enable_progress_bars()

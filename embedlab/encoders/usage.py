@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from embedlab.config.build import from_dict
 from embedlab.errors import UserError
 
-SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 DOCUMENT = ("document", "passage", "corpus")
 """Names of the prompt for documents, in the order in which they are looked for."""
 
@@ -33,7 +34,7 @@ class Usage:
     default_prompt: str | None = None
     include_prompt: bool = True
     truncate_dim: int | None = None
-    similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"
+    similarity: Similarity = "cosine"
 
     def __post_init__(self) -> None:
         if self.default_prompt is not None:

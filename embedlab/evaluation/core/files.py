@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.console import quiet
+from embedlab.backbones.hub import quiet_hub
 from embedlab.data.readers import open_reader
 from embedlab.errors import UserError
 
@@ -96,7 +96,7 @@ class Hub:
         try:
             from datasets import load_dataset
 
-            with quiet("huggingface_hub"):  # it reports every retry, and the error below says it all
+            with quiet_hub():  # it reports every retry, and the error below says it all
                 if self.converted:
                     branch = {"data_dir": self.config, "revision": "refs/convert/parquet"}
                     rows = load_dataset(self.name, **branch, split=self.split)

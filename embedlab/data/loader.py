@@ -29,8 +29,9 @@ class BatchLoader:
     ``input_ids``, ``attention_mask`` int64 [B, L] and ``hash`` [B] (`ResidentTable.gather`), in pinned memory
     where there is CUDA. With ``emit="rows"`` it is ``rows``, ``lengths`` (field -> L) and ``token_budgets``
     (field -> true tokens of the batch, rounded up to few distinct numbers), for a `ResidentTable` on the
-    device; of these both are the same on all devices. Both have the numbers ``tokens`` (true ones, all fields) and ``padded_tokens``. The last batch
-    of an epoch has ``rows_per_rank``, the rows of every device, where these differ.
+    device; both are the same on all devices. Both kinds have the numbers ``tokens`` (true ones, all fields) and
+    ``padded_tokens``. The last batch of an epoch has ``rows_per_rank``, the rows of every device, where these
+    differ.
 
     Args:
         table: rows of tokens.

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from embedlab.distributed.gather import world_size
+from embedlab.encoders.grad_cache import RepeatedDraws
 from embedlab.engine.meter import Meter
 from embedlab.engine.module import Method
 from embedlab.engine.optimizer import ReplayableAdamW
@@ -105,6 +109,7 @@ class StepGraphs(WholeStep):
 
         Only calls of the capturing thread can spoil a capture: the loader's thread goes on pinning memory meanwhile.
         """
+        self._draws = RepeatedDraws(self.device)
         self._finalize_step = torch.compile(finalize_step, dynamic=False)
 
     def load(self, batch: dict[str, Any]) -> bool:
@@ -118,6 +123,7 @@ class StepGraphs(WholeStep):
     def replay(self) -> None:
         assert self.shapes is not None
         self._before()
+        self._draws.renew()
         self._graphs[self.shapes.key].replay()
 
     def close(self) -> None:
@@ -132,11 +138,10 @@ class StepGraphs(WholeStep):
         random_state = torch.cuda.get_rng_state(self.device)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            with self._computing(self.method.longest(shapes.lengths)):
+            with self._computing(self.method.longest(shapes.lengths)), self._gradients_kept():
                 for _ in range(_WARM_UPS):
                     loss, logged = self._loss(shapes)
-                    inputs = [*self._direct, *(t for copy in self._copies for t in copy.leaves)]
-                    torch.autograd.grad(loss, inputs, allow_unused=True)
+                    loss.backward()
             if len(self.totals) == 0:
                 self.totals = torch.zeros(2, len(logged) + 1, device=self.device)
             # Compiled here, on copies: inside the capture it could not be.
@@ -159,14 +164,34 @@ class StepGraphs(WholeStep):
         torch.cuda.current_stream().wait_stream(self._stream)
         torch.cuda.set_rng_state(random_state, self.device)
         graph = torch.cuda.CUDAGraph()
+        self._draws.register(graph)
         with torch.cuda.graph(graph, **self.capture_arguments):
             self._body(shapes)
         torch.cuda.set_rng_state(random_state, self.device)
         return graph
 
 
+    def _loss(self, shapes: Shapes) -> tuple[Tensor, Tensor]:
+        with self._draws.on():
+            return super()._loss(shapes)
+
+    @contextmanager
+    def _gradients_kept(self) -> Iterator[None]:
+        """Gradients are afterwards as they were before."""
+        kept = [(p, p.grad) for p in self._direct]
+        for p, _ in kept:
+            p.grad = None
+        try:
+            yield
+        finally:
+            for p, grad in kept:
+                p.grad = grad
+            for copy in self._copies:
+                copy.clear()
+
+
 def _check_agreed(shapes: Shapes, device: torch.device) -> None:
-    """Raise where the devices are about to capture different steps: their messages would wait for each other for ever."""
+    """Raise where the devices are about to capture different steps, whose messages would wait for each other for ever."""
     if world_size() == 1:
         return
     digest = hashlib.sha256(repr(shapes.key).encode()).digest()

@@ -109,7 +109,7 @@ def resolved_step(run: RunConfig) -> str:
     cuda = on_cuda(run.trainer)
     whole = _world(run) == 1 or run.trainer.strategy in ("auto", "ddp")
     capturable = cuda and whole and precision_of(run.trainer) in ("bf16-mixed", "32-true")
-    recomputes = run.optimizer.chunk is not None or run.adapter.gradient_checkpointing
+    recomputes = run.adapter.gradient_checkpointing
     model_type = backbone_info(run).model_type if cuda or run.step not in ("auto", "eager") else ""
     if run.step == "auto":
         if not has_blocks(model_type):
@@ -128,8 +128,8 @@ def resolved_step(run: RunConfig) -> str:
     if not can_be_captured(model_type):
         why = f"needs shapes and masks that depend on no token, and {model_type}'s do"
     elif recomputes:
-        # A graph has one course: activations cannot be computed again with the random state of before.
-        why = "computes no activation twice, as optimizer.chunk and adapter.gradient_checkpointing do"
+        # A graph has one course: transformers' checkpoints restore random states on the host.
+        why = "computes no activation twice, as adapter.gradient_checkpointing does (optimizer.chunk can be captured)"
     elif not capturable:
         why = "needs CUDA devices, precision bf16-mixed or 32-true, and trainer.strategy=ddp where there are several"
     if why is not None:

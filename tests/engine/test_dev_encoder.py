@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embedlab.backbones.backbone import Backbone
-from embedlab.engine.cuda_graph import packs
+from embedlab.engine.whole_step import packs
 from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.engine.step import backbones_of
 from embedlab.run.run import build, train

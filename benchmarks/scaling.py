@@ -99,7 +99,7 @@ def shape(folder: Path, method: str, tiny: bool) -> Path:
         )
     else:
         small = {
-            "num_hidden_layers": 4,
+            "num_hidden_layers": 4 if method == "small" else 3,
             "hidden_size": 64,
             "num_attention_heads": 4,
             "intermediate_size": 128,

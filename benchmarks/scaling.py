@@ -387,7 +387,9 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--worlds", default="1,2,4", help="numbers of devices; the first is the reference")
     parser.add_argument("--steps", default=",".join(KINDS), help="kinds of step, in their order")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="of a world, after which no workload begins")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="of a world, after which no workload begins"
+    )
     parser.add_argument("--only", help="workloads and gradient-NAME, by commas")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)

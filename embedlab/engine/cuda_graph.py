@@ -170,7 +170,6 @@ class StepGraphs(WholeStep):
         torch.cuda.set_rng_state(random_state, self.device)
         return graph
 
-
     def _loss(self, shapes: Shapes) -> tuple[Tensor, Tensor]:
         with self._draws.on():
             return super()._loss(shapes)

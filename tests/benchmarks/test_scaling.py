@@ -27,7 +27,10 @@ def test_speeds_are_multiples_of_the_first_number_of_devices() -> None:
     errors = {"loss": 1.0, "loss_error": 1e-7, "gradient_error": 2e-6, "gradient_error_norm": 3e-7}
     found = {
         1: {"throughput": {"simcse-64 graph": speed(1000)}, "gradients": {"jtcse": {"loss": 1.0}}},
-        4: {"throughput": {"simcse-64 graph": speed(3000), "late eager": speed(5)}, "gradients": {"jtcse": errors}},
+        4: {
+            "throughput": {"simcse-64 graph": speed(3000), "late eager": speed(5)},
+            "gradients": {"jtcse": errors},
+        },
     }
     text = tables(found)
     assert "| simcse-64 | graph | 1,000 ± 10/s (1.00x), 2.0 GiB | 3,000 ± 10/s (3.00x), 2.0 GiB |" in text

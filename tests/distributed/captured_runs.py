@@ -30,7 +30,16 @@ def line(inputs: Inputs, name: str, world: int, *more: str) -> list[str]:
     fixed = ("method.icnce=symmetric",) if name == "jtcse" else ()
     devices = (f"trainer.devices={world}", f"trainer.strategy={'ddp' if world > 1 else 'auto'}")
     paths = ("backbone.path={bert}", "data.files={text}")
-    whole = [*BASICS, *paths, *METHODS[name], *adapter, *fixed, *devices, f"data.batch_size={8 // world}", *more]
+    whole = [
+        *BASICS,
+        *paths,
+        *METHODS[name],
+        *adapter,
+        *fixed,
+        *devices,
+        f"data.batch_size={8 // world}",
+        *more,
+    ]
     given = {o.partition("=")[0]: o for o in map(inputs.fill, whole)}
     return [*given.values(), f"data.cache_dir={inputs.folder}"]
 

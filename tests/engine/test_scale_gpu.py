@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.captured_ranks import Spec, train_all, train_on_ranks
-from tests.distributed.captured_runs import EPOCHS, EXACT, WORLD, column, compared, gradient_error, line, ranks
+from tests.distributed.captured_runs import (
+    EPOCHS,
+    EXACT,
+    WORLD,
+    column,
+    compared,
+    gradient_error,
+    line,
+    ranks,
+)
 from tests.distributed.test_captured import kill_one_rank
 from tests.distributed.test_ddp import losses, settings
 from tests.engine.test_fsdp import MORE, run

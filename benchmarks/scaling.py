@@ -423,7 +423,8 @@ def main(argv: list[str]) -> None:
             print(f"{world}: {time.perf_counter() - began:.0f} s so far", file=sys.stderr)
     cuda = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
-    text = f"{device}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, three windows of one run each\n\n{tables(found)}"
+    made = f"{device}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, three windows of one run each"
+    text = f"{made}\n\n{tables(found)}"
     print(text)
     if options.json:
         options.json.write_text(

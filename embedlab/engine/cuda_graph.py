@@ -190,7 +190,7 @@ class StepGraphs(WholeStep):
 
 
 def _check_agreed(shapes: Shapes, device: torch.device) -> None:
-    """Raise where the devices are about to capture different steps, whose messages would wait for each other for ever."""
+    """Raise where devices are about to capture different steps, whose messages would wait for each other for ever."""
     if world_size() == 1:
         return
     digest = hashlib.sha256(repr(shapes.key).encode()).digest()

@@ -182,7 +182,7 @@ def _drawing(generator: torch.Generator, device: torch.device) -> Iterator[None]
 def test_a_graph_computes_the_same_gradients(
     chunk: int, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against plain autograd through the same chunks with the same draws; two calls in one step, of two outputs each."""
+    """Against plain autograd through the same chunks with the same draws; two calls in a step, of two outputs each."""
     monkeypatch.setattr(grad_cache, "drawing", _drawing)
     encoder, x = _encoder(dropout), _inputs()
 

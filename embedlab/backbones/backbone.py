@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones import last_block
+from embedlab.backbones import joined_lora, last_block
 from embedlab.backbones.architecture import check_layer_states, counts_places, mixes_padding
 from embedlab.backbones.body import Body, token_positions
 from embedlab.backbones.padding import by_length, filled_on_the_right, special_types
@@ -102,7 +102,7 @@ class Backbone(Body):
         if self.attention == "sdpa" and short_kernel(self.model.config, longest):
             kernel = SHORT
         try:
-            with self._attending(kernel):
+            with self._attending(kernel), joined_lora.joined(self.model):
                 yield
         finally:
             self.low_precision_weights = before

@@ -13,11 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.kernels.available import has_foreign_hooks, has_triton, kernel_options
+from embedlab.kernels.available import has_foreign_hooks, has_triton, is_transformers, kernel_options
 from embedlab.kernels.lora import lora_linear
 
-_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers of one module that it calls in this order with the same input; of llama and its like."""
+_KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3", "SmolLM3", "Olmo2", "Granite")
+_TOGETHER = {f"{kind}Attention": ("q_proj", "k_proj", "v_proj") for kind in _KINDS} | {
+    f"{kind}MLP": ("gate_proj", "up_proj") for kind in _KINDS
+}
+"""Layers that a module calls in this order with one input, by classes of transformers 5.17 to 5.24; of others each layer
+is a group of its own."""
 
 
 class _Group:
@@ -101,11 +105,11 @@ def joined(model: nn.Module) -> Iterator[None]:
 def _groups(model: nn.Module) -> list[list[Any]]:
     found, taken = [], set()
     for module in model.modules():
-        for names in _TOGETHER:
-            layers = [module._modules.get(name) for name in names]
-            if all(_fits(layer) for layer in layers) and _alike(layers):
-                found.append(layers)
-                taken |= {id(layer) for layer in layers}
+        names = _TOGETHER.get(type(module).__name__, ()) if is_transformers(module) else ()
+        layers = [module._modules.get(name) for name in names]
+        if layers and all(_fits(layer) for layer in layers) and _alike(layers):
+            found.append(layers)
+            taken |= {id(layer) for layer in layers}
     return found + [[m] for m in model.modules() if _fits(m) and id(m) not in taken]
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones import last_block
+from embedlab.backbones import joined_lora, last_block
 from embedlab.backbones.architecture import check_layer_states, counts_places, mixes_padding
 from embedlab.backbones.body import Body, token_positions
 from embedlab.backbones.padding import by_length, filled_on_the_right, special_types
 from embedlab.errors import UserError
 from embedlab.kernels import fused_block
-from embedlab.kernels.available import SHORT, kernel_options, short_kernel
-from embedlab.kernels.packing import MODEL_TYPES, Slots, row_capacity
+from embedlab.kernels.available import SHORT, kernel_options, packed_kernel, short_kernel
+from embedlab.kernels.packing import Slots, packable, row_capacity
 
 if TYPE_CHECKING:
     from embedlab.config.adapter import Adapter
@@ -102,16 +102,20 @@ class Backbone(Body):
         if self.attention == "sdpa" and short_kernel(self.model.config, longest):
             kernel = SHORT
         try:
-            with self._attending(kernel):
+            with self._attending(kernel), joined_lora.joined(self.model):
                 yield
         finally:
             self.low_precision_weights = before
 
-    def unpads(self, longest: int) -> bool:
-        """Whether `forward` can leave out padding on the card, in rows of at most `longest` tokens."""
-        if self.attention != "sdpa" or self.model.config.model_type not in MODEL_TYPES:
+    def unpads(self, longest: int, on_card: bool = True) -> bool:
+        """Whether `forward` can leave out padding, in rows of at most `longest` tokens."""
+        config = self.model.config
+        if self.attention != "sdpa" or not packable(config.model_type, self.info.kind):
             return False
-        return short_kernel(self.model.config, longest)
+        # A window that no row is longer than is none.
+        if (getattr(config, "sliding_window", None) or longest) < longest:
+            return False
+        return packed_kernel(config, longest) if on_card else True
 
     def reads_one(self, device: torch.device, packed: bool) -> bool:
         """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it.
@@ -141,7 +145,7 @@ class Backbone(Body):
             all_layers: the states before the first block and after each, N + 1; else the last one in a
                 1-tuple.
             capacity: compute that many tokens, the true ones (which may not be more) and no padding; for
-                model types of `embedlab.kernels.packing`. None: compute all cells.
+                models that `unpads` says it of. None: compute all cells.
             position: [B], the one token of each row whose last state is wanted; where `reads_one` says so, and
                 with a mask and neither `position_ids` nor `all_layers`.
 

@@ -74,7 +74,7 @@ def fusable(backbone: Transformer) -> bool:
     Query, key and value must be joined (`embedlab.kernels.fused_qkv`).
     """
     model = backbone.model
-    config, embeddings = model.config, model.embeddings
+    config, embeddings = model.config, getattr(model, "embeddings", None)
     if (getattr(config, "hidden_act", None) or getattr(config, "activation", None)) != "gelu":
         return False
     if any(has_foreign_hooks(m) for m in model.modules()) or not _plain(embeddings, _EMBEDDINGS):

@@ -94,7 +94,7 @@ def one_token_attending_all(
     """
     last = len(parts.blocks) - 1
     heads = Heads(parts.query(last, states), *parts.key_value(last, states))
-    context = parts.attend(last, heads, BlockContext({"": None}, {}), **bounds)
+    context = parts.attend(last, heads, BlockContext({"": None}, {}, bounds))
     read, residual = (x[0].index_select(0, slot)[:, None] for x in (context, states))
     return parts.finish(last, read, residual)[:, 0]
 

@@ -151,12 +151,19 @@ def varlen_attention_joined(
 
 
 def joined_forward(
-    joined: Tensor, bounds: Tensor, seed: Tensor, heads: int, longest: int, scale: float, dropout: float
-) -> Tensor:
-    """`varlen_attention_joined` without a graph, of ``[C, 3 H D]``; gives ``[C, H D]``."""
-    out = joined.new_empty(joined.shape[0], joined.shape[1] // 3)
+    joined: Tensor, bounds: Tensor, seed: Tensor, heads: int, longest: int, scale: float, dropout: float,
+    values: Tensor | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`varlen_attention_joined` without a graph, of ``[C, 3 H D]``; gives ``[C, H D]``.
+
+    The values are those of ``values`` [C, 3 H D], if any (of another tower); ``out`` [C, H D], if any, is filled.
+    """
+    if out is None:
+        out = joined.new_empty(joined.shape[0], joined.shape[1] // 3)
     (into,) = _heads(out[None], 1, heads)
     query, key, value = _heads(joined[None], 3, heads)
+    if values is not None:
+        value = _heads(values[None], 3, heads)[2]
     _forward(query, key, value, bounds, seed, into, longest, scale, dropout)
     return out
 
@@ -178,24 +185,23 @@ def varlen_attention_joined_backward(
 
 
 def joined_backward(
-    grad: Tensor,
-    joined: Tensor,
-    bounds: Tensor,
-    seed: Tensor,
-    heads: int,
-    longest: int,
-    scale: float,
-    dropout: float,
-    sums: Tensor | None = None,
-) -> Tensor:
+    grad: Tensor, joined: Tensor, bounds: Tensor, seed: Tensor, heads: int, longest: int, scale: float,
+    dropout: float, sums: Tensor | None = None, values: Tensor | None = None, out: Tensor | None = None,
+    values_out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Gradient of `joined_forward` with respect to `joined`, ``[C, 3 H D]``.
 
     ``sums`` (flat fp32, B times 3 H D), if any, gets its sums over each row's slots: partial sums of the bias's.
+    ``out`` [C, 3 H D], if any, is filled; with `values` its last third is not, but that of `values_out`.
     """
-    out = torch.empty_like(joined)
+    if out is None:
+        out = torch.empty_like(joined)
     (above,) = _heads(grad[None], 1, heads)
     query, key, value = _heads(joined[None], 3, heads)
     dq, dk, dv = _heads(out[None], 3, heads)
+    if values is not None:
+        assert values_out is not None
+        value, dv = (_heads(x[None], 3, heads)[2] for x in (values, values_out))
     partial = None if sums is None else sums.view(len(bounds) - 1, 3, heads, -1)
     _backward(query, key, value, bounds, seed, above, dq, dk, dv, longest, scale, dropout, partial)
     return out

@@ -57,7 +57,7 @@ class Streams(NamedTuple):
     main: tuple[States, States] | None
     side: tuple[States, States]
     slots: Slots | FullRows | None = None
-    """Of states ``[1, C, D]`` without padding. None: they are ``[B, L, D]``, or ``[B, 1, D]``, one token of each row."""
+    """Of states ``[1, C, D]``, which have no padding. None: they are ``[B, L, D]``, or one token's, ``[B, 1, D]``."""
 
 
 class CrossAttention:

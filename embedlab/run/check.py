@@ -164,8 +164,6 @@ def _cannot_pack(run: RunConfig) -> str | None:
         return f"method={run.method.name} computes padded rows"
     if run.pooling.counts_padding:
         return f"pooling={run.pooling.name} counts it here (pooling.invalid=grid6, as released)"
-    if run.data.pack is not None:
-        return "packed rows (data.pack) have none"
     model_type = backbone_info(run).model_type
     if model_type not in MODEL_TYPES:
         return f"{model_type} is none of {', '.join(sorted(MODEL_TYPES))}"

@@ -18,7 +18,7 @@ from embedlab.backbones.padding import by_length, filled_on_the_right, special_t
 from embedlab.errors import UserError
 from embedlab.kernels import fused_block
 from embedlab.kernels.available import SHORT, kernel_options, short_kernel
-from embedlab.kernels.packing import MODEL_TYPES
+from embedlab.kernels.packing import MODEL_TYPES, row_capacity
 
 if TYPE_CHECKING:
     from embedlab.config.adapter import Adapter
@@ -110,9 +110,12 @@ class Backbone(Body):
 
     def unpads(self, longest: int) -> bool:
         """Whether `forward` can leave out padding on the card, in rows of at most `longest` tokens."""
-        if self.attention != "sdpa" or self.model.config.model_type not in MODEL_TYPES:
+        config = self.model.config
+        if self.attention != "sdpa" or config.model_type not in MODEL_TYPES:
             return False
-        return short_kernel(self.model.config, longest)
+        # Where no token is out of another's sight, a sliding window is none.
+        window = getattr(config, "sliding_window", None)
+        return short_kernel(config, longest) and (window is None or row_capacity(longest) <= window + 1)
 
     def reads_one(self, device: torch.device, packed: bool) -> bool:
         """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it.

@@ -19,6 +19,7 @@ from embedlab.kernels.packing import MODEL_TYPES, Slots
 from embedlab.kernels.varlen_attention import Padded
 
 _KERNELS = ("sdpa", "eager")
+_MODEL_TYPES = MODEL_TYPES - {"modernbert"}  # whose queries are joined to keys and values
 
 
 def applies(backbone: Body, device: torch.device, packed: bool) -> bool:
@@ -32,7 +33,7 @@ def applies(backbone: Body, device: torch.device, packed: bool) -> bool:
     on_card = device.type == "cuda"
     if backbone.compiled != on_card or (on_card and not (packed and backbone.low_precision_weights)):
         return False
-    if backbone.attention not in _KERNELS or backbone.model.config.model_type not in MODEL_TYPES:
+    if backbone.attention not in _KERNELS or backbone.model.config.model_type not in _MODEL_TYPES:
         return False
     block: Any = backbone.blocks[-1]
     for module in (backbone.model, block):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from embedlab.kernels.available import has_triton
 
-MODEL_TYPES = frozenset(("bert", "roberta", "xlm-roberta", "camembert", "distilbert"))
+MODEL_TYPES = frozenset(("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "modernbert"))
 """Encoders whose tokens meet in attention alone, reached through transformers' interface, and whose positions are
 told by ids."""
 

@@ -268,18 +268,24 @@ class Padded:
         flat = _Collect.apply(x.transpose(1, 2).reshape(-1, heads * width), self._cell)
         return flat.view(1, -1, heads, width).transpose(1, 2)  # type: ignore[no-any-return]
 
-    def mask(self, dtype: torch.dtype) -> Tensor:
-        """What to add to the scores, ``[B (+ 1), 1, 1, longest]``: -inf at cells of no slot."""
+    def mask(self, dtype: torch.dtype, window: int | None = None) -> Tensor:
+        """What to add to the scores, ``[B (+ 1), 1, 1, longest]``: -inf at cells of no slot.
+
+        With a window ``[B (+ 1), 1, longest, longest]``, -inf too where a cell is that many places away.
+        """
         # A row without tokens looks at its first cell: a softmax over nothing may be NaN.
         number = torch.arange(self._longest, device=self._lengths.device)
         real = number < self._lengths.clamp(min=1)[:, None]
         real = torch.nn.functional.pad(real, (0, 0, 0, self._spare), value=True)[:, None, None]
+        if window is not None:
+            real = (real | (number == number[:, None])) & ((number - number[:, None]).abs() < window)
         return torch.zeros_like(real, dtype=dtype).masked_fill_(~real, float("-inf"))
 
 
 def padded_attention(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float, dropout: float
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float, dropout: float,
+    window: int | None = None,
+) -> Tensor:  # fmt: skip
     """`varlen_attention` by PyTorch's own kernel on rows padded to the longest; reads the bounds on the host.
 
     Args:
@@ -287,14 +293,15 @@ def padded_attention(
         bounds: ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
         scale: of the scores.
         dropout: share of weights dropped, drawn from torch's own random state.
+        window: a token sees those less than that many places away; None: all of its row.
 
     Returns:
         ``[1, H, C, D]`` in the memory order ``[1, C, H, D]``; no meaning in slots of no row.
     """
     padded = Padded(bounds, query.shape[2])
     out = nn.functional.scaled_dot_product_attention(
-        padded.spread(query), padded.spread(key), padded.spread(value), padded.mask(query.dtype), dropout,
-        scale=scale,
+        padded.spread(query), padded.spread(key), padded.spread(value), padded.mask(query.dtype, window),
+        dropout, scale=scale,
     )  # fmt: skip
     return padded.collect(out)
 
@@ -309,15 +316,24 @@ def attention_function(
     dropout: float = 0.0,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls for ``attn_implementation="embedlab_varlen"``: ``[1, C, H, D]`` and no weights."""
+    """What transformers calls for ``attn_implementation="embedlab_varlen"``: ``[1, C, H, D]`` and no weights.
+
+    With a sliding window a token sees those less than that many places away.
+    """
     if cu_seq_lens_q is None or max_length_q is None:
         raise ValueError(f"{VARLEN} needs the bounds of the rows, and this model does not hand them on")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    window = None if sliding_window is None or sliding_window >= max_length_q else sliding_window
     if not query.is_cuda and not torch.compiler.is_compiling():
-        out = padded_attention(query, key, value, cu_seq_lens_q, float(scale), float(dropout))
+        out = padded_attention(query, key, value, cu_seq_lens_q, float(scale), float(dropout), window)
         return out.transpose(1, 2), None
+    if window is not None:
+        raise ValueError(
+            f"{VARLEN} has no sliding windows, and rows of {max_length_q} tokens reach out of theirs"
+        )
     seed = torch.randint(2**31 - 1, (1,), device=query.device)
     out = varlen_attention(query, key, value, cu_seq_lens_q, seed, max_length_q, float(scale), float(dropout))
     return out.transpose(1, 2), None
@@ -325,4 +341,4 @@ def attention_function(
 
 def register() -> str:
     """Make the function known to transformers; returns its name for `attn_implementation`."""
-    return attention.register(VARLEN, attention_function)
+    return attention.register(VARLEN, attention_function, attention.no_mask)

@@ -38,6 +38,7 @@ class Case(NamedTuple):
 
 CASES = {
     "simcse": Case(("method=simcse", "pooling=cls")),
+    "simcse_modern": Case(("method=simcse", "pooling=mean"), "modernbert", 0),
     "tncse": Case(("method=tncse", "pooling=cls"), passes=2),
     "tncse_mean_roberta": Case(("method=tncse", "pooling=mean"), "roberta", 2),
     "jtcse": Case((*JTCSE, "pooling=cls"), passes=0),
@@ -48,11 +49,13 @@ CASES = {
     "bepa": Case((*BEPA, "pooling=cls")),
     "bepa_bi": Case((*BEPA, "pooling=mean", "method.mlm_pack=bi"), "xlm-roberta"),
     "bepa_layers": Case((*BEPA, "pooling=first_last", "method.target=stopgrad", "method.predictor=mlp"), "roberta"),
+    "bepa_modern": Case((*BEPA, "pooling=cls"), "modernbert", 0),
     "bepa_ema": Case((*BEPA, "pooling=cls", "method.target=ema")),
     "bepa_control": Case((*BEPA, "pooling=cls", "method.lam=0", "method.mlm_pack=bi")),
     "bepa_masked": Case((*BEPA, "pooling=cls", "method.align_input=packed_masked"), passes=2),
     "bepa_blocks": Case((*BEPA, "pooling=cls", "method.align_input=packed_blockmask")),
     "masked_lm": Case(MLM),
+    "masked_lm_modern": Case(MLM, "modernbert", 0),
     "masked_lm_exact": Case((*MLM, "method.rule=exact"), "xlm-roberta"),
     "promptbert": Case((*PROMPT, "pooling=mask")),
     "promptbert_two": Case((*PROMPT, "pooling=mask", "method.second_template.text='it : {sentence} is {mask} .'")),

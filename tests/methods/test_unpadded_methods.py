@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +18,8 @@ from embedlab.engine.module import Method
 from embedlab.engine.precision import ComputeCopy
 from embedlab.engine.step import backbones_of
 from embedlab.kernels import fused_block
+from embedlab.methods.masked_lm import MaskedPrediction
+from embedlab.objectives.language_model import Masked, mask_tokens
 from embedlab.run.check import resolved_packing
 from embedlab.run.run import build
 from tests.support import SENTENCES
@@ -24,6 +28,7 @@ Tiny = Callable[..., Path]
 Compose = Callable[..., RunConfig]
 PROMPT = ("method=promptbert", "template=promptbert_bert", "method.denoise_lengths=9")
 PROMPT_ROBERTA = ("method=promptbert", "template=promptbert_roberta", "method.denoise_lengths=9")
+WIDE = {"width": 32, "heads": 2, "ffn": 64}  # heads of 16, the narrowest that the kernels take
 BEPA = ("method=bepa", "data=parallel", "data.max_length=24")
 JTCSE = ("method=jtcse", "method.icnce=fixed", "method.n_ca=2")
 MLM = ("method=masked_lm", "pooling=mean", "data.pack=16", "data.max_length=null")
@@ -38,6 +43,7 @@ class Case(NamedTuple):
 
 CASES = {
     "simcse": Case(("method=simcse", "pooling=cls")),
+    "simcse_roberta_mean": Case(("method=simcse", "pooling=mean"), "roberta"),
     "simcse_modern": Case(("method=simcse", "pooling=mean"), "modernbert", 0),
     "tncse": Case(("method=tncse", "pooling=cls"), passes=2),
     "tncse_mean_roberta": Case(("method=tncse", "pooling=mean"), "roberta", 2),
@@ -66,17 +72,24 @@ CASES = {
 }  # fmt: skip
 
 
+def extra_settings(case: Case, tiny: Tiny, folder: Path) -> list[str]:
+    """The second tower and the pairs of a case that has them."""
+    settings = []
+    if case.settings[0] in ("method=jtcse", "method=tncse"):
+        settings.append(f"method.tower2={tiny(case.model_type, layers=4, seed=1, **WIDE)}")
+    if "data=parallel" in case.settings:
+        pairs = folder / "pairs.tsv"
+        texts = [*SENTENCES, *(f"{a} {b}" for a, b in itertools.pairwise(SENTENCES))]
+        pairs.write_text("en\tox\n" + "".join(f"{a}\t{a[::-1]}\n" for a in texts))
+        settings.append(f"data.files={pairs}")
+    return settings
+
+
 @pytest.fixture
 def made(compose_run: Compose, tiny: Tiny, tmp_path: Path) -> Callable[[Case], Method]:
     def make(case: Case) -> Method:
-        settings = list(case.settings)
-        if case.settings[0] in ("method=jtcse", "method=tncse"):
-            settings.append(f"method.tower2={tiny(case.model_type, layers=4, seed=1)}")
-        if "data=parallel" in settings:
-            pairs = tmp_path / "pairs.tsv"
-            pairs.write_text("en\tox\n" + "".join(f"{a}\t{a[::-1]}\n" for a in SENTENCES))
-            settings.append(f"data.files={pairs}")
-        config = compose_run(*settings, model_type=case.model_type, layers=4)
+        settings = (*case.settings, *extra_settings(case, tiny, tmp_path))
+        config = compose_run(*settings, model_type=case.model_type, layers=4, **WIDE)
         assert resolved_packing(config)
         method, _ = build(config, tmp_path)
         return method.eval()
@@ -105,10 +118,12 @@ def rows(tokenization: Any, texts: tuple[str, ...]) -> dict[str, Any]:
     return {**tokenization.pad(tokenization.ids(texts), 8), "hash": torch.arange(len(texts))}
 
 
-def results(method: Method, batch: dict[str, Any], copies: bool) -> dict[str, Tensor]:
-    """Losses, what else is logged, and the gradients of the weights, in one random state."""
+def results(
+    method: Method, batch: dict[str, Any], copies: bool, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """Losses, what else is logged, and the gradients of the weights, in one random state; copies have a type."""
     trained = [b for b in backbones_of(method) if any(p.requires_grad for p in b.parameters())]
-    twins = [ComputeCopy(b, torch.float32) for b in trained] if copies else []
+    twins = [ComputeCopy(b, dtype) for b in trained] if copies else []
     torch.manual_seed(4)
     with ExitStack() as stack:
         for twin in twins:
@@ -162,3 +177,50 @@ def test_losses_and_gradients_by_the_fused_blocks_are_those_of_padded_rows(
     monkeypatch.setattr(fused_block, "states", lambda *a, **k: ran.append(1) or states(*a, **k))
     same(results(method, told(batch), copies=True), want, 1e-4)
     assert len(ran) == case.passes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_by_the_kernels_on_a_card_are_as_near_to_fp64_as_eager_ones(
+    made: Callable[[Case], Method], name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES[name]
+    method = made(case)
+    monkeypatch.setattr(MaskedPrediction, "mask", _mask_of_the_host)
+    half, card = dtype == torch.bfloat16, torch.device("cuda")
+    want = _flat(results(copy.deepcopy(method).double(), views(method, case), copies=False))
+    method.to(card)
+    batch = {n: {k: _moved(v, card) for k, v in view.items()} for n, view in views(method, case).items()}
+    with torch.autocast("cuda", dtype, enabled=half):
+        eager = _flat(results(method, batch, copies=False))
+    ran, apply = [], fused_block._Embed.apply
+    monkeypatch.setattr(fused_block._Embed, "apply", lambda *a: ran.append(1) or apply(*a))
+    with ExitStack() as stack:
+        for backbone in backbones_of(method):
+            backbone.compiled = True  # as in a captured step, where one token of the last block is read
+            trained = any(p.requires_grad for p in backbone.parameters())
+            stack.enter_context(backbone.computing(low_precision_weights=trained, longest=64))
+        stack.enter_context(torch.autocast("cuda", dtype, enabled=half))
+        got = _flat(results(method, told(batch), copies=True, dtype=dtype))
+    assert bool(ran) == (case.model_type != "modernbert")
+    errors = [float((x - want).norm() / want.norm()) for x in (got, eager)]
+    assert errors[0] <= 2 * errors[1] + (2e-3 if half else 1e-5), errors
+
+
+def _mask_of_the_host(self: MaskedPrediction, input_ids: Tensor, attention_mask: Tensor) -> Masked:
+    """`MaskedPrediction.mask`, drawn on the host wherever the rows are."""
+    ids, special = input_ids.cpu(), self.special_ids.cpu()
+    maskable = attention_mask.cpu().bool() & ~torch.isin(ids, special)
+    draw = torch.Generator().manual_seed(0)
+    masked = mask_tokens(ids, maskable, self.mask_id, self.vocab_size, self.probability, self.rule, draw)
+    return Masked(*(x.to(input_ids.device) for x in masked))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _flat(found: dict[str, Tensor]) -> Tensor:
+    """All gradients as one, in fp64 on the host."""
+    return torch.cat([v.double().cpu().flatten() for n, v in sorted(found.items()) if n.startswith("grad ")])

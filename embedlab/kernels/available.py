@@ -18,8 +18,9 @@ SWITCHES = "EMBEDLAB_KERNELS"
 SHORT = "embedlab_short"
 """Attention for short sequences, by the name that transformers knows it by."""
 SHORT_LONGEST = 128
-_COLLECTS = "transformers.utils.output_capturing"
-"""Its hooks collect hidden states for the forward of transformers' models, and do nothing else."""
+_HARMLESS = ("transformers.utils.output_capturing", "embedlab.backbones.adapters")
+"""Modules whose hooks do not count: they collect hidden states for the forward of transformers' models, and give the
+parts of a LoRA layer in fp32."""
 
 
 @dataclass(frozen=True)
@@ -114,4 +115,4 @@ def has_foreign_hooks(module: nn.Module) -> bool:
         for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         for hook in getattr(module, kind).values()
     ]
-    return "forward" in vars(module) or any(getattr(h, "__module__", "") != _COLLECTS for h in hooks)
+    return "forward" in vars(module) or any(getattr(h, "__module__", "") not in _HARMLESS for h in hooks)

@@ -47,7 +47,9 @@ class Settings(NamedTuple):
     eps: tuple[float, float]
 
 
-class _Layers(NamedTuple):
+class Layers(NamedTuple):
+    """What a block is made of, whatever transformers calls it."""
+
     attention: Any
     output: nn.Linear
     drop_attended: nn.Dropout | None
@@ -69,10 +71,18 @@ def applies(backbone: Transformer, device: torch.device) -> bool:
 
 
 def fusable(backbone: Transformer) -> bool:
-    """Whether embeddings and blocks are of a build that is known here, and nobody else looks at them or runs them.
+    """Whether embeddings and blocks are `known`, all of them trained, and query, key and value joined
+    (`embedlab.kernels.fused_qkv`)."""
+    model: Any = backbone.model
+    return (
+        known(backbone)
+        and _one_mind(model.embeddings)
+        and all(_one_mind(block) and _trainable(block) for block in backbone.blocks)
+    )
 
-    Query, key and value must be joined (`embedlab.kernels.fused_qkv`).
-    """
+
+def known(backbone: Transformer) -> bool:
+    """Whether embeddings and blocks are of a build that is known here, and nobody else looks at them or runs them."""
     model = backbone.model
     config, embeddings = model.config, model.embeddings
     if (getattr(config, "hidden_act", None) or getattr(config, "activation", None)) != "gelu":
@@ -82,11 +92,15 @@ def fusable(backbone: Transformer) -> bool:
     tables = [m for m in embeddings.modules() if isinstance(m, nn.Embedding)]
     if any(t.max_norm is not None or t.scale_grad_by_freq or t.sparse for t in tables):
         return False
-    return (
-        _ordinary([embeddings.LayerNorm], [embeddings.dropout])
-        and _one_mind(embeddings)
-        and all(_block_fits(block) for block in backbone.blocks)
+    return _ordinary([embeddings.LayerNorm], [embeddings.dropout]) and all(
+        _block_fits(block) for block in backbone.blocks
     )
+
+
+def _trainable(block: Any) -> bool:
+    if block.training and getattr(block, "gradient_checkpointing", False):
+        return False
+    return "joined_weight" in layers(block).attention._parameters
 
 
 def _plain(module: Any, names: Any) -> bool:
@@ -109,17 +123,13 @@ def _one_mind(module: nn.Module) -> bool:
 
 
 def _block_fits(block: Any) -> bool:
-    if not _plain(block, _BLOCKS) or (block.training and getattr(block, "gradient_checkpointing", False)):
+    if not _plain(block, _BLOCKS) or getattr(block, "chunk_size_feed_forward", 0):
         return False
     if getattr(block, "is_decoder", False) or getattr(block, "add_cross_attention", False):
         return False
-    if getattr(block, "chunk_size_feed_forward", 0) or not _one_mind(block):
-        return False
     if not all(_plain(module, (name,)) for name, module in _inner(block).items()):
         return False
-    parts = _layers(block)
-    if "joined_weight" not in parts.attention._parameters:
-        return False
+    parts = layers(block)
     return type(parts.activation).__name__ == "GELUActivation" and _ordinary(
         [parts.first_norm, parts.second_norm],
         [x for x in (parts.attention.dropout, parts.drop_attended, parts.drop_fed) if x is not None],
@@ -140,15 +150,16 @@ def _inner(block: Any) -> dict[str, nn.Module]:
     }
 
 
-def _layers(block: Any) -> _Layers:
+def layers(block: Any) -> Layers:
+    """The parts of a block of known build."""
     if _BLOCKS[type(block).__name__] == "bert":
         attended, up, fed = block.attention.output, block.intermediate, block.output
-        return _Layers(
+        return Layers(
             block.attention.self, attended.dense, attended.dropout, attended.LayerNorm, up.dense,
             up.intermediate_act_fn, fed.dense, fed.dropout, fed.LayerNorm,
         )  # fmt: skip
     attention, fed = block.attention, block.ffn
-    return _Layers(
+    return Layers(
         attention, attention.out_lin, None, block.sa_layer_norm, fed.lin1, fed.activation, fed.lin2, fed.dropout,
         block.output_layer_norm,
     )  # fmt: skip
@@ -193,7 +204,7 @@ def one_token(
 
 
 def _run(block: Any, x: Tensor, seed: Tensor, bounds: Tensor, longest: int, slot: Tensor | None) -> Tensor:
-    parts = _layers(block)
+    parts = layers(block)
     attention = parts.attention
     drop_weights, drop_attended, drop_fed = (
         float(module.p) if block.training and module is not None else 0.0
@@ -203,11 +214,11 @@ def _run(block: Any, x: Tensor, seed: Tensor, bounds: Tensor, longest: int, slot
     heads = x.shape[1] // attention.attention_head_size
     scale = float(attention.scaling)
     settings = Settings(heads, longest, scale, drop_weights, drop_attended, drop_fed, eps)
-    layers = (parts.output, parts.first_norm, parts.up, parts.down, parts.second_norm)
+    rest = (parts.output, parts.first_norm, parts.up, parts.down, parts.second_norm)
     tensors = [
         attention.joined_weight,
         attention.joined_bias,
-        *(t for m in layers for t in (m.weight, m.bias)),
+        *(t for m in rest for t in (m.weight, m.bias)),
     ]
     out: Tensor = _Block.apply(x, bounds, seed, slot, settings, *tensors)
     return out

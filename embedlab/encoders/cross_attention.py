@@ -235,6 +235,9 @@ class CrossedTwin(TwinEncoder):
         ]
         return parts[0] + parts[1]
 
+    def reader(self, skip: int) -> None:
+        return None
+
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{super().fingerprint()} {self._name}".encode()).hexdigest()[:16]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
+from embedlab.kernels import attention
 from embedlab.kernels.attention import differentiate, heads_first
 
 VARLEN = "embedlab_varlen"

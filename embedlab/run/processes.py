@@ -127,9 +127,7 @@ def start_ranks(command: Sequence[str], processes: int) -> int:
             status = _wait(ranks, received)
             if status > 128 and not received and not Path(said.name).read_text():
                 name = signal.Signals(status - 128).name
-                say_once(
-                    f"embedlab: a process of the run was ended by {name}; ckpt_path=auto goes on from its checkpoint"
-                )
+                say_once(f"embedlab: a process of the run was ended by {name}; go on with ckpt_path=auto")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -40,6 +40,8 @@ class UserError(Exception):
         self.key = key
         self.value = value
         self.fix = fix
+        self.index: int | None = None
+        """The text at fault among several that were given, where whoever gave them knows file and row."""
 
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.file, self.row) if part is not None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from embedlab.backbones.architecture import (
 )
 from embedlab.backbones.hub import snapshot
 from embedlab.config.backbone import BackboneConfig, BackboneInfo, known
+from embedlab.config.read import read_values
 from embedlab.errors import UserError, one_line
 from embedlab.files import assets_dir, corruption
 
@@ -188,7 +188,7 @@ def read_config(config: BackboneConfig, source: Source) -> PretrainedConfig:
     with reading(config), naming(config):
         if source.gguf is None:
             file = Path(source.location, "config.json")
-            check_sizes(json.loads(file.read_text(encoding="utf-8")))
+            check_sizes(read_values(file, "another copy of the model"))
         found = AutoConfig.from_pretrained(source.location, **pretrained_options(config, source))
         check_config(found)
     if not config.trust_remote_code:  # it would be saved with the weights, for others to run

@@ -235,7 +235,7 @@ def has_mask_token(config: BackboneConfig, source: Source) -> bool:
             file = Path(source.location, name)
             if file.is_file():
                 with reading(config):
-                    if json.loads(file.read_text(encoding="utf-8")).get("mask_token"):
+                    if read_values(file, "another copy of the model").get("mask_token"):
                         return True
     return read_tokenizer(config, source).mask_token is not None
 

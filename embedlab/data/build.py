@@ -183,7 +183,9 @@ def _fill(
     writer = TableWriter(folder, roles, jobs, bool(stream.groups), _dtypes(stream.kind))
     tally = Tally(stream, jobs)
     try:
-        chunks = tokenised(_chunks(stream), Tokeniser(tuple(jobs.values())), config.processes, _ALONE)
+        names = [reader.name for reader in readers]
+        tokeniser = Tokeniser(tuple(jobs.values()))
+        chunks = tokenised(_chunks(stream), tokeniser, config.processes, _ALONE, names)
         size = sum(reader.size for reader in readers)
         bar = progress_bar("tokenising", "rows", size, None if progress else False)
         # Closed in any case: worker processes end with it, and an exception would keep it.
@@ -195,7 +197,7 @@ def _fill(
         if writer.n_rows == 0:
             raise _nothing_left(config, stream)
         report = tally.report(config, writer, time.monotonic() - started)
-        writer.finish([reader.name for reader in readers], stream.groups, frame, report)
+        writer.finish(names, stream.groups, frame, report)
     finally:
         writer.close()
 

@@ -14,9 +14,9 @@ logged last, the step that the next try goes on from, what was lost, and whether
 kill are those of the untouched run, digit for digit. At the end: whether weights and AdamW's moments
 are equal bit for bit, and whether nothing but the run's own files is left.
 
-**Sweeps** (`embedlab train -m`, two trials one after the other): the launcher is killed at a random moment, and started
-again at once, three times before it may end. At each kill: whether its trials end with it (a trial writes its checkpoint
-first), and whether each record of a trial is whole. At the end: as of training, for every trial.
+**Sweeps** (`embedlab train -m`, two trials one after the other): the launcher is killed at a random moment, and
+started again at once, three times before it may end. At each kill: whether its trials end with it (a trial writes its
+checkpoint first), and whether each record of a trial is whole. At the end: as of training, for every trial.
 
 The kills are shared out evenly among the kinds. Exit status 1 if anything is broken.
 """

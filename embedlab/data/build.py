@@ -97,9 +97,7 @@ def build_token_table(
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
 
 
-def _opened(
-    root: Path, key: str, build: Callable[[Path], None], most: Mapping[str, int]
-) -> TokenTable:
+def _opened(root: Path, key: str, build: Callable[[Path], None], most: Mapping[str, int]) -> TokenTable:
     """The table `key` in `root`, built where it is not there yet; `most`: the highest id of each field.
 
     Raises:

@@ -272,7 +272,8 @@ class Encoder(nn.Module):
                 if normalize:
                     vectors = nn.functional.normalize(vectors, dim=-1)
                 waiting.append((torch.tensor(batch, device=target), vectors))
-                if sum(len(v) for _, v in waiting) >= _KEPT_ON_DEVICE:
+                # Small vectors that are kept between large activations would break the host's memory into pieces.
+                if target == here or sum(len(v) for _, v in waiting) >= _KEPT_ON_DEVICE:
                     _fill(out, waiting)
                 done += len(batch)
                 move(done, done)

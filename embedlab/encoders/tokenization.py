@@ -293,7 +293,9 @@ class Tokenization:
             texts = beginnings(texts, self._limit, lambda some: self.plain_ids([prepare(t) for t in some]))
         for i, text in enumerate(texts):
             if len(text) > LONGEST:
-                problem = f"a text of {len(text):,} characters has no space where this tokenizer could stop reading"
+                problem = (
+                    f"a text of {len(text):,} characters has no space where this tokenizer could stop reading"
+                )
                 fix, value = f"texts of at most {LONGEST:,} characters", text[:20] + "…"
                 raise UserError(problem, key="text", value=value, fix=fix, index=before + i)
         return [prepare(text) for text in texts]

@@ -16,7 +16,7 @@ from embedlab.backbones.architecture import (
     kind_of,
     set_dropout,
 )
-from embedlab.backbones.hub import snapshot
+from embedlab.backbones.hub import TEXT, snapshot
 from embedlab.config.backbone import BackboneConfig, BackboneInfo, known
 from embedlab.config.read import read_values
 from embedlab.errors import UserError, one_line
@@ -24,6 +24,10 @@ from embedlab.files import assets_dir, corruption
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+MOST_BYTES = 1 << 28
+"""Of a tokenizer's file; the largest that are known have 40 MB."""
 
 
 class Source(NamedTuple):
@@ -86,8 +90,18 @@ def _model_folder(path: Path, config: BackboneConfig) -> Path:
         problem = "has no config.json, so it is no Hugging Face folder"
         fix = "the folder that save_pretrained wrote"
     else:
+        _check_text_files(path)
         return path
     raise UserError(problem, file=path, key=config.key, value=config.label, fix=fix)
+
+
+def _check_text_files(folder: Path) -> None:
+    """Refuse files of a tokenizer or configuration that would be read whole and are larger than any."""
+    for file in folder.iterdir():
+        if file.suffix in TEXT and file.is_file() and file.stat().st_size > MOST_BYTES:
+            raise UserError(
+                f"is larger than {MOST_BYTES >> 20} MiB", file=file, fix="another copy of the model"
+            )
 
 
 def donor_config(name: str) -> BackboneConfig:

@@ -113,6 +113,7 @@ def _recipe(config: Mapping[str, Any], training: Mapping[str, Any]) -> str:
         return "Not known: the encoder was not trained by a run of embedlab."
     sections = {k: config[k] for k in _RECIPE if k in config}
     text = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
+    text = "".join(f"{printable(line)}\n" for line in text.splitlines())
     fence = "```"
     while fence in text:
         fence += "`"

@@ -7,7 +7,8 @@ import os
 import pickle
 import shutil
 import tarfile
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ import pytest
 import torch
 
 import embedlab
+from embedlab.backbones.resolve import MOST_BYTES
 from embedlab.cli.compose import compose
 from embedlab.config.data import DataConfig
 from embedlab.data.build import build_token_table
 from embedlab.encoders.loading import load_checkpoint
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
+from embedlab.files import PACKED, packed
 from embedlab.run.callbacks.checkpoints import find_checkpoint, unreadable
 
 PACKAGE = Path(embedlab.__file__).parent
@@ -91,6 +94,40 @@ def test_a_checkpoint_with_code_is_refused(tmp_path: Path) -> None:
     assert not ran.exists()
     pickle.loads(path.read_bytes())
     assert ran.exists(), "guards the test: the pickle does do what it says"
+
+
+@pytest.mark.parametrize("how", ["compressed", "overlapping"])
+def test_weights_that_are_larger_inside_than_their_file_are_refused(
+    how: str, tmp_path: Path, tiny: Callable[..., Path]
+) -> None:
+    path = tmp_path / "whole.ckpt"
+    torch.save({"state_dict": {"a": torch.zeros(64, 64)}, "global_step": 1}, path)
+    assert not packed(path)
+    large = tmp_path / "last.ckpt"
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(large, "w") as target:
+        for part in whole.infolist():
+            kind = zipfile.ZIP_DEFLATED if how == "compressed" else zipfile.ZIP_STORED
+            target.writestr(part.filename, whole.read(part), kind)
+        if how == "overlapping":  # the directory names one part's bytes many times
+            target.filelist += [max(target.filelist, key=lambda part: part.file_size)] * 3
+    assert packed(large)
+    assert unreadable(large) == PACKED
+    with pytest.raises(UserError, match="the file is packed"):
+        load_checkpoint(large)
+    folder = Path(shutil.copytree(tiny("bert"), tmp_path / "model"))
+    (folder / "model.safetensors").unlink()
+    large.rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="the file is packed"):
+        embedlab.load(folder)
+
+
+def test_files_of_a_tokenizer_are_read_size_first(tmp_path: Path, tiny: Callable[..., Path]) -> None:
+    for name in ("tokenizer.json", "vocab.txt", "other.json"):
+        folder = Path(shutil.copytree(tiny("bert"), tmp_path / name))
+        with (folder / name).open("wb") as file:
+            file.truncate(MOST_BYTES + 1)
+        with pytest.raises(UserError, match=rf"{name}: is larger than 256 MiB"):
+            embedlab.load(folder)
 
 
 def test_a_checkpoint_cannot_write_outside_its_folder(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def absurd_sizes(at: Place) -> None:
 
 
 def absurd_files(at: Place) -> None:
-    """B.5 files of a model that are pipes, devices or 16 GiB without a block; archives that promise gigabytes"""
+    """B.5 files of a model that are pipes, devices or sparse; arrays and archives that promise gigabytes"""
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         for kind in ("pipe", "device", "sparse"):
             folder = Path(shutil.copytree(at.folder / "model", at.folder / f"{kind}-{name}"))
@@ -114,7 +114,7 @@ def absurd_files(at: Place) -> None:
                 (folder / name).symlink_to("/dev/zero")
             else:
                 with (folder / name).open("wb") as file:
-                    file.truncate(16 << 30)
+                    file.truncate(300 * MIB)
             within(600, at, "encode", at.folder / "texts.txt", at.folder / "out.npy", f"ckpt={folder}")
     for name in ("vectors.npy", "offsets.npy"):
         with (at.folder / "index" / name).open("wb") as file:
@@ -131,7 +131,7 @@ def absurd_files(at: Place) -> None:
         zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file,
     ):
         for item in whole.infolist():
-            with file.open(item.filename, "w") as target:
+            with file.open(item.filename, "w", force_zip64=True) as target:
                 target.write(whole.read(item))
                 for _ in range(2048 if item.filename.endswith("/data.pkl") else 0):
                     target.write(bytes(MIB))

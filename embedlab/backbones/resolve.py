@@ -20,7 +20,7 @@ from embedlab.backbones.hub import TEXT, snapshot
 from embedlab.config.backbone import BackboneConfig, BackboneInfo, known
 from embedlab.config.read import read_values
 from embedlab.errors import UserError, one_line
-from embedlab.files import assets_dir, corruption
+from embedlab.files import PACKED, assets_dir, corruption, packed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -90,14 +90,16 @@ def _model_folder(path: Path, config: BackboneConfig) -> Path:
         problem = "has no config.json, so it is no Hugging Face folder"
         fix = "the folder that save_pretrained wrote"
     else:
-        _check_text_files(path)
+        _check_files(path)
         return path
     raise UserError(problem, file=path, key=config.key, value=config.label, fix=fix)
 
 
-def _check_text_files(folder: Path) -> None:
-    """Refuse files of a tokenizer or configuration that would be read whole and are larger than any."""
+def _check_files(folder: Path) -> None:
+    """Refuse what would be read whole and is larger than any tokenizer's file, and weights that are larger inside."""
     for file in folder.iterdir():
+        if file.suffix == ".bin" and packed(file):
+            raise UserError(PACKED, file=file, fix="another copy of the model")
         if file.suffix in TEXT and file.is_file() and file.stat().st_size > MOST_BYTES:
             raise UserError(
                 f"is larger than {MOST_BYTES >> 20} MiB", file=file, fix="another copy of the model"

@@ -27,7 +27,7 @@ from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.encoders.usage import DOCUMENT, Usage
 from embedlab.errors import UserError
-from embedlab.files import assets_dir, corruption, scratch_folder
+from embedlab.files import PACKED, assets_dir, corruption, packed, scratch_folder
 from embedlab.pooling import build_pooling
 
 log = logging.getLogger(__name__)
@@ -208,11 +208,13 @@ def load_checkpoint(path: Path, trust_remote_code: bool = False) -> Encoder:
     Raises:
         UserError: no checkpoint of this project, or a broken one.
     """
+    fix = "another copy of it, or a run's last.ckpt, previous.ckpt or folder"
+    if packed(path):
+        raise UserError(PACKED, file=path, fix=fix)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         kept, state = checkpoint["embedlab"]["encoder"], dict(checkpoint["state_dict"])
     except Exception as error:
-        fix = "another copy of it, or a run's last.ckpt, previous.ckpt or folder"
         if (problem := corruption(error)) is None and not isinstance(
             error, OSError | RuntimeError | MemoryError
         ):

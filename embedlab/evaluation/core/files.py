@@ -14,7 +14,6 @@ from embedlab.backbones.hub import quiet_hub
 from embedlab.data.readers import open_reader
 from embedlab.errors import UserError
 
-
 _SHARED = 1 << 16
 """Distinct values of which one copy is kept, however often they come."""
 

@@ -79,7 +79,7 @@ def check_writable(path: Path, key: str = "out") -> None:
 
     Folders above it need not exist; none is made here.
     """
-    place = next(folder for folder in path.absolute().parents if folder.exists())
+    place = next(folder for folder in (*path.absolute().parents, Path("/")) if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=path if path.is_dir() else place):
             pass

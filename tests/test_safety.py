@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import pickle
 import shutil
@@ -128,6 +129,24 @@ def test_files_of_a_tokenizer_are_read_size_first(tmp_path: Path, tiny: Callable
             file.truncate(MOST_BYTES + 1)
         with pytest.raises(UserError, match=rf"{name}: is larger than 256 MiB"):
             embedlab.load(folder)
+
+
+@pytest.mark.parametrize(("name", "values", "part"), [
+    ("tokenizer_config.json", {"model_max_length": "many"}, "cannot be read"),
+    ("config.json", {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantised"),
+    ("embedlab.json", {"usage": {"prompts": {"query": 5}}}, r"embedlab\.json: not text \(usage\.prompts\.query"),
+    ("embedlab.json", {"usage": {"truncate_dim": 0}}, r"embedlab\.json: must be at least 1"),
+    ("embedlab.json", {"tokenization": {"template": {"text": "x"}}}, r"embedlab\.json: no place for the sentence"),
+])  # fmt: skip
+def test_a_setting_that_cannot_be_names_its_folder(
+    name: str, values: dict[str, Any], part: str, tmp_path: Path, tiny: Callable[..., Path]
+) -> None:
+    embedlab.load(tiny("bert")).save(tmp_path / "encoder")
+    file = tmp_path / "encoder" / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    with pytest.raises(UserError, match=part) as caught:
+        embedlab.load(tmp_path / "encoder")
+    assert str(caught.value).startswith(str(tmp_path / "encoder"))
 
 
 def test_a_checkpoint_cannot_write_outside_its_folder(tmp_path: Path) -> None:

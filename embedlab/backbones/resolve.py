@@ -204,7 +204,13 @@ def read_config(config: BackboneConfig, source: Source) -> PretrainedConfig:
     with reading(config), naming(config):
         if source.gguf is None:
             file = Path(source.location, "config.json")
-            check_sizes(read_values(file, "another copy of the model"))
+            values = read_values(file, "another copy of the model")
+            check_sizes(values)
+            if isinstance(values, dict) and values.get("quantization_config"):
+                fix = "the model that it was made of, with adapter=qlora to quantise it here"
+                raise UserError(
+                    "its weights are stored quantised, and read as they are nowhere here", fix=fix
+                )
         found = AutoConfig.from_pretrained(source.location, **pretrained_options(config, source))
         check_config(found)
     if not config.trust_remote_code:  # it would be saved with the weights, for others to run

@@ -110,7 +110,11 @@ def _folder(path: Path, name: str, code: bool) -> Encoder:
 
 def _encoder(folder: Path, code: bool) -> Encoder:
     several = EncoderFile.read(folder).towers is not None
-    return (TwinEncoder if several else SentenceEncoder).load(folder, trust_remote_code=code)
+    try:
+        return (TwinEncoder if several else SentenceEncoder).load(folder, trust_remote_code=code)
+    except UserError as error:
+        error.file = error.file or str(folder / CARD)
+        raise
 
 
 def _hub(name: str, revision: str | None, code: bool) -> Encoder:

@@ -18,6 +18,7 @@ from embedlab.evaluation.core.correlation import pair_cosine
 
 LONG = 2000
 """Sentences from which on their encoding is worth a progress bar."""
+_AT_ONCE = 4096  # pairs whose cosines are taken in float64
 
 
 class Encoder(Protocol):
@@ -116,7 +117,8 @@ class Vectors:
 
     def cosine(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
         """`pair_cosine` of each text of `first` and the same of `second`, [n] in float64."""
-        return pair_cosine(self.take(first), self.take(second))
+        pieces = [slice(start, start + _AT_ONCE) for start in range(0, len(first), _AT_ONCE)] or [slice(0)]
+        return torch.cat([pair_cosine(self.take(first[piece]), self.take(second[piece])) for piece in pieces])
 
 
 def embed(encoder: Encoder, texts: Sequence[str]) -> Tensor:

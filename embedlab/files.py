@@ -360,11 +360,12 @@ def writing(path: Path, part: Path | None = None) -> Iterator[None]:
     except Exception as error:
         if (system_error := full(error)) is None:
             raise
-        text = f"{system_error.strerror} after {_size(part or path):,} bytes"
+        text = f"{system_error.strerror} after {size_of(part or path):,} bytes"
         raise DiskFull(system_error.errno, text, str(path)) from error
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
     found = path.rglob("*") if path.is_dir() else (path,)
     return sum(each.stat().st_size for each in found if each.is_file())
 

@@ -124,9 +124,11 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
 
 def _not_made(error: OSError, key: str, given: str | None = None) -> UserError:
     """Python tells which folder or file cannot be opened, but not which is full: that is in the one `given`."""
-    what = "written" if error.filename is None else "made"
+    what, size = "written" if error.filename is None else "made", ""
+    if given is not None and _paths.full(error) is not None:
+        size = f" after {_paths.size_of(Path(given)):,} bytes"
     return UserError(
-        f"the folder cannot be {what}: {error.strerror or error}", key=key, value=error.filename or given,
+        f"the folder cannot be {what}: {error.strerror or error}{size}", key=key, value=error.filename or given,
         fix="a folder that can be written",
     )  # fmt: skip
 

@@ -72,7 +72,7 @@ def encode(encoder: Encoder, sentences: Sequence[str]) -> Tensor:
     for window in windows(sentences, rows=None) if sentences else [[]]:
         vectors = encoder.encode(window, **options)
         if not isinstance(vectors, Tensor):
-            vectors = torch.from_numpy(np.array(vectors, dtype=np.float32))
+            vectors = torch.from_numpy(np.require(vectors, np.float32, "CW"))
         vectors = vectors.detach().to("cpu", torch.float32)
         if vectors.ndim != 2 or vectors.shape[0] != len(window):
             raise ValueError(

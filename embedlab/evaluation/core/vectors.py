@@ -18,7 +18,7 @@ from embedlab.evaluation.core.correlation import pair_cosine
 
 LONG = 2000
 """Sentences from which on their encoding is worth a progress bar."""
-_AT_ONCE = 4096  # pairs whose cosines are taken in float64
+_AT_ONCE = 4096  # rows that arithmetic has copies of
 
 
 class Encoder(Protocol):
@@ -72,7 +72,7 @@ def encode(encoder: Encoder, sentences: Sequence[str]) -> Tensor:
     for window in windows(sentences, rows=None) if sentences else [[]]:
         vectors = encoder.encode(window, **options)
         if not isinstance(vectors, Tensor):
-            vectors = torch.from_numpy(np.require(vectors, np.float32, "CW"))
+            vectors = torch.from_numpy(np.require(vectors, np.float32, ["C", "W"]))
         vectors = vectors.detach().to("cpu", torch.float32)
         if vectors.ndim != 2 or vectors.shape[0] != len(window):
             raise ValueError(
@@ -99,7 +99,7 @@ class Vectors:
     def __init__(self, encoder: Encoder, texts: Iterable[str]) -> None:
         self.sentences, self._position = unique(texts)
         self.matrix = encode(encoder, self.sentences)
-        finite = self.matrix.isfinite().all(dim=1)
+        finite = torch.cat([some.isfinite().all(dim=1) for some in self.matrix.split(_AT_ONCE)])
         if not bool(finite.all()):
             bad = (~finite).nonzero()[:, 0]
             raise UserError(

@@ -168,8 +168,9 @@ def naming(config: BackboneConfig) -> Iterator[None]:
     except UserError as error:
         if error.key is not None:
             raise
-        file = None if config.source == "hub" else config.path or config.name
-        raise UserError(error.message, file=file, key=config.key, value=config.label, fix=error.fix) from None
+        file = error.file or (None if config.source == "hub" else config.path or config.name)
+        key, value = config.key, config.label
+        raise UserError(error.message, file=file, row=error.row, key=key, value=value, fix=error.fix) from None
 
 
 def _explain(config: BackboneConfig, error: Exception) -> NoReturn:

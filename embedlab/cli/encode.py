@@ -140,7 +140,7 @@ def _encode(
         vectors = np.zeros((len(window), encoder.dim), dtype=np.float32)
         if full:
             texts = [text for _, text in full]
-            with placing(reader, lambda place, rows=full: rows[place][0]):
+            with placing(reader, [row for row, _ in full].__getitem__):
                 vectors[kept] = encoder.encode(texts)
             # No tokenizer makes more tokens of a text than it has bytes.
             if limit and (long := [text for text in texts if 4 * len(text) >= limit]):

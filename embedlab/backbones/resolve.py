@@ -170,7 +170,9 @@ def naming(config: BackboneConfig) -> Iterator[None]:
             raise
         file = error.file or (None if config.source == "hub" else config.path or config.name)
         key, value = config.key, config.label
-        raise UserError(error.message, file=file, row=error.row, key=key, value=value, fix=error.fix) from None
+        raise UserError(
+            error.message, file=file, row=error.row, key=key, value=value, fix=error.fix
+        ) from None
 
 
 def _explain(config: BackboneConfig, error: Exception) -> NoReturn:

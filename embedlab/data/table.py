@@ -151,7 +151,9 @@ class TokenTable:
         for name, view in self.fields.items():
             for start in range(0, len(view.ids), _LOOKED_AT):
                 if view.ids[start : start + _LOOKED_AT].max() > most[name]:
-                    raise DamagedTable(f"{self.folder}: {name} has ids past the vocabulary of {most[name] + 1:,}")
+                    raise DamagedTable(
+                        f"{self.folder}: {name} has ids past the vocabulary of {most[name] + 1:,}"
+                    )
 
     def lengths(self, field: str) -> NDArray[np.int32]:
         """Tokens of every row [n]."""

@@ -2,12 +2,12 @@
 
     python -m benchmarks.encode [--backbone FOLDER] [--sentences FILE] [--dtype bfloat16] [--json OUT] [--profile]
 
-Without a folder the model is random, of DistilBERT's shape, with the packaged tokenizer; without a file texts are drawn
-from its vocabulary: short ones (10 to 15 tokens), sentences (20 to 40) and paragraphs (128 to 256). All arms get the same
-list of raw strings and tokenise, encode and return numpy rows; they take turns, and the median counts.
+Without a folder the model is random, of DistilBERT's shape, with the packaged tokenizer; without a file texts are
+drawn from its vocabulary: short ones (10 to 15 tokens), sentences (20 to 40) and paragraphs (128 to 256). All arms get
+the same list of raw strings and tokenise, encode and return numpy rows; they take turns, and the median counts.
 sentence-transformers has the dtype in its weights, `sdpa`, and the batch size of several that is its fastest; it sorts
-by length too. "padded" is this project without its packed kernels (``EMBEDLAB_KERNELS=fused_block=0``). "tokenising" and
-"forward" are the parts of "packed" alone. The least cosine between arms is printed, so that the same work is done.
+by length too. "padded" is this project without its packed kernels (``EMBEDLAB_KERNELS=fused_block=0``); "tokenising"
+and "forward" are the parts of "packed" by themselves. The least cosine between arms shows that the same work is done.
 """
 
 from __future__ import annotations

@@ -167,11 +167,11 @@ def test_unpad_names_what_it_cannot_do(compose_run, monkeypatch):  # type: ignor
     monkeypatch.setattr("embedlab.run.check.resolved_step", lambda run: "graph")
     assert resolved_packing(compose_run()) is True
     assert resolved_packing(compose_run("unpad=false")) is False
-    assert resolved_packing(compose_run("unpad=auto", model_type="modernbert")) is False
+    assert resolved_packing(compose_run("unpad=auto", "pooling=mean", model_type="gpt2")) is False
     for overrides, model_type, cause in (
         (("backbone.attention=eager",), "bert", "attention"),
-        ((), "modernbert", "modernbert"),
-        (("data.pack=32", "method=masked_lm"), "bert", "masked_lm"),
+        (("pooling=mean",), "gpt2", "gpt2"),
+        (("data.pack=32", "method=causal_lm"), "gpt2", "causal_lm"),
     ):
         with pytest.raises(UserError, match=cause):
             resolved_packing(compose_run("unpad=true", *overrides, model_type=model_type))

@@ -14,24 +14,26 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embedlab.encoders.token_rows import TokenRows
-from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.tokenization import AT_ONCE, Tokenization
+from embedlab.encoders.windows import ROWS, windows
 from embedlab.errors import UserError
 from embedlab.kernels.available import SHORT_LONGEST
 from embedlab.kernels.packed_rows import PackedRows, pack
 
+S = TypeVar("S")
 T = TypeVar("T")
 Numbers = NDArray[np.int64]
 """Of rows."""
 
 _AUTO_TOKENS = {"cpu": 2048, "cuda": 65536}  # a padded forward; larger ones fall out of a CPU core's cache
 _SLOTS = 32768  # a packed forward: more would keep a card no busier
-_AHEAD = 2  # windows that are tokenised before they are asked for
+_AHEAD = 3  # windows that are tokenised before they are asked for
 _BEHIND = 2  # batches whose vectors are on their way to the host
-FEW = 64
-"""Texts that are not worth a thread."""
-_WINDOWS = {
-    "cuda": {"rows": 4096, "size": 1 << 20}
-}  # by device, which waits for the first; else tokenising's own
+_FEW = 64  # texts that are not worth a thread
+_THREADS = {
+    "cuda": 2
+}  # that tokenise, by device, else 1: the library's own threads rest while Python takes the ids
+_WINDOWS = {"cuda": (2048, 1 << 18)}  # texts and bytes of a window, by device, which waits for the first
 
 
 class Reader(NamedTuple):
@@ -89,14 +91,17 @@ class DistinctRows:
 
     def __init__(self, tokenization: Tokenization, texts: Sequence[str], device: torch.device) -> None:
         self.tokenization = tokenization
-        self.texts = texts
-        self.window = _WINDOWS.get(device.type, {})
+        self.windows = windows(texts, *_WINDOWS.get(device.type, (ROWS, AT_ONCE)))
+        self.threads = _THREADS.get(device.type, 1) if len(texts) > _FEW else 0
+        tokenization.plain_ids(
+            []
+        )  # a truncation that the tokenizer may have is taken away before threads read it
         self.repeats: tuple[list[int], list[int]] = ([], [])
 
     def __iter__(self) -> Iterator[Window]:
         first: dict[bytes, int] = {}
         done = 0
-        for tokens in self.tokenization.tokenised(self.texts, **self.window):
+        for tokens in ahead(self.tokenization.tokenise, self.windows, self.threads):
             places = [first.setdefault(key, place) for place, key in enumerate(tokens.as_bytes(), done)]
             found = np.array(places)
             own = np.arange(done, done + len(found))
@@ -114,19 +119,20 @@ class DistinctRows:
         return vectors
 
 
-def ahead(items: Iterable[T]) -> Iterator[T]:
-    """`items`, in their order, a few of them made by a thread before they are asked for."""
-    iterator, end = iter(items), object()
-    with ThreadPoolExecutor(1, "tokenise") as pool:
-        waiting: deque[Future[Any]] = deque()
+def ahead(call: Callable[[S], T], items: Iterable[S], threads: int) -> Iterator[T]:
+    """What `call` makes of `items`, in their order, a few of them by threads before they are asked for."""
+    if not threads:
+        yield from map(call, items)
+        return
+    with ThreadPoolExecutor(threads, "ahead") as pool:
+        waiting: deque[Future[T]] = deque()
         try:
-            while True:
-                while len(waiting) <= _AHEAD:
-                    waiting.append(pool.submit(next, iterator, end))
-                item = waiting.popleft().result()
-                if item is end:
-                    return
-                yield item
+            for item in items:
+                waiting.append(pool.submit(call, item))
+                if len(waiting) > _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
         finally:
             for future in waiting:
                 future.cancel()

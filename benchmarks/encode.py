@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +291,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         peers.older.close()
     if options.profile:
         for kind, some in texts.items():
-            print(f"{kind}\n{profile(lambda some=some: peers.own(some))}")
+            print(f"{kind}\n{profile(partial(peers.own, some))}")
     return found
 
 

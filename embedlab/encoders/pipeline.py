@@ -4,7 +4,7 @@ vectors come back from a card while it goes on."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -98,7 +98,7 @@ class DistinctRows:
         )  # a truncation that the tokenizer may have is taken away before threads read it
         self.repeats: tuple[list[int], list[int]] = ([], [])
 
-    def __iter__(self) -> Iterator[Window]:
+    def __iter__(self) -> Generator[Window]:
         first: dict[bytes, int] = {}
         done = 0
         for tokens in ahead(self.tokenization.tokenise, self.windows, self.threads):
@@ -169,7 +169,7 @@ def packed_batches(lengths: Numbers, size: int | None, tokens: int | None) -> It
     long = int((lengths > SHORT_LONGEST).sum())
     for part in (order[:long], order[long:]):
         if size is not None:
-            cuts = np.arange(size, len(part), size)
+            cuts: Any = np.arange(size, len(part), size)
         else:
             ends = lengths[part].cumsum()
             n = -(-int(ends[-1]) // (tokens or _SLOTS)) if len(part) else 1
@@ -243,7 +243,7 @@ class Encoding:
 
     def _padded(self, tokens: TokenRows, chosen: Numbers) -> Iterator[tuple[Numbers, Tensor]]:
         multiple = 8 if self.device.type == "cuda" else 1
-        options = {"skip": self.skip} if self.skip else {}
+        options: dict[str, Any] = {"skip": self.skip} if self.skip else {}
         for batch in padded_batches(tokens.lengths[chosen], self.size, self.tokens, self.device):
             rows = chosen[batch]
             found = self.encoder.tokenization.pad([tokens.row(i) for i in rows], multiple)

@@ -141,8 +141,9 @@ class Weights:
             bounds = rows.bounds
             context: Tensor = attend(query, key, value, bounds, bounds, rows.longest, rows.longest)
             return context.flatten(1)
-        heads_first = [x.transpose(0, 1)[None] for x in (query, key, value)]
-        return padded_attention(*heads_first, rows.bounds, block.scale, 0.0)[0].transpose(0, 1).flatten(1)
+        query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
+        out = padded_attention(query, key, value, rows.bounds, block.scale, 0.0)
+        return out[0].transpose(0, 1).flatten(1)
 
 
 def _layer(module: Any, dtype: torch.dtype) -> _Layer:
@@ -154,12 +155,13 @@ def _block(block: nn.Module, dtype: torch.dtype) -> _Block:
     parts = fused_block.layers(block)
     three = projections(parts.attention)
     assert three is not None
-    joined = [torch.cat([getattr(p, name).detach() for p in three]).to(dtype) for name in ("weight", "bias")]
+    joined = _Layer(
+        torch.cat([p.weight.detach() for p in three]).to(dtype),
+        torch.cat([p.bias.detach() for p in three]).to(dtype),
+    )
     rest = (parts.output, parts.first_norm, parts.up, parts.down, parts.second_norm)
     heads = len(three[0].weight) // parts.attention.attention_head_size
-    return _Block(
-        heads, float(parts.attention.scaling), _Layer(*joined), *(_layer(module, dtype) for module in rest)
-    )
+    return _Block(heads, float(parts.attention.scaling), joined, *(_layer(module, dtype) for module in rest))
 
 
 @cache

@@ -17,7 +17,6 @@ import embedlab
 from embedlab.config.template import Template
 from embedlab.encoders import pipeline
 from embedlab.encoders.base import Encoder
-from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.pipeline import ahead, packed_batches
 from embedlab.encoders.token_rows import TokenRows
 from embedlab.encoders.twin import TwinEncoder
@@ -295,7 +294,7 @@ def test_framed_rows_are_those_of_lists(
 
 
 def test_a_card_is_left_to_the_padded_rows_where_kernels_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder: SentenceEncoder = embedlab.load("mini")
+    encoder = embedlab.load("mini").towers[0]
     card = torch.device("cuda")
     monkeypatch.setattr(inference, "short_kernel", lambda config, longest: True)
     assert inference.applies(encoder.backbone, card)

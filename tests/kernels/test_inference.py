@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ Tiny = Callable[..., Path]
 LENGTHS = (12, 5, 1, 20, 3, 0)
 LOOSE = {torch.float32: 2e-5, torch.bfloat16: 6e-2}
 TYPES = [torch.float32] if INTERPRETED else [*LOOSE]  # the interpreter's products of bf16 are wrong
-WIDE = {"width": 64, "heads": 4}
+WIDE: dict[str, Any] = {"width": 64, "heads": 4}
 """Heads of 16, as narrow as kernels take them."""
 needs_card = pytest.mark.skipif(INTERPRETED, reason="copies and torch's kernels of a card")
 

@@ -41,12 +41,12 @@ class Reader(NamedTuple):
 
     Attributes:
         vectors: rows [R] to their vectors [R, `dim` of the pooling].
-        takes: whether rows of so many tokens can be read.
+        longest: tokens of the longest row that can be read.
         offset: the position of a row's first token.
     """
 
     vectors: Callable[[PackedRows], Tensor]
-    takes: Callable[[int], bool]
+    longest: int
     offset: int
 
 
@@ -223,16 +223,12 @@ class Encoding:
             yield texts
 
     def _vectors(self, tokens: TokenRows) -> Iterator[tuple[Numbers, Tensor]]:
-        lengths = tokens.lengths
-        reader = self._reader
+        lengths, reader = tokens.lengths, self._reader
+        fits = lengths <= (-1 if reader is None else reader.longest)
+        yield from self._padded(tokens, np.flatnonzero(~fits))
         if reader is None:
-            yield from self._padded(tokens, np.arange(len(lengths)))
             return
-        if not reader.takes(int(lengths.max(initial=0))):
-            yield from self._padded(tokens, np.flatnonzero(lengths > SHORT_LONGEST))
-            packed = np.flatnonzero(lengths <= SHORT_LONGEST)
-        else:
-            packed = np.arange(len(lengths))
+        packed = np.flatnonzero(fits)
         for batch in packed_batches(lengths[packed], self.size, self.tokens):
             rows = packed[batch]
             packed_rows = pack(

@@ -95,7 +95,7 @@ def test_rows_that_cannot_be_packed_are_padded(
     encoder = build(tiny("bert", max_positions=300))
     texts = ["a cat " * 140, *TEXTS]
     want = padded(encoder, texts)
-    monkeypatch.setattr(inference.Weights, "takes", lambda self, longest: longest <= SHORT_LONGEST)
+    monkeypatch.setattr(inference.Weights, "longest", SHORT_LONGEST)
     np.testing.assert_allclose(encoder.encode(texts), want, rtol=0, atol=2e-5)
     assert packed == [len(TEXTS)]
 
@@ -296,12 +296,12 @@ def test_framed_rows_are_those_of_lists(
 def test_a_card_is_left_to_the_padded_rows_where_kernels_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = embedlab.load("mini").towers[0]
     card = torch.device("cuda")
-    monkeypatch.setattr(inference, "short_kernel", lambda config, longest: True)
+    monkeypatch.setattr(inference, "packed_kernel", lambda config, longest: True)
     assert inference.applies(encoder.backbone, card)
     assert not inference.applies(encoder.backbone, torch.device("cpu"))
     monkeypatch.setattr(encoder.backbone, "attention", "eager")
     assert not inference.applies(encoder.backbone, card)
     monkeypatch.undo()
-    monkeypatch.setattr(inference, "short_kernel", lambda config, longest: True)
+    monkeypatch.setattr(inference, "packed_kernel", lambda config, longest: True)
     monkeypatch.setenv("EMBEDLAB_KERNELS", "fused_block=0")
     assert not inference.applies(encoder.backbone, card)

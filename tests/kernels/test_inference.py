@@ -80,8 +80,7 @@ def test_long_rows_by_torch(tiny: Tiny, dtype: torch.dtype) -> None:
     rows, packed = drawn((300, 129, 256, 4), backbone)
     want = alone(backbone, rows)
     weights = inference.Weights(backbone.to(DEVICE), dtype)
-    assert weights.takes(packed.longest)
-    assert not inference.Weights(backbone, torch.float32).takes(packed.longest)
+    assert weights.longest >= packed.longest > inference.Weights(backbone, torch.float32).longest
     got = weights.states(packed)[0][: packed.tokens].float().cpu()
     torch.testing.assert_close(got, want[-1], rtol=6e-2, atol=6e-2)
 

@@ -21,9 +21,8 @@ def load_encoder(
 ) -> Encoder:
     """`embedlab.load(ckpt)`, with another `max_length` (what it counts: `embedlab.encoders.tokenization`) where
     given, and read by another pooling, which brings no weights of its own."""
-    import embedlab
-
-    with first_import("embedlab.encoders.tokenization"):
+    with first_import("embedlab.encoders.loading"):
+        import embedlab.encoders.loading
         from embedlab.encoders.tokenization import Tokenization
 
     encoder = embedlab.load(str(ckpt))

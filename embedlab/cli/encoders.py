@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from embedlab.cli.imports import first_import
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ def load_encoder(
 ) -> Encoder:
     """`embedlab.load(ckpt)`, with another `max_length` (what it counts: `embedlab.encoders.tokenization`) where
     given, and read by another pooling, which brings no weights of its own."""
-    import embedlab
-    from embedlab.encoders.tokenization import Tokenization
+    with first_import("embedlab.encoders.loading"):
+        import embedlab.encoders.loading
+        from embedlab.encoders.tokenization import Tokenization
 
     encoder = embedlab.load(str(ckpt))
     if max_length is not None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from embedlab.console import progress_bar
 from embedlab.encoders.folder import EncoderFile, whole_folder
-from embedlab.encoders.pipeline import FEW, DistinctRows, Encoding, Reader, Window, ahead, padded_batches
+from embedlab.encoders.pipeline import DistinctRows, Encoding, Reader, Window, padded_batches
 from embedlab.encoders.token_rows import Row, TokenRows
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
@@ -199,7 +199,7 @@ class Encoder(nn.Module):
         """Vectors of texts, [n, D]: what `encode` calls, with the settings of `encode_ids`."""
         there = self.device if device is None else torch.device(device)
         rows = DistinctRows(self.tokenization, texts, there)
-        with closing(ahead(rows) if len(texts) > FEW else iter(rows)) as windows:
+        with closing(iter(rows)) as windows:
             return rows.spread(self._encode(windows, len(texts), device=device, **settings))
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:

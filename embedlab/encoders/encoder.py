@@ -129,7 +129,7 @@ class SentenceEncoder(Encoder):
             one: Tensor = pooling((torch.where(mask.any(1)[:, None], state, 0.0)[:, None],), mask, marks)
             return one
 
-        return Reader(vectors, weights.takes, backbone.position_offset)
+        return Reader(vectors, weights.longest, backbone.position_offset)
 
     def read_by(self, config: PoolingConfig) -> None:
         """Read the hidden states by another pooling, in place.

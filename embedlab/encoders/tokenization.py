@@ -19,12 +19,12 @@ from embedlab.config.build import from_dict
 from embedlab.config.template import Template
 from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS, lower_case, lower_cases
 from embedlab.encoders.token_rows import Row, TokenRows
-from embedlab.encoders.windows import LONGEST, ROWS, beginnings, splits_at_spaces, windows
+from embedlab.encoders.windows import LONGEST, beginnings, numbered, splits_at_spaces, windows
 from embedlab.errors import UserError
 
 _RULES = 1  # raised when a change here alters ids, so that token caches of older code are not taken
 _UNLIMITED = 1_000_000  # `model_max_length` of a tokenizer that knows no limit is 1e30
-_AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
+AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
 _LETTERS = 1000  # tokens that are tried as texts, where "a" has none
 
 
@@ -267,19 +267,19 @@ class Tokenization:
             cut += tokens.cut.tolist()
         return rows, cut
 
-    def tokenised(
-        self, texts: Iterable[str], rows: int | None = ROWS, size: int = _AT_ONCE
-    ) -> Iterator[TokenRows]:
-        """`ids_and_cut` of a bounded number of texts at a time: at most `rows`, of `size` bytes (`windows`).
+    def tokenised(self, texts: Iterable[str]) -> Iterator[TokenRows]:
+        """`tokenise`, a bounded number of texts at a time."""
+        for before, window in numbered(windows(texts, size=AT_ONCE)):
+            yield self.tokenise(window, before)
+
+    def tokenise(self, texts: list[str], before: int = 0) -> TokenRows:
+        """Rows of texts that are held in memory together, so many after the first; threads may be here at once.
 
         Raises:
             UserError: a text of millions of characters, of which this tokenizer would have to read all.
         """
-        before = 0
-        for window in windows(texts, rows, size):
-            chunk = self._needed(window, before)
-            before += len(window)
-            yield self._rows_of_text(chunk) if self._joins_text else self._rows_of_ids(chunk)
+        needed = self._needed(texts, before)
+        return self._rows_of_text(needed) if self._joins_text else self._rows_of_ids(needed)
 
     def count_cut(self, texts: Iterable[str]) -> int:
         """How many of the texts are cut."""

@@ -30,7 +30,8 @@ class KernelOptions:
     dev_graph: bool = True
     """Development scoring by a CUDA graph."""
     fused_block: bool = True
-    """Blocks whose backward pass is written out (`embedlab.kernels.fused_block`), instead of compiled ones."""
+    """Blocks whose backward pass is written out (`embedlab.kernels.fused_block`), instead of compiled ones; and
+    encoding without padding (`embedlab.kernels.inference`)."""
     fused_qkv: bool = True
     """One product for query, key and value (`embedlab.kernels.fused_qkv`)."""
     fused_update: bool = True

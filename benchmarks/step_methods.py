@@ -41,7 +41,6 @@ class Case:
 _TWIN = ("pooling=cls", "data.max_length=64", "method.tower2={other}", "optimizer.clip=null")
 CASES = {
     "simcse": Case(("method=simcse", "pooling=cls"), 64),
-    "simcse mean": Case(("method=simcse", "pooling=mean"), 64),
     "promptbert": Case(
         ("method=promptbert", "pooling=mask", "template=promptbert_bert", "method.second_template.join=ids",
          "method.second_template.text='This sentence : \"{{sentence}}\" means {{mask}}.'"), 256,
@@ -54,7 +53,15 @@ CASES = {
          "optimizer.accumulate=4"), 16,
     ),
     "masked lm": Case(("method=masked_lm", "pooling=mean", "data.pack=128", "data.max_length=null"), 256),
-    "simcse modernbert": Case(("method=simcse", "pooling=mean", "backbone.dropout=0.1"), 64, "modernbert"),
+    "modernbert 32": Case(("method=simcse", "pooling=mean", "backbone.dropout=0.1"), 64, "modernbert"),
+    "modernbert 64": Case(
+        ("method=simcse", "pooling=mean", "backbone.dropout=0.1", "data.max_length=64"), 64, "modernbert"
+    ),
+    "bepa bi": Case(
+        ("method=bepa", "pooling=cls", "data=parallel", "data.files={pairs}", "data.max_length=128",
+         "optimizer.accumulate=4", "method.mlm_pack=bi"), 16,
+    ),
+    "masked lm 512": Case(("method=masked_lm", "pooling=mean", "data.pack=512", "data.max_length=null"), 64),
 }  # fmt: skip
 
 
@@ -134,10 +141,11 @@ def measure(case: Case, inputs: Inputs, unpad: str, steps: int) -> dict[str, Any
     cuda = torch.cuda.is_available()
     batch = 8 if inputs.tiny else case.batch
     accumulate = int(next((x.rpartition("=")[2] for x in case.settings if x.startswith("optimizer.acc")), 1))
-    pairs, packed = "data=parallel" in case.settings, "data.pack=128" in case.settings
+    pairs = "data=parallel" in case.settings
+    pack = int(next((x.rpartition("=")[2] for x in case.settings if x.startswith("data.pack")), 0))
     total = 2 * steps * accumulate
-    # A packed row holds five sentences of the average length, and all of them have one shape.
-    rows, times = (6 * batch * BATCHES, 1) if packed else (batch * BATCHES, -(-total // BATCHES))
+    # Packed rows hold sentences of 28 tokens on average, and all of them have one shape.
+    rows, times = (batch * BATCHES * pack // 20, 1) if pack else (batch * BATCHES, -(-total // BATCHES))
     names = {"other": inputs.model(case.model, 1), "pairs": inputs.text(rows, times, pairs)}
     folder = Path(tempfile.mkdtemp(dir=inputs.folder))
     config = parse_run(compose("train", [

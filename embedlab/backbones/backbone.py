@@ -17,7 +17,7 @@ from embedlab.backbones.packed_rows import PackedRows, packed_rows
 from embedlab.backbones.padding import by_length, filled_on_the_right, special_types
 from embedlab.errors import UserError
 from embedlab.kernels import fused_block
-from embedlab.kernels.available import SHORT, kernel_options, short_kernel
+from embedlab.kernels.available import LONGEST, SHORT, SHORT_LONGEST, kernel_options, short_kernel
 from embedlab.kernels.packing import MODEL_TYPES, row_capacity
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ class Backbone(Body):
             return False
         # Where no token is out of another's sight, a sliding window is none.
         window = getattr(config, "sliding_window", None)
-        return short_kernel(config, longest) and (window is None or row_capacity(longest) <= window + 1)
+        sees_all = window is None or row_capacity(longest) <= window + 1
+        return longest <= LONGEST and sees_all and short_kernel(config, min(longest, SHORT_LONGEST))
 
     def reads_one(self, device: torch.device, packed: bool) -> bool:
         """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it.

@@ -18,6 +18,9 @@ SWITCHES = "EMBEDLAB_KERNELS"
 SHORT = "embedlab_short"
 """Attention for short sequences, by the name that transformers knows it by."""
 SHORT_LONGEST = 128
+"""Tokens of a row that one program can hold."""
+LONGEST = 512
+"""Tokens of a row whose padding is left out: the encoders' limit, and nobody has timed more."""
 _COLLECTS = "transformers.utils.output_capturing"
 """Its hooks collect hidden states for the forward of transformers' models, and do nothing else."""
 

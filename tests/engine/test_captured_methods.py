@@ -12,7 +12,7 @@ import torch
 from embedlab.config.run import RunConfig
 from embedlab.run.callbacks.checkpoints import LAST, Interrupted
 from embedlab.run.run import train
-from tests.engine.test_cuda_graph import NO_DROPOUT, WIDE, column
+from tests.engine.test_cuda_graph import NO_DROPOUT, column
 from tests.engine.test_cuda_graph import fused as fused
 from tests.methods.test_unpadded_methods import CASES, extra_settings
 from tests.run.test_resume import StopAt
@@ -28,7 +28,7 @@ GPU = (
 )
 DRAWN = ("bepa", "masked_lm")
 """Their masks come from the device's generator, which steps with padding move on by another amount."""
-RESUMED = ("simcse", "tncse", "jtcse", "jtcse_mean", "bepa", "masked_lm", "promptbert_roberta")
+RESUMED = ("simcse", "tncse", "jtcse", "jtcse_mean", "bepa", "masked_lm_long", "promptbert_roberta")
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def configured(compose_run: Compose, tiny: Callable[..., Path], tmp_path: Path) 
             "optimizer.lr=1e-4",
             *overrides,
         )
-        return compose_run(*settings, model_type=case.model_type, layers=4, **WIDE)
+        return compose_run(*settings, model_type=case.model_type, **case.arch)
 
     return make
 

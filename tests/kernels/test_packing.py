@@ -196,7 +196,7 @@ def test_rows_padded_for_attention_alone_give_the_references_gradients(unused: i
 
 _KERNEL = """
 import torch
-from embedlab.backbones import varlen_kernel as kernel
+from embedlab.kernels import varlen_triton as kernel
 from embedlab.kernels.attention import heads_first
 from embedlab.kernels.varlen_attention import varlen_attention, varlen_attention_backward
 

@@ -188,7 +188,7 @@ def measure(case: Case, inputs: Inputs, unpad: str, steps: int) -> dict[str, Any
         "start": began - entered,
         "computed_tokens": runner.packed_tokens,
         "tier": "fused" if fused.called else "packed" if runner.packed_tokens else "padded",
-        "graphs": len(runner.graphs._graphs) if isinstance(runner, CapturedStep) and runner.graphs else 0,
+        "graphs": len(runner.work._graphs) if isinstance(runner, CapturedStep) and cuda else 0,
         "memory_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0,
         **work(method, data, batch),
     }

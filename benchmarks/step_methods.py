@@ -175,7 +175,7 @@ def measure(case: Case, inputs: Inputs, unpad: str, steps: int) -> dict[str, Any
 
     finale = FinalEvaluation(config, folder, method.encoder, data, load_dev(config.evaluation))
     trainer, _ = build_trainer(config, folder, [], finale)
-    trainer.callbacks.append(Clock())
+    trainer.callbacks.append(Clock())  # type: ignore[attr-defined]
     embed = fused_block._Embed
     if cuda:
         torch.cuda.reset_peak_memory_stats()

@@ -76,6 +76,7 @@ class CrossAttention:
     def __init__(
         self, first: Backbone, second: Backbone, layers: tuple[int, ...], route: Route = "query_owner"
     ) -> None:
+        self.backbones = first, second
         self.layers = frozenset(layers)
         self.depth = first.info.layers
         self.route = route
@@ -104,10 +105,10 @@ class CrossAttention:
                 frames = [parts.frame(x, attention_mask) for parts, x in zip(towers, starts, strict=True)]
                 return self._streams(starts, frames, main)
             rows = packed_rows(self.first.backbone, input_ids, attention_mask, capacity)
-            if all(fused_block.applies(parts.backbone, input_ids.device) for parts in towers):
+            if all(fused_block.applies(backbone, input_ids.device) for backbone in self.backbones):
                 return self._fused(rows, main, position)
-            for parts in towers:
-                stack.enter_context(parts.backbone.packing())
+            for backbone in self.backbones:
+                stack.enter_context(backbone.packing())
             starts = [parts.embed_packed(rows) for parts in towers]
             frames = [parts.packed_frame(x, rows) for parts, x in zip(towers, starts, strict=True)]
             return self._streams(starts, frames, main)._replace(slots=rows.slots)
@@ -133,7 +134,7 @@ class CrossAttention:
         exchange = fused_twin.Exchange(self.layers, main, self.route == "value_owner")
         slot, real = (None, None) if position is None else rows.slots.of(position)
         both = fused_twin.states(
-            (self.first.backbone, self.second.backbone), rows.ids, rows.positions, rows.slots.bounds,
+            self.backbones, rows.ids, rows.positions, rows.slots.bounds,
             rows.longest, exchange, slot,
         )  # fmt: skip
         size = rows.ids.shape[1]

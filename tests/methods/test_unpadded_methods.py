@@ -180,9 +180,10 @@ def test_losses_and_gradients_by_the_fused_blocks_are_those_of_padded_rows(
     method = made(case)
     batch = views(method, case)
     want = results(method, batch, copies=True)
-    ran, states = [], fused_block.states
+    ran: list[int] = []
+    states = fused_block.states
     monkeypatch.setattr(fused_block, "applies", lambda backbone, device: fused_block.fusable(backbone))
-    monkeypatch.setattr(fused_block, "states", lambda *a, **k: ran.append(1) or states(*a, **k))
+    monkeypatch.setattr(fused_block, "states", lambda *a, **k: [ran.append(1), states(*a, **k)][1])
     same(results(method, told(batch), copies=True), want, 1e-4)
     assert len(ran) == case.passes
 
@@ -202,8 +203,9 @@ def test_gradients_by_the_kernels_on_a_card_are_as_near_to_fp64_as_eager_ones(
     batch = {n: {k: _moved(v, card) for k, v in view.items()} for n, view in views(method, case).items()}
     with torch.autocast("cuda", dtype, enabled=half):
         eager = _flat(results(method, batch, copies=False))
-    ran, apply = [], fused_block._Embed.apply
-    monkeypatch.setattr(fused_block._Embed, "apply", lambda *a: ran.append(1) or apply(*a))
+    ran: list[int] = []
+    apply = fused_block._Embed.apply
+    monkeypatch.setattr(fused_block._Embed, "apply", lambda *a: [ran.append(1), apply(*a)][1])
     with ExitStack() as stack:
         for backbone in backbones_of(method):
             backbone.compiled = True  # as in a captured step, where one token of the last block is read

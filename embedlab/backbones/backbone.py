@@ -10,15 +10,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones import last_block
+from embedlab.backbones import joined_lora, last_block
 from embedlab.backbones.architecture import check_layer_states, counts_places, mixes_padding
 from embedlab.backbones.body import Body, token_positions
-from embedlab.backbones.packed_rows import PackedRows, packed_rows
 from embedlab.backbones.padding import by_length, filled_on_the_right, special_types
+from embedlab.backbones.slots import InSlots, in_slots
 from embedlab.errors import UserError
 from embedlab.kernels import fused_block
-from embedlab.kernels.available import LONGEST, SHORT, SHORT_LONGEST, kernel_options, short_kernel
-from embedlab.kernels.packing import MODEL_TYPES, row_capacity
+from embedlab.kernels.available import (
+    LONGEST,
+    SHORT,
+    SHORT_LONGEST,
+    kernel_options,
+    packed_kernel,
+    short_kernel,
+)
+from embedlab.kernels.packing import packable, row_capacity
 
 if TYPE_CHECKING:
     from embedlab.config.adapter import Adapter
@@ -103,20 +110,24 @@ class Backbone(Body):
         if self.attention == "sdpa" and short_kernel(self.model.config, longest):
             kernel = SHORT
         try:
-            with self._attending(kernel):
+            with self._attending(kernel), joined_lora.joined(self.model):
                 yield
         finally:
             self.low_precision_weights = before
 
-    def unpads(self, longest: int) -> bool:
-        """Whether `forward` can leave out padding on the card, in rows of at most `longest` tokens."""
+    def unpads(self, longest: int, on_card: bool = True) -> bool:
+        """Whether `forward` can leave out padding, in rows of at most `longest` tokens."""
         config = self.model.config
-        if self.attention != "sdpa" or config.model_type not in MODEL_TYPES:
+        if self.attention != "sdpa" or not packable(config.model_type, self.info.kind):
             return False
         # Where no token is out of another's sight, a sliding window is none.
         window = getattr(config, "sliding_window", None)
-        sees_all = window is None or row_capacity(longest) <= window + 1
-        return longest <= LONGEST and sees_all and short_kernel(config, min(longest, SHORT_LONGEST))
+        whole = window is None or row_capacity(longest) <= window + 1
+        encoder = self.info.kind == "encoder"
+        if on_card:
+            most = LONGEST if encoder else SHORT_LONGEST
+            return whole and longest <= most and packed_kernel(config, min(longest, SHORT_LONGEST))
+        return whole or encoder
 
     def reads_one(self, device: torch.device, packed: bool) -> bool:
         """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it.
@@ -146,8 +157,8 @@ class Backbone(Body):
             all_layers: the states before the first block and after each, N + 1; else the last one in a
                 1-tuple.
             capacity: compute that many tokens, the true ones (which may not be more) and no padding; for
-                model types of `embedlab.kernels.packing`. Without a mask any number says that rows are attended
-                one by one. None: compute all cells.
+                models that `unpads` says it of. Without a mask any number says that rows are attended one by one.
+                None: compute all cells.
             position: [B], the one token of each row whose last state is wanted; where `reads_one` says so, and
                 with a mask and neither `position_ids` nor `all_layers`.
 
@@ -204,7 +215,7 @@ class Backbone(Body):
         position: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """`forward` on the true tokens alone, [1, C], and back to [B, L, D]."""
-        rows = packed_rows(self, input_ids, mask, capacity, position_ids)
+        rows = in_slots(self, input_ids, mask, capacity, position_ids)
         ids, slots = rows.ids, rows.slots
         arguments: dict[str, Any] = {}
         if self._takes_token_types:  # the models' own are for no more tokens than there are positions
@@ -227,7 +238,7 @@ class Backbone(Body):
             )
         return slots.unpack_all(out.hidden_states if all_layers else (out.last_hidden_state,))
 
-    def _fused(self, rows: PackedRows, all_layers: bool, position: Tensor | None) -> tuple[Tensor, ...]:
+    def _fused(self, rows: InSlots, all_layers: bool, position: Tensor | None) -> tuple[Tensor, ...]:
         """`_unpadded` by `embedlab.kernels.fused_block`."""
         slots = rows.slots
         arguments = (self, rows.ids, rows.positions, slots.bounds, rows.longest)

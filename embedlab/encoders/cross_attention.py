@@ -18,7 +18,7 @@ from torch import Tensor
 
 from embedlab.backbones import last_block
 from embedlab.backbones.blocks import BlockAdapter, BlockContext, Heads, block_adapter
-from embedlab.backbones.packed_rows import PackedRows, packed_rows
+from embedlab.backbones.slots import InSlots, in_slots
 from embedlab.encoders.twin import TwinEncoder, check_addable
 from embedlab.errors import UserError
 from embedlab.kernels import fused_block, fused_twin
@@ -104,7 +104,7 @@ class CrossAttention:
                 starts = [parts.embed(input_ids, attention_mask) for parts in towers]
                 frames = [parts.frame(x, attention_mask) for parts, x in zip(towers, starts, strict=True)]
                 return self._streams(starts, frames, main)
-            rows = packed_rows(self.first.backbone, input_ids, attention_mask, capacity)
+            rows = in_slots(self.first.backbone, input_ids, attention_mask, capacity)
             if all(fused_block.applies(backbone, input_ids.device) for backbone in self.backbones):
                 return self._fused(rows, main, position)
             for backbone in self.backbones:
@@ -129,7 +129,7 @@ class CrossAttention:
         side = self._side([*shared[0]], [*shared[1]], (frames[0], frames[1]))
         return Streams(None if whole is None else self._ended(*whole), self._ended(*side))
 
-    def _fused(self, rows: PackedRows, main: bool, position: Tensor | None) -> Streams:
+    def _fused(self, rows: InSlots, main: bool, position: Tensor | None) -> Streams:
         """By `embedlab.kernels.fused_twin`."""
         exchange = fused_twin.Exchange(self.layers, main, self.route == "value_owner")
         slot, real = (None, None) if position is None else rows.slots.of(position)
@@ -235,6 +235,9 @@ class CrossedTwin(TwinEncoder):
             for tower, weight, hidden in zip(self.towers, self.weights, states, strict=True)
         ]
         return parts[0] + parts[1]
+
+    def reader(self, skip: int) -> None:
+        return None
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{super().fingerprint()} {self._name}".encode()).hexdigest()[:16]

@@ -21,8 +21,9 @@ SHORT_LONGEST = 128
 """Tokens of a row that one program can hold."""
 LONGEST = 512
 """Tokens of a row whose padding is left out: the encoders' limit, and nobody has timed more."""
-_COLLECTS = "transformers.utils.output_capturing"
-"""Its hooks collect hidden states for the forward of transformers' models, and do nothing else."""
+_HARMLESS = ("transformers.utils.output_capturing", "embedlab.backbones.adapters")
+"""Modules whose hooks do not count: they collect hidden states for the forward of transformers' models, and give the
+parts of a LoRA layer in fp32."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class KernelOptions:
     """Weights, moments and bf16 copies in one pass (`embedlab.engine.fused_adamw`), instead of torch's AdamW."""
     graph: bool = True
     """A CUDA graph of the step; without it, the same work is launched piece by piece."""
+    joined_lora: bool = True
+    """LoRA layers of one input as one (`embedlab.backbones.joined_lora`), instead of PEFT's products one by one."""
     last_block: bool = True
     """The last block for one token, where a pooling reads no other (`embedlab.backbones.last_block`)."""
     static: bool = False
@@ -78,18 +81,28 @@ def short_kernel(config: Any, longest: int) -> bool:
 
     It needs CUDA and Triton, bidirectional or causal masks given as tensors, and a head width that is a power of two.
     """
-    heads = getattr(config, "num_attention_heads", None) or getattr(config, "n_heads", None)
-    width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) // heads if heads else 0)
-    same = getattr(config, "num_key_value_heads", None) in (None, heads)
-    if not (torch.cuda.is_available() and has_triton() and same):
-        return False
-    if longest > SHORT_LONGEST or width not in (16, 32, 64, 128):
+    heads = _heads(config)
+    if getattr(config, "num_key_value_heads", None) not in (None, heads) or not packed_kernel(
+        config, longest
+    ):
         return False
     from embedlab.kernels.attention import register
     from embedlab.kernels.short_attention import attention_function
 
     register(SHORT, attention_function)
     return True
+
+
+def packed_kernel(config: Any, longest: int) -> bool:
+    """Whether the kernel for rows without padding can run: as `short_kernel`, with groups of heads too."""
+    heads = _heads(config)
+    width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) // heads if heads else 0)
+    fits = longest <= SHORT_LONGEST and width in (16, 32, 64, 128)
+    return torch.cuda.is_available() and has_triton() and fits
+
+
+def _heads(config: Any) -> Any:
+    return getattr(config, "num_attention_heads", None) or getattr(config, "n_heads", None)
 
 
 def is_transformers(module: nn.Module) -> bool:
@@ -107,4 +120,4 @@ def has_foreign_hooks(module: nn.Module) -> bool:
         for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         for hook in getattr(module, kind).values()
     ]
-    return "forward" in vars(module) or any(getattr(h, "__module__", "") != _COLLECTS for h in hooks)
+    return "forward" in vars(module) or any(getattr(h, "__module__", "") not in _HARMLESS for h in hooks)

@@ -43,7 +43,9 @@ class Transformer(Protocol):
     def blocks(self) -> nn.ModuleList: ...
 
 
-class _Layers(NamedTuple):
+class Layers(NamedTuple):
+    """What a block is made of, whatever transformers calls it."""
+
     attention: Any
     output: nn.Linear
     drop_attended: nn.Dropout | None
@@ -65,12 +67,20 @@ def applies(backbone: Transformer, device: torch.device) -> bool:
 
 
 def fusable(backbone: Transformer) -> bool:
-    """Whether embeddings and blocks are of a build that is known here, and nobody else looks at them or runs them.
+    """Whether embeddings and blocks are `known`, all of them trained, and query, key and value joined
+    (`embedlab.kernels.fused_qkv`)."""
+    model: Any = backbone.model
+    return (
+        known(backbone)
+        and _one_mind(model.embeddings)
+        and all(_one_mind(block) and _trainable(block) for block in backbone.blocks)
+    )
 
-    Query, key and value must be joined (`embedlab.kernels.fused_qkv`).
-    """
+
+def known(backbone: Transformer) -> bool:
+    """Whether embeddings and blocks are of a build that is known here, and nobody else looks at them or runs them."""
     model = backbone.model
-    config, embeddings = model.config, model.embeddings
+    config, embeddings = model.config, getattr(model, "embeddings", None)
     if (getattr(config, "hidden_act", None) or getattr(config, "activation", None)) != "gelu":
         return False
     if any(has_foreign_hooks(m) for m in model.modules()) or not _plain(embeddings, _EMBEDDINGS):
@@ -78,11 +88,15 @@ def fusable(backbone: Transformer) -> bool:
     tables = [m for m in embeddings.modules() if isinstance(m, nn.Embedding)]
     if any(t.max_norm is not None or t.scale_grad_by_freq or t.sparse for t in tables):
         return False
-    return (
-        _ordinary([embeddings.LayerNorm], [embeddings.dropout])
-        and _one_mind(embeddings)
-        and all(_block_fits(block) for block in backbone.blocks)
+    return _ordinary([embeddings.LayerNorm], [embeddings.dropout]) and all(
+        _block_fits(block) for block in backbone.blocks
     )
+
+
+def _trainable(block: Any) -> bool:
+    if block.training and getattr(block, "gradient_checkpointing", False):
+        return False
+    return "joined_weight" in layers(block).attention._parameters
 
 
 def _plain(module: Any, names: Any) -> bool:
@@ -105,17 +119,13 @@ def _one_mind(module: nn.Module) -> bool:
 
 
 def _block_fits(block: Any) -> bool:
-    if not _plain(block, _BLOCKS) or (block.training and getattr(block, "gradient_checkpointing", False)):
+    if not _plain(block, _BLOCKS) or getattr(block, "chunk_size_feed_forward", 0):
         return False
     if getattr(block, "is_decoder", False) or getattr(block, "add_cross_attention", False):
         return False
-    if getattr(block, "chunk_size_feed_forward", 0) or not _one_mind(block):
-        return False
     if not all(_plain(module, (name,)) for name, module in _inner(block).items()):
         return False
-    parts = _layers(block)
-    if "joined_weight" not in parts.attention._parameters:
-        return False
+    parts = layers(block)
     return type(parts.activation).__name__ == "GELUActivation" and _ordinary(
         [parts.first_norm, parts.second_norm],
         [x for x in (parts.attention.dropout, parts.drop_attended, parts.drop_fed) if x is not None],
@@ -136,15 +146,16 @@ def _inner(block: Any) -> dict[str, nn.Module]:
     }
 
 
-def _layers(block: Any) -> _Layers:
+def layers(block: Any) -> Layers:
+    """The parts of a block of known build."""
     if _BLOCKS[type(block).__name__] == "bert":
         attended, up, fed = block.attention.output, block.intermediate, block.output
-        return _Layers(
+        return Layers(
             block.attention.self, attended.dense, attended.dropout, attended.LayerNorm, up.dense,
             up.intermediate_act_fn, fed.dense, fed.dropout, fed.LayerNorm,
         )  # fmt: skip
     attention, fed = block.attention, block.ffn
-    return _Layers(
+    return Layers(
         attention, attention.out_lin, None, block.sa_layer_norm, fed.lin1, fed.activation, fed.lin2, fed.dropout,
         block.output_layer_norm,
     )  # fmt: skip
@@ -199,7 +210,7 @@ def run_block(
 
 def settings_of(block: Any, width: int, longest: int, streams: int = 1) -> Settings:
     """Of a block that `fusable` knows, over rows of at most `longest` tokens with `width` features."""
-    parts = _layers(block)
+    parts = layers(block)
     attention = parts.attention
     drop_weights, drop_attended, drop_fed = (
         float(module.p) if block.training and module is not None else 0.0
@@ -213,13 +224,13 @@ def settings_of(block: Any, width: int, longest: int, streams: int = 1) -> Setti
 
 def weights_of(block: Any) -> Weights:
     """Of a block that `fusable` knows."""
-    parts = _layers(block)
-    layers = (parts.output, parts.first_norm, parts.up, parts.down, parts.second_norm)
+    parts = layers(block)
+    rest = (parts.output, parts.first_norm, parts.up, parts.down, parts.second_norm)
     attention = parts.attention
     return Weights(
         attention.joined_weight,
         attention.joined_bias,
-        *(t for m in layers for t in (m.weight, m.bias)),
+        *(t for m in rest for t in (m.weight, m.bias)),
     )
 
 

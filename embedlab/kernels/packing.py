@@ -16,6 +16,27 @@ from embedlab.kernels.available import has_triton
 MODEL_TYPES = frozenset(("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "modernbert"))
 """Encoders whose tokens meet in attention alone, reached through transformers' interface, and whose positions are
 told by ids."""
+DECODER_TYPES = frozenset(
+    (
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma3_text",
+        "opt",
+        "gpt_neox",
+        "smollm3",
+        "olmo2",
+        "granite",
+    )
+)
+"""Decoders of which the same is true."""
+
+
+def packable(model_type: str, kind: str) -> bool:
+    """Whether a model (``kind``: encoder or decoder, `BackboneInfo`) can compute rows without their padding."""
+    return model_type in (DECODER_TYPES if kind == "decoder" else MODEL_TYPES)
 
 
 def token_capacity(tokens: int) -> int:

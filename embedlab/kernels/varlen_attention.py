@@ -4,6 +4,11 @@ transformers hands on ``cu_seq_lens_q`` (here the bounds of the rows) and ``max_
 for those of flash-attn. On CUDA the function is a Triton kernel (`embedlab.kernels.varlen_triton`). On the CPU rows
 are padded for attention alone (`padded_attention`); the operator itself has a mask over all pairs of slots there, and
 is what the kernel is tested against.
+
+Keys and values may have fewer heads than queries (grouped-query attention): query head h reads theirs number h // group.
+
+torch's own `varlen_attn` is no substitute: it leaves whatever memory held in slots of no row, which may be NaN and then
+reaches the gradients of all weights; and it has neither dropout nor fp32.
 """
 
 from __future__ import annotations
@@ -30,22 +35,25 @@ def varlen_attention(
     longest: int,
     scale: float,
     dropout: float,
+    causal: bool = False,
 ) -> Tensor:
     """Soft-max attention within each row, with dropout on the weights.
 
     Args:
-        query, key, value: ``[1, H, C, D]``, the last dimension contiguous; on CUDA D is a power of two from 16.
+        query: ``[1, H, C, D]``, the last dimension contiguous; on CUDA D is a power of two from 16.
+        key, value: the same, or of fewer heads, of which H is a multiple.
         bounds: int32 ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
         seed: int64 ``[1]`` on the device.
         longest: at least the tokens of every row; on CUDA beyond 128 a power of two.
         scale: of the scores.
         dropout: share of weights dropped.
+        causal: no token sees those after it.
 
     Returns:
         ``[1, H, C, D]`` in the memory order ``[1, C, H, D]``; 0 in slots of no row.
     """
     out = heads_first(query)
-    _forward(query, key, value, bounds, seed, out, longest, scale, dropout)
+    _forward(query, key, value, bounds, seed, out, longest, scale, dropout, causal)
     return out
 
 
@@ -62,14 +70,16 @@ def _kernels(longest: int) -> Any:
 
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, out: Tensor,
-    longest: int, scale: float, dropout: float,
+    longest: int, scale: float, dropout: float, causal: bool = False,
 ) -> None:  # fmt: skip
     """Fill `out`."""
     if query.is_cuda:
-        _kernels(longest).launch_forward(query, key, value, bounds, seed, out, longest, scale, dropout)
+        _kernels(longest).launch_forward(
+            query, key, value, bounds, seed, out, longest, scale, dropout, causal
+        )
         return
-    weights, kept = _weights(query, key, bounds, seed, scale, dropout)
-    out.copy_((weights * kept) @ value.float())
+    weights, kept = _weights(query, key, bounds, seed, scale, dropout, causal)
+    out.copy_((weights * kept) @ _for_each(query, value))
 
 
 @torch.library.custom_op("embedlab::varlen_attention_backward", mutates_args=())
@@ -83,30 +93,33 @@ def varlen_attention_backward(
     longest: int,
     scale: float,
     dropout: float,
+    causal: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `varlen_attention` with respect to query, key and value."""
-    dq, dk, dv = (heads_first(query) for _ in range(3))
-    _backward(query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout)
+    dq, dk, dv = (heads_first(x) for x in (query, key, value))
+    _backward(query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout, causal=causal)
     return dq, dk, dv
 
 
 def _backward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, grad: Tensor,
     dq: Tensor, dk: Tensor, dv: Tensor, longest: int, scale: float, dropout: float, sums: Tensor | None = None,
+    causal: bool = False,
 ) -> None:  # fmt: skip
     """Fill `dq`, `dk` and `dv`; `sums` [B, 3, H, D], if any, with their sums over each row's slots."""
     if query.is_cuda:
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         _kernels(longest).launch_backward(
-            query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout, sums
+            query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout, sums, causal
         )
         return
-    weights, kept = _weights(query, key, bounds, seed, scale, dropout)
-    dp = grad.float() @ value.float().transpose(-1, -2) * kept
+    weights, kept = _weights(query, key, bounds, seed, scale, dropout, causal)
+    dp = grad.float() @ _for_each(query, value).transpose(-1, -2) * kept
     ds = weights * (dp - (weights * dp).sum(-1, keepdim=True)) * scale
-    dq.copy_(ds @ key.float())
-    dk.copy_(ds.transpose(-1, -2) @ query.float())
-    dv.copy_((weights * kept).transpose(-1, -2) @ grad.float())
+    dq.copy_(ds @ _for_each(query, key))
+    groups = 1, key.shape[1], -1, *key.shape[2:]
+    dk.copy_((ds.transpose(-1, -2) @ query.float()).view(groups).sum(2))
+    dv.copy_(((weights * kept).transpose(-1, -2) @ grad.float()).view(groups).sum(2))
     if sums is not None:
         row = torch.searchsorted(bounds[1:].long(), torch.arange(query.shape[2]), right=True)
         for i, x in enumerate((dq, dk, dv)):  # slots of no row are 0
@@ -115,14 +128,22 @@ def _backward(
             ]
 
 
+def _for_each(query: Tensor, x: Tensor) -> Tensor:
+    """Keys or values in fp32, those of each query head."""
+    return x.float().repeat_interleave(query.shape[1] // x.shape[1], 1)
+
+
 def _weights(
-    query: Tensor, key: Tensor, bounds: Tensor, seed: Tensor, scale: float, dropout: float
+    query: Tensor, key: Tensor, bounds: Tensor, seed: Tensor, scale: float, dropout: float, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """Soft-max weights ``[1, H, C, C]`` in fp32, and 1 / (1 - dropout) where one is kept, else 0."""
     slots = query.shape[2]
-    row = torch.searchsorted(bounds[1:].long(), torch.arange(slots, device=query.device), right=True)
+    number = torch.arange(slots, device=query.device)
+    row = torch.searchsorted(bounds[1:].long(), number, right=True)
     same = (row[:, None] == row) & (row < len(bounds) - 1)
-    scores = query.float() @ key.float().transpose(-1, -2) * scale
+    if causal:
+        same &= number[:, None] >= number
+    scores = query.float() @ _for_each(query, key).transpose(-1, -2) * scale
     weights = scores.masked_fill(~same, -1.0e30).softmax(-1) * same
     if dropout == 0:
         return weights, torch.ones_like(weights)
@@ -137,8 +158,8 @@ def _(query: Tensor, *rest: Any) -> Tensor:
 
 
 @varlen_attention_backward.register_fake
-def _(grad: Tensor, query: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return heads_first(query), heads_first(query), heads_first(query)
+def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return heads_first(query), heads_first(key), heads_first(value)
 
 
 differentiate(varlen_attention, varlen_attention_backward)
@@ -293,25 +314,34 @@ class Padded:
 
 
 def padded_attention(
-    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float, dropout: float,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    scale: float,
+    dropout: float,
+    causal: bool = False,
     window: int | None = None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """`varlen_attention` by PyTorch's own kernel on rows padded to the longest; reads the bounds on the host.
 
     Args:
-        query, key, value: ``[1, H, C, D]``.
+        query: ``[1, H, C, D]``.
+        key, value: the same, or of fewer heads.
         bounds: ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
         scale: of the scores.
         dropout: share of weights dropped, drawn from torch's own random state.
-        window: a token sees those less than that many places away; None: all of its row.
+        causal: no token sees those after it, so that padding behind them needs no mask.
+        window: a token sees those less than that many places away (not with `causal`); None: all of its row.
 
     Returns:
         ``[1, H, C, D]`` in the memory order ``[1, C, H, D]``; no meaning in slots of no row.
     """
     padded = Padded(bounds, query.shape[2])
     out = nn.functional.scaled_dot_product_attention(
-        padded.spread(query), padded.spread(key), padded.spread(value), padded.mask(query.dtype, window),
-        dropout, scale=scale,
+        padded.spread(query), padded.spread(key), padded.spread(value),
+        None if causal else padded.mask(query.dtype, window), dropout,
+        is_causal=causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1],
     )  # fmt: skip
     return padded.collect(out)
 
@@ -335,19 +365,22 @@ def attention_function(
     """
     if cu_seq_lens_q is None or max_length_q is None:
         raise ValueError(f"{VARLEN} needs the bounds of the rows, and this model does not hand them on")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
+    causal = bool(getattr(module, "is_causal", False))
     window = None if sliding_window is None or sliding_window >= max_length_q else sliding_window
-    if not query.is_cuda and not torch.compiler.is_compiling():
-        out = padded_attention(query, key, value, cu_seq_lens_q, float(scale), float(dropout), window)
-        return out.transpose(1, 2), None
-    if window is not None:
+    if window is not None and (causal or query.is_cuda):
         raise ValueError(
             f"{VARLEN} has no sliding windows, and rows of {max_length_q} tokens reach out of theirs"
         )
+    if not query.is_cuda and not torch.compiler.is_compiling():
+        out = padded_attention(query, key, value, cu_seq_lens_q, scale, float(dropout), causal, window)
+        return out.transpose(1, 2), None
     # Rotary positions under autocast leave queries and keys in fp32.
     query, key = query.to(value.dtype), key.to(value.dtype)
     seed = torch.randint(2**31 - 1, (1,), device=query.device)
-    out = varlen_attention(query, key, value, cu_seq_lens_q, seed, max_length_q, float(scale), float(dropout))
+    out = varlen_attention(
+        query, key, value, cu_seq_lens_q, seed, max_length_q, scale, float(dropout), causal
+    )
     return out.transpose(1, 2), None
 
 

@@ -179,11 +179,19 @@ def _backward_of_keys(
             tl.store(DV + out, dv.to(v.dtype), mask=keys[:, None] < length)
 
 
+def _check(query: Tensor, key: Tensor, causal: bool) -> None:
+    if causal or query.shape != key.shape:
+        raise ValueError(
+            "rows of more than 128 tokens are for encoders, which have a key for each query head"
+        )
+
+
 def launch_forward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, out: Tensor,
-    longest: int, scale: float, dropout: float,
+    longest: int, scale: float, dropout: float, causal: bool = False,
 ) -> None:  # fmt: skip
     """Fill `out`, ``[1, H, C, D]``; arguments as those of `varlen_attention`, `longest` a power of two from 64."""
+    _check(query, key, causal)
     _, heads, capacity, width = query.shape
     batch = len(bounds) - 1
     _forward[((batch + 1) * heads, longest // _BLOCK)](
@@ -196,9 +204,11 @@ def launch_forward(
 def launch_backward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, grad: Tensor,
     dq: Tensor, dk: Tensor, dv: Tensor, longest: int, scale: float, dropout: float, sums: Tensor | None = None,
+    causal: bool = False,
 ) -> None:  # fmt: skip
     """Fill `dq`, `dk` and `dv`, ``[1, H, C, D]`` of equal strides, and `sums` [B, 3, H, D]: all of them in the first
     row."""
+    _check(query, key, causal)
     _, heads, capacity, width = query.shape
     batch = len(bounds) - 1
     kept = torch.empty(2, heads, capacity, dtype=torch.float32, device=query.device)

@@ -18,7 +18,7 @@ from embedlab.distributed.devices import device_count, on_cuda, precision_of
 from embedlab.errors import UserError
 from embedlab.evaluation.core.suite import suite
 from embedlab.kernels.available import kernel_options
-from embedlab.kernels.packing import MODEL_TYPES
+from embedlab.kernels.packing import DECODER_TYPES, MODEL_TYPES, packable
 
 
 def check_run(run: RunConfig) -> list[str]:
@@ -161,9 +161,9 @@ def _cannot_pack(run: RunConfig) -> str | None:
         return f"method={run.method.name} computes padded rows"
     if run.pooling.counts_padding:
         return f"pooling={run.pooling.name} counts it here (pooling.invalid=grid6, as released)"
-    model_type = backbone_info(run).model_type
-    if model_type not in MODEL_TYPES:
-        return f"{model_type} is none of {', '.join(sorted(MODEL_TYPES))}"
+    info = backbone_info(run)
+    if not packable(info.model_type, info.kind):
+        return f"{info.model_type} is none of {', '.join(sorted(MODEL_TYPES | DECODER_TYPES))}"
     if run.backbone.attention != "sdpa":
         return f"it needs backbone.attention=sdpa, not {run.backbone.attention}"
     return None

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from embedlab.backbones import Backbone
@@ -20,7 +22,7 @@ from tests.interpreted import needs_triton
 from tests.kernels.test_attention import NoHostReads, load
 
 Tiny = Callable[..., Path]
-MODELS = ("bert", "roberta", "xlm-roberta", "distilbert")
+MODELS = ("bert", "roberta", "xlm-roberta", "distilbert", "llama", "qwen2", "mistral", "opt", "gpt_neox")
 LENGTHS = (12, 5, 1, 7, 12, 3)
 
 
@@ -178,6 +180,52 @@ def test_the_reference_agrees_with_autograd(dropout: float) -> None:
         )
 
 
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], causal: bool) -> torch.Tensor:
+    """Row by row and head by head, ``[1, H, C, D]``; scores are halved."""
+    out, group, start = torch.zeros_like(q), q.shape[1] // k.shape[1], 0
+    for n in lengths:
+        row = slice(start, start + n)
+        for h in range(q.shape[1]):
+            scores = 0.5 * q[0, h, row] @ k[0, h // group, row].T
+            if causal:
+                scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), float("-inf"))
+            out[0, h, row] = scores.softmax(-1) @ v[0, h // group, row]
+        start += n
+    return out
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(any),
+    heads=st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (3, 1)]),
+    unused=st.integers(0, 5),
+    causal=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_attention_is_that_of_each_row_by_itself(
+    lengths: list[int], heads: tuple[int, int], unused: int, causal: bool
+) -> None:
+    """Values and gradients: rows padded for attention alone in fp64, the operator in fp32."""
+    draw = torch.Generator().manual_seed(sum(lengths))
+    bounds = torch.nn.functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
+    used = sum(lengths)
+    shapes = [(1, n, used + unused, 4) for n in (heads[0], heads[1], heads[1])]
+    inputs = [torch.randn(s, generator=draw, dtype=torch.float64, requires_grad=True) for s in shapes]
+    grad = torch.randn(shapes[0], generator=draw, dtype=torch.float64)
+    grad[:, :, used:] = 0
+
+    def found(out: torch.Tensor, of: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [out[:, :, :used], *torch.autograd.grad(out, of, grad.to(out.dtype))]
+
+    want = found(attend(*inputs, lengths, causal), inputs)
+    padded = found(padded_attention(*inputs, bounds, 0.5, 0.0, causal), inputs)
+    torch.testing.assert_close(padded, want, rtol=1e-10, atol=1e-10)
+    single = [x.detach().float().requires_grad_() for x in inputs]
+    operator = varlen_attention(*single, bounds, torch.tensor([5]), max(lengths), 0.5, 0.0, causal)
+    assert operator[:, :, used:].abs().sum() == 0
+    for mine, its in zip(found(operator, single), want, strict=True):
+        torch.testing.assert_close(mine, its.float(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("unused", [0, 3])
 def test_rows_padded_for_attention_alone_give_the_references_gradients(unused: int) -> None:
     bounds = torch.tensor([0, 3, 3, 8], dtype=torch.int32)  # a row without tokens too
@@ -201,31 +249,33 @@ from embedlab.kernels.attention import heads_first
 from embedlab.kernels.varlen_attention import varlen_attention, varlen_attention_backward
 
 torch.manual_seed(0)
-for rows, heads, width, longest in ((5, 2, 16, 12), (3, 1, 64, 40)):
+for rows, heads, shared, width, longest, causal in (
+    (5, 2, 2, 16, 12, False), (3, 1, 1, 64, 40, False), (4, 6, 2, 16, 12, True), (3, 3, 1, 64, 20, True),
+):
     lengths = torch.randint(0, longest + 1, (rows,))
     lengths[0] = longest
     slots = int(lengths.sum()) + 37
     bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-    joint = torch.randn(slots, 3, heads, width)
-    q, k, v = (joint[:, i].transpose(0, 1)[None] for i in range(3))
+    joint = torch.randn(slots, heads + 2 * shared, width)
+    q, k, v = (x.transpose(0, 1)[None] for x in joint.split((heads, shared, shared), 1))
     seed = torch.tensor([3])
-    garbage = lambda: heads_first(q).fill_(float("nan"))
-    want = varlen_attention(q, k, v, bounds, seed, longest, 0.3, 0.0)
-    out = garbage()
-    kernel.launch_forward(q, k, v, bounds, seed, out, longest, 0.3, 0.0)
+    garbage = lambda x: heads_first(x).fill_(float("nan"))
+    want = varlen_attention(q, k, v, bounds, seed, longest, 0.3, 0.0, causal)
+    out = garbage(q)
+    kernel.launch_forward(q, k, v, bounds, seed, out, longest, 0.3, 0.0, causal)
     torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
-    grad, grads = torch.randn_like(want), [garbage() for _ in range(3)]
-    kernel.launch_backward(q, k, v, bounds, seed, grad, *grads, longest, 0.3, 0.0)
-    wanted = varlen_attention_backward(grad, q, k, v, bounds, seed, longest, 0.3, 0.0)
+    grad, grads = torch.randn_like(want), [garbage(x) for x in (q, k, v)]
+    kernel.launch_backward(q, k, v, bounds, seed, grad, *grads, longest, 0.3, 0.0, causal=causal)
+    wanted = varlen_attention_backward(grad, q, k, v, bounds, seed, longest, 0.3, 0.0, causal)
     torch.testing.assert_close(tuple(grads), wanted, rtol=1e-4, atol=1e-5)
     # With dropout the output is linear in v: the gradient at v says whether both passes draw alike.
     outs = []
     for _ in range(2):
-        out = garbage()
-        kernel.launch_forward(q, k, v, bounds, seed, out, longest, 0.3, 0.3)
+        out = garbage(q)
+        kernel.launch_forward(q, k, v, bounds, seed, out, longest, 0.3, 0.3, causal)
         outs.append(out)
     assert torch.equal(*outs) and not torch.allclose(outs[0], want)
-    kernel.launch_backward(q, k, v, bounds, seed, grad, *grads, longest, 0.3, 0.3)
+    kernel.launch_backward(q, k, v, bounds, seed, grad, *grads, longest, 0.3, 0.3, causal=causal)
     torch.testing.assert_close((grads[2] * v).sum(), (out * grad).sum(), rtol=1e-3, atol=1e-3)
 """
 
@@ -242,43 +292,54 @@ def test_the_kernel_in_tritons_interpreter_is_the_reference() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("longest", [16, 32, 64, 128])
-def test_the_kernel_on_the_card_computes_fp32_in_fp32(longest: int) -> None:
-    """TF32, which Triton takes by default, is off by 1e-3."""
-    lengths = torch.randint(0, longest + 1, (9,), generator=torch.Generator().manual_seed(0))
+HEADS = pytest.mark.parametrize(
+    ("heads", "shared", "width", "causal"), [(4, 4, 64, False), (9, 3, 64, True), (4, 1, 128, True), (4, 2, 32, False)]
+)
+
+
+def on_the_card(
+    longest: int, heads: int, shared: int, width: int, dtype: torch.dtype
+) -> tuple[list[torch.Tensor], torch.Tensor, list[int], torch.Tensor]:
+    """Queries, keys and values on the card, bounds, the rows' lengths, and a gradient."""
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(0, longest + 1, (9,), generator=draw)
     slots = int(lengths.sum()) + 70
-    bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-    inputs = [x.transpose(0, 1)[None].requires_grad_() for x in torch.randn(3, slots, 4, 32)]
-    on_card = [x.detach().cuda().requires_grad_() for x in inputs]
-    grad, seed = torch.randn(1, 4, slots, 32), torch.tensor([3])
-    want = varlen_attention(*inputs, bounds, seed, longest, 0.2, 0.0)
-    out = varlen_attention(*on_card, bounds.cuda(), seed.cuda(), longest, 0.2, 0.0)
-    torch.testing.assert_close(out.cpu(), want, rtol=1e-4, atol=2e-5)
-    grads = torch.autograd.grad(out, on_card, grad.cuda())
-    for a, b in zip(grads, torch.autograd.grad(want, inputs, grad), strict=True):
-        torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=2e-5)
+    bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int().cuda()
+    sizes = heads, shared, shared, heads
+    *inputs, grad = (
+        torch.randn(slots, n, width, generator=draw).transpose(0, 1)[None].to("cuda", dtype) for n in sizes
+    )
+    return [x.requires_grad_() for x in inputs], bounds, lengths.tolist(), grad
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@HEADS
 @pytest.mark.parametrize("longest", [16, 32, 64, 128])
-def test_the_kernel_on_the_card_is_the_reference(longest: int, dropout: float) -> None:
-    lengths = torch.randint(0, longest + 1, (9,), generator=torch.Generator().manual_seed(0))
-    slots = int(lengths.sum()) + 70
-    bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-    q, k, v = (x.transpose(0, 1)[None].bfloat16() for x in torch.randn(3, slots, 4, 64))
-    seed = torch.tensor([3])
-    inputs = [x.cuda().requires_grad_() for x in (q, k, v)]
-    out = varlen_attention(*inputs, bounds.cuda(), seed.cuda(), longest, 0.125, dropout)
-    grad = torch.randn_like(out)
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-5), (torch.bfloat16, 5e-2)])
+def test_the_kernel_on_the_card_is_attention_in_fp64(
+    longest: int, heads: int, shared: int, width: int, causal: bool, dtype: torch.dtype, close: float
+) -> None:
+    """Values and gradients. TF32, which Triton takes by default, is off by 1e-3."""
+    inputs, bounds, lengths, grad = on_the_card(longest, heads, shared, width, dtype)
+    seed = torch.tensor([3], device="cuda")
+    out = varlen_attention(*inputs, bounds, seed, longest, 0.5, 0.0, causal)
+    assert out[:, :, sum(lengths) :].abs().sum() == 0
+    exact = [x.detach().double().cpu().requires_grad_() for x in inputs]
+    want = attend(*exact, lengths, causal)
+    torch.testing.assert_close(out.double().cpu(), want, rtol=close, atol=close)
     grads = torch.autograd.grad(out, inputs, grad)
-    if dropout:  # linear in v
-        one, other = (grads[2].float() * inputs[2].float()).sum(), (out.float() * grad.float()).sum()
-        assert one.item() == pytest.approx(other.item(), rel=2e-2, abs=2.0)
-        return
-    on_host = [x.float().requires_grad_() for x in (q, k, v)]
-    want = varlen_attention(*on_host, bounds, seed, longest, 0.125, 0.0)
-    torch.testing.assert_close(out.float().cpu(), want, rtol=3e-2, atol=3e-2)
-    for a, b in zip(grads, torch.autograd.grad(want, on_host, grad.float().cpu()), strict=True):
-        torch.testing.assert_close(a.float().cpu(), b, rtol=5e-2, atol=5e-2)
+    for mine, its in zip(grads, torch.autograd.grad(want, exact, grad.double().cpu()), strict=True):
+        torch.testing.assert_close(mine.double().cpu(), its, rtol=close, atol=close * its.abs().max().item())
+
+
+@pytest.mark.gpu
+@HEADS
+@pytest.mark.parametrize("longest", [32, 64, 128])
+def test_dropout_on_the_card_is_drawn_alike_in_both_passes(
+    longest: int, heads: int, shared: int, width: int, causal: bool
+) -> None:
+    """The output is linear in v, so that its gradient there says so."""
+    inputs, bounds, _, grad = on_the_card(longest, heads, shared, width, torch.float32)
+    out = varlen_attention(*inputs, bounds, torch.tensor([3], device="cuda"), longest, 0.125, 0.3, causal)
+    (of_v,) = torch.autograd.grad(out, inputs[2:], grad)
+    assert (of_v * inputs[2]).sum().item() == pytest.approx((out * grad).sum().item(), rel=1e-3, abs=1e-2)

@@ -117,6 +117,7 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
 
     ``whole``: as for `train_one`; ``extra``: arguments of Lightning's trainer beyond the configuration's.
     """
+    from embedlab.distributed.lost import PeerLost
     from embedlab.engine.step import NonFiniteLoss
     from embedlab.run.callbacks.checkpoints import Interrupted
     from embedlab.run.run import Run
@@ -133,7 +134,7 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
         else:
             say_once(f"embedlab: interrupted; go on with ckpt_path=last hydra.run.dir={again}")
         return 128 + stop.number
-    except NonFiniteLoss as error:
+    except (NonFiniteLoss, PeerLost) as error:
         say_once(f"embedlab: {error}")
         return 1
     return 0

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedlab.console import SAID
+from embedlab.console import SAID, say_once
 from embedlab.distributed.devices import device_count, launched
 from embedlab.errors import UserError
 
@@ -125,6 +125,9 @@ def start_ranks(command: Sequence[str], processes: int) -> int:
             for rank in range(processes):
                 ranks.append(start(command, _environment(rank, processes) | shared))
             status = _wait(ranks, received)
+            if status > 128 and not received and not Path(said.name).read_text():
+                name = signal.Signals(status - 128).name
+                say_once(f"embedlab: a process of the run was ended by {name}; go on with ckpt_path=auto")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

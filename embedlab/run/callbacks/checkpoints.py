@@ -344,6 +344,16 @@ def kept_in(folder: Path) -> list[Path]:
     return [p for p in (folder / LAST, folder / PREVIOUS) if p.is_file()]
 
 
+def how_to_go_on(folder: Path) -> str:
+    """Of a run that has ended before its time: from which checkpoint."""
+    kept = next(iter(kept_in(folder)), None)
+    if kept is None:
+        return f"there is no checkpoint in {folder} yet"
+    return (
+        f"the checkpoint of step {step_of(kept)} is intact: go on with ckpt_path=last hydra.run.dir={folder}"
+    )
+
+
 def unreadable(path: Path) -> str | None:
     """Why a checkpoint cannot be loaded (`weights_only`, no code from disk), or None.
 

@@ -103,7 +103,7 @@ def check_device(device: str | None) -> str:
             return "cuda"
         return "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
+        torch.ones(1, device=device).item()  # meta tensors have no values
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"cannot be used ({reason})", key="device", value=device, fix="device=cpu") from error

@@ -100,6 +100,10 @@ class SentenceEncoder(Encoder):
             position=position,
         )
         vectors: Tensor = self.pooling(hidden, pooled, self.tokenization.marks)
+        if (
+            skip and self.pooling.config.stock_mode == "lasttoken"
+        ):  # of nothing: zeros, as in sentence-transformers
+            vectors = vectors.where(pooled.any(dim=1, keepdim=True), 0.0)
         return vectors
 
     def reader(self, skip: int) -> Reader | None:

@@ -275,8 +275,10 @@ class Tokenization:
         Raises:
             UserError: a text of millions of characters, of which this tokenizer would have to read all.
         """
+        before = 0
         for window in windows(texts, rows, size):
-            chunk = self._needed(window)
+            chunk = self._needed(window, before)
+            before += len(window)
             yield self._rows_of_text(chunk) if self._joins_text else self._rows_of_ids(chunk)
 
     def count_cut(self, texts: Iterable[str]) -> int:
@@ -287,19 +289,18 @@ class Tokenization:
     def _splits_at_spaces(self) -> bool:
         return splits_at_spaces(self.tokenizer)
 
-    def _needed(self, texts: list[str]) -> list[str]:
-        """Prepared texts; of long ones as much as has more tokens than a row takes, and a word after them."""
+    def _needed(self, texts: list[str], before: int) -> list[str]:
+        """Prepared texts, so many after the first; of long ones what has more tokens than a row takes, and a word."""
         prepare = TEXT_NORMALIZATIONS[self.preparation]
         if self._limit is not None and self._splits_at_spaces:
             texts = beginnings(texts, self._limit, lambda some: self.plain_ids([prepare(t) for t in some]))
-        for text in texts:
+        for i, text in enumerate(texts):
             if len(text) > LONGEST:
-                raise UserError(
-                    f"a text of {len(text):,} characters has no space where this tokenizer could stop reading",
-                    key="text",
-                    value=text[:20] + "…",
-                    fix=f"texts of at most {LONGEST:,} characters",
+                problem = (
+                    f"a text of {len(text):,} characters has no space where this tokenizer could stop reading"
                 )
+                fix, value = f"texts of at most {LONGEST:,} characters", text[:20] + "…"
+                raise UserError(problem, key="text", value=value, fix=fix, index=before + i)
         return [prepare(text) for text in texts]
 
     @property

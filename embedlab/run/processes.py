@@ -42,11 +42,15 @@ def start(command: Sequence[str], environment: Mapping[str, str], output: Path |
     arguments, more = [sys.executable, "-m", *command], os.environ | environment | {STARTER: str(pipe)}
     if output is None:
         return subprocess.Popen(arguments, env=more, pass_fds=[pipe])
-    with output.open("ab") as file:
+    with open(output, "ab", opener=_not_through_a_link) as file:
         return subprocess.Popen(
             arguments, env=more, pass_fds=[pipe], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
             start_new_session=True,
         )  # fmt: skip
+
+
+def _not_through_a_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 @functools.cache

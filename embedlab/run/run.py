@@ -387,8 +387,14 @@ def _wandb(config: RunConfig, folder: Path) -> Logger:
     offline = "WANDB_MODE" not in os.environ and not (os.environ.get("WANDB_API_KEY") or _has_netrc())
     if offline:
         log.info("No W&B key: recording offline in %s; upload with `wandb sync`.", folder / "wandb")
-    logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
-    logger.experiment.config.update(config.plain, allow_val_change=True)
+    try:
+        logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
+        logger.experiment.config.update(config.plain, allow_val_change=True)
+    except TypeError as error:
+        fix = "keys of wandb.init"
+        raise UserError(
+            f"W&B refuses a setting: {error}", key="logger.wandb", value=settings, fix=fix
+        ) from error
     return logger
 
 

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from embedlab.backbones.adapters import check_saved
 from embedlab.config.read import record
 from embedlab.errors import UserError
-from embedlab.files import corruption, exchange, full, writing
+from embedlab.files import PACKED, corruption, exchange, full, packed, writing
 from embedlab.run.run_folder import LAST as LAST
 from embedlab.run.run_folder import PREVIOUS as PREVIOUS
 
@@ -322,7 +322,7 @@ def find_checkpoint(ckpt_path: str | None, folder: Path) -> Path | None:
             "there is no checkpoint to resume from in the run's folder",
             key="ckpt_path",
             value="last",
-            fix=f"set hydra.run.dir to the folder of the run (now {folder})",
+            fix=f"ckpt_path=auto to begin, or set hydra.run.dir to the folder of the run (now {folder})",
         )
     for path in found:
         problem = unreadable(path)
@@ -359,6 +359,8 @@ def unreadable(path: Path) -> str | None:
 
     Its bytes are compared with the checksums that torch writes and does not look at.
     """
+    if packed(path):
+        return PACKED
     try:
         with zipfile.ZipFile(path) as archive:
             if (broken := archive.testzip()) is not None:

@@ -330,7 +330,7 @@ def made(name: str, work: Path) -> tuple[Any, tuple[str, ...]]:
     if name == "bepa":
         method = BEPA(encoder("small", head="masked_lm"), BEPAConfig(lam=2.0), plain)
 
-        def still(backbone: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        def still(backbone: Any, ids: Tensor, mask: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
             """Masks are drawn by each rank anew: in their place a mean over rows through body and head."""
             logits = backbone.head(backbone(ids, mask)[-1][:, 0])
             return logits.logsumexp(-1).mean(), logits.new_zeros(())

@@ -18,6 +18,9 @@ SWITCHES = "EMBEDLAB_KERNELS"
 SHORT = "embedlab_short"
 """Attention for short sequences, by the name that transformers knows it by."""
 SHORT_LONGEST = 128
+"""Tokens of a row that one program can hold."""
+LONGEST = 512
+"""Tokens of a row whose padding is left out: the encoders' limit, and nobody has timed more."""
 _HARMLESS = ("transformers.utils.output_capturing", "embedlab.backbones.adapters")
 """Modules whose hooks do not count: they collect hidden states for the forward of transformers' models, and give the
 parts of a LoRA layer in fp32."""
@@ -80,7 +83,9 @@ def short_kernel(config: Any, longest: int) -> bool:
     It needs CUDA and Triton, bidirectional or causal masks given as tensors, and a head width that is a power of two.
     """
     heads = _heads(config)
-    if getattr(config, "num_key_value_heads", None) not in (None, heads) or not packed_kernel(config, longest):
+    if getattr(config, "num_key_value_heads", None) not in (None, heads) or not packed_kernel(
+        config, longest
+    ):
         return False
     from embedlab.kernels.attention import register
     from embedlab.kernels.short_attention import attention_function

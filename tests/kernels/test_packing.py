@@ -92,11 +92,12 @@ def test_full_rows_are_packed_as_they_are(tiny: Tiny, model_type: str) -> None:
 def test_the_kernel_refuses_rows_that_reach_out_of_their_window(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedlab.backbones.backbone.short_kernel", lambda config, longest: longest <= 128)
+    monkeypatch.setattr("embedlab.backbones.backbone.packed_kernel", lambda config, longest: longest <= 128)
     modern, bert = load(tiny, "modernbert", local_attention=34), load(tiny, "bert")
     # Half a window is 17 tokens to each side; kernels have room for 16 or 32.
     assert [modern.unpads(n) for n in (8, 16, 17, 18, 64)] == [True, True, False, False, False]
-    assert bert.unpads(64)
+    assert [bert.unpads(n) for n in (64, 512, 513)] == [True, True, False]
+    assert [load(tiny, "llama").unpads(n) for n in (128, 129)] == [True, False]
     inputs = [torch.randn(1, 2, 24, 16, device="meta") for _ in range(3)]
     with pytest.raises(ValueError, match="reach out"):
         attention_function(
@@ -180,7 +181,9 @@ def test_the_reference_agrees_with_autograd(dropout: float) -> None:
         )
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], causal: bool) -> torch.Tensor:
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], causal: bool
+) -> torch.Tensor:
     """Row by row and head by head, ``[1, H, C, D]``; scores are halved."""
     out, group, start = torch.zeros_like(q), q.shape[1] // k.shape[1], 0
     for n in lengths:
@@ -293,7 +296,8 @@ def test_the_kernel_in_tritons_interpreter_is_the_reference() -> None:
 
 
 HEADS = pytest.mark.parametrize(
-    ("heads", "shared", "width", "causal"), [(4, 4, 64, False), (9, 3, 64, True), (4, 1, 128, True), (4, 2, 32, False)]
+    ("heads", "shared", "width", "causal"),
+    [(4, 4, 64, False), (9, 3, 64, True), (4, 1, 128, True), (4, 2, 32, False)],
 )
 
 

@@ -144,6 +144,19 @@ def test_joined_as_text_is_the_whole_string_tokenised(tokenizers: dict[str, Any]
     assert Tokenization(hf, EOL).ids([text])[0] == expected
 
 
+@pytest.mark.parametrize("model_type", ["bert", "gpt2", "llama"])
+def test_a_cut_text_is_a_beginning_within_its_limit(tokenizers: dict[str, Any], model_type: str) -> None:
+    tokens = Tokenization(tokenizers[model_type])
+    for text in (SENTENCES[0], "é" * 9, "unheard-of words"):
+        ids = tokens.plain_ids([text])[0]
+        for limit in range(len(ids) + 1):
+            short = tokens._shorten(text, ids, limit)
+            assert text.startswith(short)
+            assert len(tokens.plain_ids([short])[0]) <= limit
+        assert tokens._shorten(text, ids, 0) == ""
+        assert tokens._shorten(text, ids, len(ids)) == tokens._shorten(text, ids, None) == text
+
+
 def test_joined_as_text_the_sentence_is_cut_to_its_limit(tokenizers: dict[str, Any]) -> None:
     hf = tokenizers["gpt2"]
     rows, cut = Tokenization(hf, EOL, 5).ids_and_cut(["the cat sat on the mat", "a"])

@@ -93,7 +93,7 @@ def _calls() -> dict[str, Callable[[], object]]:
     tokens, labels, logits = torch.randint(9, (3, 7)), torch.randint(5, (6,)), torch.randn(6, 5)
     hashes = {"anchor_hashes": ids, "candidate_hashes": ids}
     hard = {"hard_negatives": b, "hard_negative_weight": 0.3, "hard_negative_hashes": ids}
-    both = {name: (ids, ids) for name in hashes}
+    both = dict.fromkeys(hashes, (ids, ids))
     return {
         "info_nce": lambda: info_nce(a, b, 0.05, **hard, **hashes).loss,
         "pair_nce": lambda: pair_nce(a, b, 0.05, **hashes).loss,
@@ -105,7 +105,9 @@ def _calls() -> dict[str, Callable[[], object]]:
         "accuracy": lambda: token_accuracy(logits, labels),
         "modulus": lambda: modulus_term(a, b, a, b),
         "modulus official": lambda: modulus_term(a, b, a, b, clamp="official"),
-        **{f.__name__: lambda f=f: f(a) for f in (std, participation, variance_term, covariance_term, sigreg)},
+        **{
+            f.__name__: lambda f=f: f(a) for f in (std, participation, variance_term, covariance_term, sigreg)
+        },
         **{f.__name__: lambda f=f: f(a, b) for f in (squared_distance, cosine_distance)},
     }
 

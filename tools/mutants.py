@@ -40,45 +40,18 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
 
 from mutations import Site, difference, sites  # noqa: E402
 
-TIMEOUT, LONGEST, TOGETHER = (
-    180.0,
-    10.0,
-    60.0,
-)  # seconds: of a fault; of the processor: of a test, of all of a fault
+TIMEOUT = 180.0
+"""Seconds that a fault's tests may take."""
+LONGEST, TOGETHER = 10.0, 60.0
+"""Seconds of the processor that one test may take, and all of a fault."""
+# fmt: off
 LIBRARIES = (
-    *(
-        "pytest",
-        "hypothesis",
-        "coverage",
-        "torch",
-        "torch.utils.tensorboard",
-        "torch._dynamo",
-        "lightning",
-        "peft",
-    ),
-    *(
-        "transformers.models.auto.modeling_auto",
-        "transformers.models.bert.modeling_bert",
-        "tokenizers",
-        "datasets",
-    ),
-    *(
-        "transformers.models.llama.modeling_llama",
-        "transformers.models.roberta.modeling_roberta",
-        "torchmetrics",
-    ),
-    *(
-        "sentence_transformers",
-        "mteb",
-        "scipy.stats",
-        "sklearn.linear_model",
-        "hydra",
-        "jsonargparse",
-        "ir_measures",
-    ),
+    "pytest", "hypothesis", "coverage", "torch", "torch.utils.tensorboard", "torch._dynamo", "lightning", "peft",
+    "torchmetrics", "tokenizers", "datasets", "transformers.models.auto.modeling_auto", "hydra", "jsonargparse",
+    "transformers.models.bert.modeling_bert", "transformers.models.llama.modeling_llama", "sentence_transformers",
+    "transformers.models.roberta.modeling_roberta", "mteb", "ir_measures", "scipy.stats", "sklearn.linear_model",
 )
-
-
+# fmt: on
 _OTHER_PROCESSES = ("_ddp.py", "test_parts.py")  # tests in other processes: their lines are not counted
 
 

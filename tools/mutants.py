@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import contextlib
+import gc
 import hashlib
 import importlib
 import json
@@ -313,43 +314,37 @@ def main() -> int:
     options = parser.parse_args()
     for library in LIBRARIES:
         importlib.import_module(library)
+    gc.freeze()  # or each fork's collector copies every page
     copy = Copy(options.folder)
     before = {}
     if options.again:
         before = {_key(fault): fault for fault in json.loads(options.json.read_text())["faults"]}
-    faults: list[dict[str, Any]] = []
-    totals = {}
-    for name, (total, drawn) in sample(copy, options.seed, options.count).items():
-        tests, totals[name] = copy.tests(AREAS[name]), total
-        for site in drawn:
-            if (source := site.source()) is None:
-                continue
-            was, becomes = difference(site.module.code, source)
-            known = before.get(_key({"path": site.path, "was": was, "becomes": becomes}))
-            if known is None or known["outcome"] != "killed":
-                known = {"area": name} | copy.outcome(site, source, tests)
-                print(
-                    f"{known['outcome']:9} {known['seconds']:5.1f} s  {known['tests']:4} {_key(known)}",
-                    flush=True,
-                )
-            faults.append(known)
     listed = options.json.with_name("equivalent.json")
     equivalent = json.loads(listed.read_text()) if listed.exists() else {}
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    result = {
-        "seed": options.seed,
-        "commit": commit.stdout.strip(),
-        "versions": {
-            name: version(name) for name in ("mutmut", "libcst", "torch", "transformers", "hypothesis")
-        },
-        "possible": totals,
-        "counts": summary(faults, equivalent),
-        "faults": faults,
-    }
+    versions = {name: version(name) for name in ("mutmut", "libcst", "torch", "transformers", "hypothesis")}
+    result: dict[str, Any] = {"seed": options.seed, "commit": commit.stdout.strip(), "versions": versions}
+    result |= {"possible": {}, "counts": {}, "faults": []}
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    for name, (total, drawn) in sample(copy, options.seed, options.count).items():
+        tests = copy.tests(AREAS[name])
+        result["possible"][name] = total
+        for site in drawn:
+            if (source := site.source()) is None:
+                continue
+            was, becomes = difference(site.module.code, source)
+            fault = before.get(_key({"path": site.path, "was": was, "becomes": becomes}))
+            if fault is None or fault["outcome"] != "killed":
+                fault = {"area": name} | copy.outcome(site, source, tests)
+                print(
+                    f"{fault['outcome']:9} {fault['seconds']:5.1f} s  {fault['tests']:4} {_key(fault)}",
+                    flush=True,
+                )
+            result["faults"].append(fault)
+        result["counts"] = summary(result["faults"], equivalent)
+        options.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     for name, row in result["counts"].items():
         print(name, row)
     return 0

@@ -166,6 +166,17 @@ def test_joined_as_text_the_sentence_is_cut_to_its_limit(tokenizers: dict[str, A
     assert "the cat sat on the mat".startswith(sentence)
 
 
+def test_a_sentence_without_room_in_its_context_is_left_out() -> None:
+    """A word of one token alone has more after the quotation mark: its cut is at 0, and the row as without it."""
+    template = Template('Say"{sentence}" in one word{rep1}, it means{rep2}', "text")
+    room = Tokenization(tokenizer("llama"), template).overhead + 1
+    tokens = Tokenization(tokenizer("llama", max_length=room), template)
+    rows = tokens.ids([word for sentence in SENTENCES for word in sentence.split()])
+    assert max(map(len, rows)) == room
+    assert tokens.ids([""])[0] in rows
+    assert tokens.ids(["playing"]) == tokens.ids([""])
+
+
 def test_a_cut_inside_a_character_drops_the_character(tokenizers: dict[str, Any]) -> None:
     hf = tokenizers["gpt2"]
     per_character = len(hf("中")["input_ids"])

@@ -97,6 +97,10 @@ class Test:
     seconds: float
     lines: dict[str, list[int]]
 
+    @property
+    def file(self) -> str:
+        return self.name.split("::")[0]
+
 
 class Copy:
     """The tracked files of a checkout, where faults are written.
@@ -178,7 +182,7 @@ class Copy:
 
     def outcome(self, site: Site, source: str, tests: Sequence[Test]) -> dict[str, Any]:
         """Writes a fault and runs the tests that can see it."""
-        seeing = sorted((test for test in tests if _sees(test, site)), key=lambda test: test.seconds)
+        seeing = sorted(_seeing(tests, site), key=lambda test: test.seconds)
         names: list[str] = []
         total = 0.0
         for test in seeing:
@@ -217,9 +221,13 @@ def _digest(paths: Iterable[Path]) -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
 
-def _sees(test: Test, site: Site) -> bool:
-    lines = test.lines.get(site.path, ())
-    return any(not site.inside or site.first <= line <= site.last for line in lines)
+def _seeing(tests: Sequence[Test], site: Site) -> list[Test]:
+    """Tests that run the lines of a fault; of one outside of functions, all of the files that run the module."""
+    if site.inside:
+        lines = range(site.first, site.last + 1)
+        return [test for test in tests if any(line in lines for line in test.lines.get(site.path, ()))]
+    files = {test.file for test in tests if site.path in test.lines}
+    return [test for test in tests if test.file in files]
 
 
 _OPTIONS = ("-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--durations=0", "--hypothesis-seed=0")

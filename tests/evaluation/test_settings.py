@@ -10,6 +10,7 @@ def test_a_whole_number_or_the_default() -> None:
     assert whole({}, "depth", 10) == 10
     assert whole({"depth": None}, "depth", 10) == 10
     assert whole({"depth": 3}, "depth", 10) == 3
+    assert whole({"depth": 1}, "depth", 10) == 1
     assert whole({"seed": 0}, "seed", 1, least=0) == 0
 
 

@@ -357,7 +357,8 @@ def test_scored_text_ends_in_a_full_stop() -> None:
 def test_settings_from_plain_values() -> None:
     config = method_config({"name": "promptbert", "second_template": {"text": BERT[1], "join": "ids"}})
     assert config == PromptBERTConfig(second_template=Template(BERT[1]))
-    assert method_config({"name": "promptbert", "second_template": {"text": None}}).second_template is None
+    for empty in ({}, {"text": None}, {"text": None, "join": "ids"}):
+        assert method_config({"name": "promptbert", "second_template": empty}).second_template is None
     views = method_class("promptbert").fields(config, ("sentence",), Template(BERT[0]))
     assert views == {"first": ("sentence", Template(BERT[0])), "second": ("sentence", Template(BERT[1]))}
     roles = ("anchor", "positive", "negative")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +100,17 @@ def test_the_best_look_at_dev_is_kept(peak: float, kept: float) -> None:
     fitted = train(model, data, config, name="x", half=False, dev=lambda: -abs(float(model.seen) - peak))
     assert len(fitted.dev) == 3
     assert float(model.seen) == kept
+
+
+def test_training_leaves_no_file_and_says_how_long_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = Buckets([[1]] * 8, {"label": torch.ones(8, dtype=torch.int64)}, 0, "cpu")
+    before = time.perf_counter()
+    fitted = train(Counter(), data, FineTuneConfig(epochs=1, batch_size=2), name="x", half=False)
+    assert 0 < fitted.seconds < time.perf_counter() - before
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_dev_the_last_weights_stay_and_epochs_count() -> None:

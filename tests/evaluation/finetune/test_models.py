@@ -103,7 +103,7 @@ def test_the_best_look_at_dev_is_kept(peak: float, kept: float) -> None:
 
 
 def test_training_leaves_no_file_and_says_how_long_it_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data = Buckets([[1]] * 8, {"label": torch.ones(8, dtype=torch.int64)}, 0, "cpu")
@@ -111,6 +111,7 @@ def test_training_leaves_no_file_and_says_how_long_it_took(
     fitted = train(Counter(), data, FineTuneConfig(epochs=1, batch_size=2), name="x", half=False)
     assert 0 < fitted.seconds < time.perf_counter() - before
     assert not list(tmp_path.iterdir())
+    assert "x: step 4/4, loss " in capsys.readouterr().err, "where there is no terminal"
 
 
 def test_without_dev_the_last_weights_stay_and_epochs_count() -> None:

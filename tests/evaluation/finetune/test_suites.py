@@ -146,6 +146,7 @@ def test_glue_tasks_and_metrics(encoder: SentenceEncoder, tmp_path: Path) -> Non
     assert scores["cola/mcc"] > 80
     assert scores["glue/mean"] == pytest.approx((scores["cola/mcc"] + scores["mrpc/accuracy"]) / 2)
     assert set(block["finetune"]["tasks"]) == {"cola", "mrpc"}
+    assert any("train and dev, scored on its test set" in note for note in block["notes"])
 
 
 def test_metrics_by_hand() -> None:
@@ -213,6 +214,13 @@ def test_defaults_of_the_configuration_file_are_those_of_the_code() -> None:
     keys = compose("evaluate", ["ckpt=x"])["finetune"]
     assert set(keys) == set(FineTuneConfig().plain()) - {"clip", "dropout"}
     assert FineTuneConfig().with_settings({"finetune": keys}) == FineTuneConfig()
+
+
+def test_the_defaults_are_glues_usual_ones() -> None:
+    config = FineTuneConfig()
+    assert (config.epochs, config.steps, config.batch_size, config.lr) == (3, None, 32, 2e-5)
+    assert (config.weight_decay, config.warmup, config.clip, config.dropout) == (0.01, 0.06, 1, 0.1)
+    assert (config.max_length, config.stride, config.vector, config.evaluations) == (128, 128, "first", 3)
 
 
 def test_real_files_are_read() -> None:

@@ -317,7 +317,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--json", type=Path, required=True, help="result; equivalent.json stands beside it")
-    parser.add_argument("--again", action="store_true", help="only what the result has not as killed")
+    parser.add_argument(
+        "--again", action="store_true", help="only what the result has neither as killed nor equivalent"
+    )
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "embedlab-mutants")
     options = parser.parse_args()
     for library in LIBRARIES:
@@ -344,7 +346,7 @@ def main() -> int:
                 continue
             was, becomes = difference(site.module.code, source)
             fault = before.get(_key({"path": site.path, "was": was, "becomes": becomes}))
-            if fault is None or fault["outcome"] != "killed":
+            if fault is None or (fault["outcome"] != "killed" and _key(fault) not in equivalent):
                 fault = {"area": name} | copy.outcome(site, source, tests)
                 print(
                     f"{fault['outcome']:9} {fault['seconds']:5.1f} s  {fault['tests']:4} {_key(fault)}",

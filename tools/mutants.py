@@ -317,9 +317,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--json", type=Path, required=True, help="result; equivalent.json stands beside it")
-    parser.add_argument(
-        "--again", action="store_true", help="only what the result has neither as killed nor equivalent"
-    )
+    parser.add_argument("--again", action="store_true", help="only what is neither killed nor equivalent")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "embedlab-mutants")
     options = parser.parse_args()
     for library in LIBRARIES:

@@ -45,6 +45,17 @@ def test_logits_do_not_depend_on_padding_or_batch_mates(
     assert together.std(dim=0).min() > 1e-3, "and rows differ"
 
 
+@pytest.mark.parametrize(("kind", "at"), [("bert", 0), ("gpt2", 2)])
+def test_the_head_reads_one_token_or_their_mean(tiny: Callable[..., Path], kind: str, at: int) -> None:
+    backbone = trainable_copy(embedlab.load(str(tiny(kind))))
+    ids, mask = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[1, 1, 1, 0]])
+    (hidden,) = backbone(ids, mask)
+    for vector, pooled in (("first", hidden[:, at]), ("mean", hidden[:, :3].mean(1))):
+        model = Classifier(backbone, 3, 0.1, vector).eval()  # type: ignore[arg-type]
+        found = model({"input_ids": ids, "attention_mask": mask})
+        torch.testing.assert_close(found, model.head(pooled))
+
+
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
 def test_rows_equal_the_tokenizers_own_form(tiny: Callable[..., Path], kind: str) -> None:
     encoder = embedlab.load(str(tiny(kind)))

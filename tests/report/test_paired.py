@@ -6,7 +6,7 @@ import math
 import statistics
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr, ttest_rel
 
@@ -17,6 +17,7 @@ SCORES = st.floats(-99, 99).map(lambda x: round(x, 3))
 TABLE = {2: (12.7062, 1.3764), 3: (4.3027, 1.0607), 5: (2.7764, 0.9410), 10: (2.2622, 0.8834)}
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(SCORES, SCORES), min_size=2, max_size=8).filter(
         lambda p: len({a - b for a, b in p}) > 1
@@ -70,6 +71,7 @@ def test_zero_in_the_interval_is_not_resolved(low: float, high: float, verdict: 
     assert found.text() == f"{(low + high) / 2:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=FEWEST, max_size=15))
 def test_the_relation_is_spearmans(pairs: list[tuple[int, int]]) -> None:
     runs = [{"e": float(x), "s": float(y)} for x, y in pairs]

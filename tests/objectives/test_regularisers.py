@@ -55,7 +55,9 @@ def test_sigreg_is_the_rule_written_out() -> None:
         window = torch.exp(-t * t / 2)
         y = (phi - window).abs() ** 2 * window
         total += 9 * 2 * float(((y[1:] + y[:-1]) / 2).sum()) * 3 / 16
-    assert float(sigreg(z, generator=directions())) == pytest.approx(total / 256, rel=1e-4)
+    default = sigreg(z, generator=directions())
+    assert float(default) == pytest.approx(total / 256, rel=1e-4)
+    assert torch.equal(sigreg(z, 256, 17, 3.0, generator=directions()), default)
 
 
 def test_sigreg_of_a_point_is_the_integral() -> None:

@@ -164,6 +164,7 @@ def test_the_sentences_tokens_must_be_known() -> None:
     assert "pooling.fs_tokens" in refusal({"fs_tokens": "sentence"}, BERT, replace(PROMPT, join="text"))
     with pytest.raises(UserError, match=r"pooling\.exclude_special"):
         pooling_config({"name": "s2sent", "exclude_special": True}).check(LLAMA, None, "csesfp")
+    assert pooling_config("s2sent").check(LLAMA, None, "csesfp") == []
 
 
 @pytest.mark.parametrize(

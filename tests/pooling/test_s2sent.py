@@ -191,23 +191,35 @@ def test_t18_the_released_grid() -> None:
 
 @pytest.mark.parametrize(("blocks", "length"), [(1, 4), (3, 10), (9, 6), (12, 32)])
 def test_the_released_grid_is_adaptive_pooling_then_a_six_by_six_dct(blocks: int, length: int) -> None:
-    u = torch.randn(blocks, 2, length, WIDTH).double()
+    u = torch.randn(blocks, 3, length, WIDTH).double()
     pairs = select(blocks, 8, invalid="grid6")
-    f = FrequencySelection(pairs, WIDTH, blocks, "ortho", grid=True)(u, torch.ones(2, length))
+    f = FrequencySelection(pairs, WIDTH, blocks, "ortho", grid=True)(u, torch.ones(3, length))
     pooled = adaptive_avg_pool2d(u.permute(1, 3, 0, 2), 6).permute(2, 0, 3, 1)
-    for i in range(2):
+    for i in range(3):
         close(f[i], naive(pooled[:, i], 6, pairs, "ortho"), 1e-5)
-    as_mean = FrequencySelection(pairs, WIDTH, blocks, "mean", gain=6.0, grid=True)(u, torch.ones(2, length))
+    as_mean = FrequencySelection(pairs, WIDTH, blocks, "mean", gain=6.0, grid=True)(u, torch.ones(3, length))
     close(as_mean, f)
 
 
 def test_the_released_grid_counts_padding() -> None:
     pooling = s2(invalid="grid6")
     hidden, mask = states([7, 4])
-    assert not torch.allclose(pooling(hidden, mask, {})[1], pooling(hidden, mask * 0 + 1, {})[1])
+    everything = torch.ones_like(mask)
+    assert not torch.allclose(pooling(hidden, mask, {})[1], pooling(hidden, everything, {})[1])
+    # The gate sees what stands in the padding as if it were text.
+    assert torch.equal(pooling.weights(hidden, mask, {}), pooling.weights(hidden, everything, {}))
     longer = tuple(torch.cat([h, torch.ones(2, 5, WIDTH).double()], 1) for h in hidden)
     wider = torch.cat([mask, torch.zeros(2, 5, dtype=torch.long)], 1)
     assert not torch.allclose(pooling(longer, wider, {}), pooling(hidden, mask, {}))
+
+
+@pytest.mark.parametrize("settings", [{}, {"squeeze": "gap"}, {"mode": "last1d"}, {"squeeze": "none"}])
+def test_without_gradients_it_is_the_same(settings: dict) -> None:
+    pooling = s2(**settings)
+    hidden, mask = states([7, 4])
+    with torch.no_grad():
+        without = pooling(hidden, mask, {})
+    assert torch.equal(without, pooling(hidden, mask, {}))
 
 
 def test_groups_that_do_not_exist_may_be_left_empty() -> None:

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core.settings import whole
+from embedlab.evaluation.core.settings import scoring_device, whole
 
 
 def test_a_whole_number_or_the_default() -> None:
@@ -18,3 +19,10 @@ def test_a_whole_number_or_the_default() -> None:
 def test_any_other_is_one_line(value: object) -> None:
     with pytest.raises(UserError, match=r"must be a whole number from 1 up \(depth=.*Fix: depth=10"):
         whole({"depth": value}, "depth", 10)
+
+
+def test_scores_are_computed_on_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for there, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert scoring_device(None) == scoring_device("auto") == device
+    assert [scoring_device(name) for name in ("cpu", "cuda:1", "mps")] == ["cpu", "cuda:1", "cpu"]

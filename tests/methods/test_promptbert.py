@@ -198,6 +198,16 @@ def test_positions_stay_within_the_models(tiny: Tiny) -> None:
     m.losses(batch(m, TEXTS))
 
 
+def test_a_sentence_that_only_the_shorter_template_has_room_for(tiny: Tiny) -> None:
+    m = method(tiny, second_template=Template("{sentence} {mask}"))
+    data = batch(m, TEXTS)
+    for view, tokenization in zip(("first", "second"), m.templates, strict=True):
+        words = Tokenization(tokenization.tokenizer, tokenization.template)
+        data[view] |= words.pad(words.ids(["word " * 200, *TEXTS[1:]]))
+        assert data[view]["input_ids"].shape[1] == 64, "the model's positions"
+    assert torch.isfinite(m.losses(data).losses["info_nce"])
+
+
 def test_gradient_and_dropout_reach_the_template(tiny: Tiny) -> None:
     m = method(tiny)
     noise = m.template_vectors(1, 2)[0]

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from embedlab.backbones import load_backbone
+from embedlab.config.backbone import BackboneConfig
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.folder import POOLING_WEIGHTS
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
-from embedlab.methods.towers import _folder, gradient_norms, linear_cka, tower_pooler, towers_apart
+from embedlab.methods.towers import (
+    _folder,
+    _take_weights,
+    gradient_norms,
+    linear_cka,
+    tower_pooler,
+    towers_apart,
+)
+from embedlab.pooling import build_pooling
 
 
 def vectors(seed: int, rows: int = 12, width: int = 5) -> Tensor:
@@ -75,3 +89,23 @@ def test_a_folder_goes_before_its_export_and_that_before_its_best(tmp_path: Path
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "config.json").write_text("{}")
         assert _folder(str(tmp_path), "method.tower1") == tmp_path / name
+
+
+def test_a_pooling_goes_on_from_the_checkpoints_weights(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    backbone, tokenizer = load_backbone(BackboneConfig(source="local", path=str(tiny("bert"))))
+    stored = build_pooling("cls_mlp", backbone.info)
+    SentenceEncoder(backbone, stored, Tokenization(tokenizer)).save(tmp_path / "stage1")
+    fresh = build_pooling("cls_mlp", backbone.info)
+    assert not torch.equal(fresh.linear.weight, stored.linear.weight)  # type: ignore[union-attr]
+    _take_weights(fresh, tmp_path / "stage1", "method.tower1")
+    assert torch.equal(fresh.linear.weight, stored.linear.weight)  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="pooling is cls_mlp, not scalar_mix"):
+        _take_weights(
+            build_pooling({"name": "scalar_mix", "n": 2}, backbone.info), tmp_path / "stage1", "key"
+        )
+    (tmp_path / "stage1" / POOLING_WEIGHTS).write_bytes(b"x" * 100)
+    with pytest.raises(UserError, match="weights do not fit"):
+        _take_weights(fresh, tmp_path / "stage1", "method.tower1")
+    (tmp_path / "stage1" / POOLING_WEIGHTS).unlink()
+    with pytest.raises(UserError, match="pooling is without weights"):
+        _take_weights(fresh, tmp_path / "stage1", "method.tower1")

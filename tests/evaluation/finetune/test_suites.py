@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ def test_xnli_learns_english_and_scores_every_language(encoder: SentenceEncoder,
     done = block["finetune"]
     assert (done["steps"], done["seed"], len(done["dev"]), block["scoring_seed"]) == (160, 1, 2, 1)
     assert block["data"]["train"]["rows"] == 120
+    assert block["data"]["dev"]["rows"] == 40
+    assert "the weights are those of the best English dev accuracy" in block["notes"]
     assert encoder.fingerprint() == before
     assert not encoder.training
 
@@ -125,6 +128,7 @@ def test_qa_learns_to_copy_the_place_and_fills_the_matrix(encoder: SentenceEncod
     assert block["data"]["train"] == {
         "source": str(tmp_path / "en.tsv.gz"), "rows": 36, "dropped": 0, "windows": 36
     }  # fmt: skip
+    json.dumps(block)
 
 
 def test_glue_tasks_and_metrics(encoder: SentenceEncoder, tmp_path: Path) -> None:

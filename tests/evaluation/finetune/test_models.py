@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import embedlab
 from embedlab.encoders.tokenization import Tokenization
+from embedlab.evaluation.finetune import fit
 from embedlab.evaluation.finetune.buckets import Buckets
 from embedlab.evaluation.finetune.config import FineTuneConfig
 from embedlab.evaluation.finetune.fit import FineTuning, predict, train
@@ -123,6 +127,27 @@ def test_training_leaves_no_file_and_says_how_long_it_took(
     assert 0 < fitted.seconds < time.perf_counter() - before
     assert not list(tmp_path.iterdir())
     assert "x: step 4/4, loss " in capsys.readouterr().err, "where there is no terminal"
+
+
+@pytest.mark.parametrize(
+    ("device", "half", "asked"),
+    [("cuda:1", True, ("gpu", [1], "bf16-mixed")), ("cpu", False, ("cpu", 1, "32-true"))],
+)
+def test_training_is_where_the_data_are(
+    device: str, half: bool, asked: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, object] = {}
+
+    def trainer(**settings: object) -> None:
+        given.update(settings)
+        raise InterruptedError
+
+    monkeypatch.setattr(fit, "Trainer", trainer)
+    monkeypatch.setattr(fit, "seeded", lambda *_: nullcontext())
+    data: Any = SimpleNamespace(device=torch.device(device), steps=lambda rows: 4)
+    with pytest.raises(InterruptedError):
+        train(Counter(), data, FineTuneConfig(epochs=1), name="x", half=half)
+    assert (given["accelerator"], given["devices"], given["precision"]) == asked
 
 
 def test_without_dev_the_last_weights_stay_and_epochs_count() -> None:

@@ -14,7 +14,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.errors import UserError
 from embedlab.evaluation import suite
 from embedlab.evaluation.core.files import Labelled
-from embedlab.evaluation.finetune import glue, qa_data, xnli
+from embedlab.evaluation.finetune import glue, qa, qa_data, xnli
 from embedlab.evaluation.finetune.config import FineTuneConfig
 from tests.evaluation.helpers import HashedWords, write_tsv
 from tests.evaluation.multilingual import write_xquad
@@ -129,6 +129,28 @@ def test_qa_learns_to_copy_the_place_and_fills_the_matrix(encoder: SentenceEncod
         "source": str(tmp_path / "en.tsv.gz"), "rows": 36, "dropped": 0, "windows": 36
     }  # fmt: skip
     json.dumps(block)
+
+
+def test_a_matrix_has_the_cells_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reader:
+        """Answers with nothing, which is never right."""
+
+        def __init__(self, *of: object) -> None: ...
+
+        def learn(self, training: object) -> dict[str, Any]:
+            return {"windows": 1}
+
+        def answers(self, grid: qa_data.Grid) -> list[tuple[tuple[str, str], list[str]]]:
+            return [(pair, [""] * len(asked)) for pair, asked in grid.items()]
+
+    monkeypatch.setattr(qa, "Reader", Reader)
+    write_xquad(tmp_path)
+    write_tsv(tmp_path / "en.tsv.gz", ["qid", "question", "passage", "answer"], [("0", "what", "a b", "a")])
+    settings = {"data_dir": tmp_path}
+    data = suite("qa").load(settings)
+    del data.grids["xquad"]["en", "de"]
+    _, block = suite("qa").score(HashedWords(), data, settings)
+    assert block["matrices"]["xquad"]["em"] == {"en": {"en": 0.0}, "de": {"en": 0.0, "de": 0.0}}
 
 
 def test_glue_tasks_and_metrics(encoder: SentenceEncoder, tmp_path: Path) -> None:

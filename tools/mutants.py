@@ -324,9 +324,8 @@ def main() -> int:
         importlib.import_module(library)
     gc.freeze()  # or each fork's collector copies every page
     copy = Copy(options.folder)
-    before = {}
-    if options.again:
-        before = {_key(fault): fault for fault in json.loads(options.json.read_text())["faults"]}
+    old = json.loads(options.json.read_text()) if options.again else {"faults": []}
+    before = {_key(fault): fault for fault in old["faults"]}
     listed = options.json.with_name("equivalent.json")
     equivalent = json.loads(listed.read_text()) if listed.exists() else {}
     commit = subprocess.run(
@@ -335,6 +334,8 @@ def main() -> int:
     versions = {name: version(name) for name in ("mutmut", "libcst", "torch", "transformers", "hypothesis")}
     result: dict[str, Any] = {"seed": options.seed, "commit": commit.stdout.strip(), "versions": versions}
     result |= {"possible": {}, "counts": {}, "faults": []}
+    if options.again:
+        result["first"] = old.get("first", old["counts"])  # before tests were written for this sample
     options.json.parent.mkdir(parents=True, exist_ok=True)
     for name, (total, drawn) in sample(copy, options.seed, options.count).items():
         tests = copy.tests(AREAS[name])

@@ -155,6 +155,7 @@ def test_without_dev_the_last_weights_stay_and_epochs_count() -> None:
     data = Buckets([[1]] * 9, {"label": torch.ones(9, dtype=torch.int64)}, 0, "cpu")
     fitted = train(model, data, FineTuneConfig(epochs=2, batch_size=2), name="x", half=False)
     assert (fitted.steps, float(model.seen), fitted.dev) == (10, 10.0, [])
+    assert train(model, data, FineTuneConfig(epochs=0.1, batch_size=9), name="x", half=False).steps == 1
 
 
 def test_biases_do_not_decay() -> None:

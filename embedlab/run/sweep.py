@@ -92,7 +92,7 @@ def devices_wanted(config: Mapping[str, Any]) -> int:
     devices = (config.get("trainer") or {}).get("devices")
     if isinstance(devices, list | tuple):
         return max(1, len(devices))
-    return max(1, int(devices)) if str(devices).isdigit() else 1
+    return max(1, int(str(devices))) if str(devices).isdigit() else 1
 
 
 def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None) -> list[str]:

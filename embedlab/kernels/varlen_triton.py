@@ -72,7 +72,7 @@ def _backward(
     b, shared = program // groups, (program % groups).to(tl.int64)
     start = tl.load(BOUNDS + b)
     if b == batch:
-        for n in range(GROUP):
+        for n in tl.static_range(GROUP):
             _clear(DQ, (shared * GROUP + n) * gh, gl, start, capacity, BLOCK, WIDTH)
         _clear(DK, shared * sh, sl, start, capacity, BLOCK, WIDTH)
         _clear(DV, shared * sh, sl, start, capacity, BLOCK, WIDTH)
@@ -85,7 +85,7 @@ def _backward(
         allowed = _allowed(rows, length, CAUSAL)
         real = rows[:, None] < length
         dk, dv = tl.zeros([BLOCK, WIDTH], tl.float32), tl.zeros([BLOCK, WIDTH], tl.float32)
-        for n in range(GROUP):
+        for n in tl.static_range(GROUP):
             h = shared * GROUP + n
             q = _tile(Q, h * qh + first * ql, ql, rows, cols, length, WIDTH)
             do = _tile(DO, h * oh + first * ol, ol, rows, cols, length, WIDTH)

@@ -1,14 +1,14 @@
-"""Throughput on 1, 2 and 4 devices, and the gradient of W ranks against that of one.
+"""Training on 1, 2 and more devices: throughput by captured, compiled and eager steps, and exactness of the gradient.
 
-    python -m benchmarks.scaling [--worlds 1,2,4] [--only simcse-64,...] [--json OUT] [--markdown OUT]
+    python -m benchmarks.scaling [--worlds 1,2] [--steps graph,compile,eager] [--only simcse-512-each,...] [--seconds N]
+        [--json OUT] [--markdown OUT]
 
 For each number of devices W, W processes start once (`CUDA_VISIBLE_DEVICES` names the first W devices; gloo on the
-CPU) and run every workload in turn under Lightning's trainer, strategy ddp, with this project's methods and loaders:
-unsupervised SimCSE on BERT-base's shape at a global batch of 64, 512 and 4096 sentences (4096 with cached gradients,
-512 sentences, that is 1,024 rows, a chunk), CSE-SFP with LoRA on SmolLM2-135M's shape at 1024.
-Weights are random, the text is made of the shipped tokenizer's words, 29 tokens a sentence on average, at most 32.
-The global batch is the same for every W, so the speed-up is a strong-scaling one: speed on W / (W x speed on one).
-Steps run eagerly, as under step=eager: compiled ones would measure the compiler, at a shape for each W.
+CPU) and run every workload in turn, as `embedlab train` composes it but for scoring, checkpoints and the export.
+``each``: so many rows on each device (weak scaling); ``all``: so many on all together (strong scaling). Weights are
+random, in the shapes of BERT-base and SmolLM2-135M; the text is made of the shipped tokenizer's words, 29 tokens a
+sentence on average, at most 32. After a warm-up that meets every shape, three windows of steps are timed: mean and
+standard deviation of the three. `--seconds` begins no further workload after so many seconds of a world.
 
 The gradient error is in fp32 on four-layer models without dropout: the largest difference of any gradient, as a share
 of the largest gradient, and that of the loss, for SimCSE with hard negatives, JTCSE, CSE-SFP and BEPA.
@@ -23,6 +23,7 @@ import logging
 import os
 import platform
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -38,22 +39,41 @@ GRADIENTS = ("simcse", "jtcse", "csesfp", "bepa")
 ROWS = 32  # of the gradients' batch
 
 
+WINDOWS = 3
+
+
 @dataclass(frozen=True)
 class Workload:
+    """What is trained: rows ``each`` device has, or ``all`` together; steps of a window; more overrides."""
+
     name: str
-    method: str
-    batch: int
+    rows: int
     steps: int
-    warm: int
-    chunk: int | None = None
+    line: tuple[str, ...]
+    each: bool = True
 
 
+SIMCSE = ("method=simcse", "pooling=cls", "backbone.path={simcse}")
 WORKLOADS = (
-    Workload("simcse-64", "simcse", 64, 60, 15),
-    Workload("simcse-512", "simcse", 512, 25, 6),
-    Workload("simcse-4096", "simcse", 4096, 8, 2, chunk=1024),
-    Workload("csesfp-1024", "csesfp", 1024, 10, 3),
-)
+    Workload("simcse-512-each", 512, 20, SIMCSE),
+    Workload("simcse-512-all", 512, 20, SIMCSE, each=False),
+    Workload("simcse-64-all", 64, 60, SIMCSE, each=False),
+    Workload("simcse-128-all", 128, 40, SIMCSE, each=False),
+    Workload(
+        "csesfp-256-each", 256, 20,
+        ("method=csesfp", "pooling=rep2", "template=eol_sum", "adapter=lora", "adapter.r=16", "backbone.path={csesfp}"),
+    ),
+    Workload(
+        "jtcse-64-each", 64, 20,
+        ("method=jtcse", "pooling=cls", "method.tower2={other}", "backbone.path={simcse}"),
+    ),
+    Workload(
+        "masked_lm-256-each", 256, 10,
+        ("method=masked_lm", "pooling=mean", "data.pack=128", "data.max_length=null", "backbone.path={simcse}"),
+    ),
+    Workload("simcse-4096-all", 4096, 3, (*SIMCSE, "optimizer.chunk=1024"), each=False),
+)  # fmt: skip
+KINDS = ("graph", "compile", "eager")
 
 
 # ---- models and text -------------------------------------------------------------------------------------------------
@@ -79,7 +99,7 @@ def shape(folder: Path, method: str, tiny: bool) -> Path:
         )
     else:
         small = {
-            "num_hidden_layers": 4,
+            "num_hidden_layers": 4 if method == "small" else 3,
             "hidden_size": 64,
             "num_attention_heads": 4,
             "intermediate_size": 128,
@@ -124,9 +144,23 @@ def rank_main(options: argparse.Namespace) -> None:
     dist.init_process_group("nccl" if cuda else "gloo")
     work = Path(options.work)
     found: dict[str, Any] = {"world": world, "throughput": {}, "gradients": {}}
-    for load in WORKLOADS:
-        if options.only is None or load.name in options.only:
-            found["throughput"][load.name] = throughput(load, work, world, options.tiny)
+    began = time.perf_counter()
+    for kind in options.steps.split(","):
+        for load in WORKLOADS:
+            name = f"{load.name} {kind}"
+            if options.only is not None and load.name not in options.only:
+                continue
+            if not agreed(time.perf_counter() - began < options.seconds):
+                break
+            try:
+                found["throughput"][name] = throughput(load, kind, work, world, options.tiny)
+            except Exception as error:  # the other workloads are still worth their time
+                print(f"{name} on {world}: {type(error).__name__}: {error}", file=sys.stderr)
+                if world > 1:
+                    raise
+            if rank == 0:
+                print(name, world, json.dumps(found["throughput"].get(name)), file=sys.stderr, flush=True)
+                (work / f"world{world}.json").write_text(json.dumps(found))
     for name in GRADIENTS:
         if options.only is None or f"gradient-{name}" in options.only:
             found["gradients"][name] = gradient(name, work, world, rank)
@@ -136,78 +170,75 @@ def rank_main(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def throughput(load: Workload, work: Path, world: int, tiny: bool) -> dict[str, float]:
-    """Sentences a second over all devices, milliseconds a step, peak memory of one device."""
-    from lightning.pytorch import Callback, Trainer
+def agreed(wanted: bool) -> bool:
+    """What the first rank wants."""
+    answer = torch.tensor(float(wanted), device="cuda" if torch.cuda.is_available() else "cpu")
+    dist.broadcast(answer, 0)
+    return bool(answer)
 
-    from embedlab.backbones import load_backbone
-    from embedlab.backbones.adapters import adapt
-    from embedlab.config.adapter import AdapterConfig
-    from embedlab.config.backbone import BackboneConfig
-    from embedlab.config.data import DataConfig
-    from embedlab.config.optimizer import OptimizerConfig
-    from embedlab.config.template import Template
-    from embedlab.data.module import SentenceDataModule
-    from embedlab.encoders.encoder import SentenceEncoder
-    from embedlab.encoders.tokenization import Tokenization
-    from embedlab.methods.csesfp import CSESFP, CSESFPConfig
-    from embedlab.methods.simcse import SimCSE, SimCSEConfig
-    from embedlab.pooling import build_pooling
-    from embedlab.run.callbacks.randomness import Randomness
+
+def throughput(load: Workload, kind: str, work: Path, world: int, tiny: bool) -> dict[str, Any]:
+    """Sentences a second over all devices (mean, SD, each window), milliseconds a step, peak memory of a device."""
+    from lightning.pytorch import Callback
+
+    from embedlab.cli.compose import compose
+    from embedlab.run.parse import parse_run
+    from embedlab.run.run import Run
 
     cuda = torch.cuda.is_available()
-    batch, steps, warm = (load.batch, load.steps, load.warm) if not tiny else (16, 4, 1)
-    base = BackboneConfig(source="local", path=str(work / load.method))
-    backbone, tokenizer = load_backbone(base)
-    template = None
-    optimizer = OptimizerConfig(chunk=load.chunk and (4 if tiny else load.chunk))
-    torch.manual_seed(0)
-    method: Any
-    if load.method == "csesfp":
-        template = Template('It : "{sentence}" means a word{rep1}, so it is{rep2}', "text")
-        adapt(backbone, AdapterConfig("lora", r=16), base, torch.device("cuda" if cuda else "cpu"))
-        encoder = SentenceEncoder(
-            backbone, build_pooling("rep2", backbone.info), Tokenization(tokenizer, template)
-        )
-        method = CSESFP(encoder, CSESFPConfig(), optimizer)
-    else:
-        encoder = SentenceEncoder(backbone, build_pooling("cls", backbone.info), Tokenization(tokenizer))
-        method = SimCSE(encoder, SimCSEConfig(), optimizer)
-    tokens = Tokenization(tokenizer, template, 32)
-    config = DataConfig(
-        files=str(work / "text.txt"), batch_size=batch // world, limit=batch * (steps + 1), report=False,
-        cache_dir=str(work / "cache"), processes=1 if tiny else None,
-    )  # fmt: skip
-    emit = "rows" if cuda else "tokens"
-    data = SentenceDataModule(config, {"sentence": ("sentence", tokens)}, 0, emit=emit)
+    rows, steps = (4, 1) if tiny else (load.rows if load.each else load.rows // world, load.steps)
+    warm = 1 if tiny else max(8, steps // 2)
+    total = warm + WINDOWS * steps
 
     class Clock(Callback):
-        began = seconds = 0.0
+        def __init__(self) -> None:
+            self.began, self.seconds = 0.0, []  # type: ignore[var-annotated]
 
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            if trainer.global_step in (warm, steps):
+            done = trainer.global_step - warm
+            if done >= 0 and done % steps == 0:
                 if cuda:
                     torch.cuda.synchronize()
-                    dist.barrier()
-                self.began, self.seconds = time.perf_counter(), time.perf_counter() - self.began
+                dist.barrier()
+                now = time.perf_counter()
+                if done:
+                    self.seconds.append((now - self.began) / steps)
+                self.began = time.perf_counter()
 
-    clock = Clock()
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    trainer = Trainer(
-        accelerator="cuda" if cuda else "cpu", devices=world, strategy="ddp" if world > 1 else "auto",
-        precision="bf16-mixed" if cuda else "32-true", max_steps=steps, max_epochs=1, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False, num_sanity_val_steps=0, limit_val_batches=0,
-        callbacks=[Randomness(0), clock],
-    )  # fmt: skip
-    trainer.fit(method, datamodule=data)
-    a_step = clock.seconds / (steps - warm)
-    memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
-    del trainer, method, encoder, backbone, data
+    names = {name: str(work / name) for name in ("simcse", "csesfp", "other")}
+    batches = 2 if load.name.startswith("masked_lm") else total  # packed rows: passes over few of them
+    line = [
+        "backbone=local", *(part.format(**names) for part in load.line), f"data.batch_size={rows}",
+        f"data.files={work / 'text.txt'}", f"data.cache_dir={work / 'cache'}", "data.report=false",
+        f"data.limit={rows * world * batches * (4 if batches == 2 else 1)}", f"step={kind}",
+        f"trainer={'gpu' if cuda else 'cpu'}", f"trainer.devices={world}",
+        f"trainer.strategy={'ddp' if world > 1 else 'auto'}", f"trainer.max_steps={total}", "trainer.max_epochs=999",
+        "trainer.log_every_n_steps=1000", "callbacks.progress=none", "callbacks.checkpoint.every_minutes=null",
+        "callbacks.checkpoint.at_end=false", "evaluation.final=[]", "evaluation.before=false",
+    ]  # fmt: skip
+    given = {part.partition("=")[0]: part for part in line}
+    if not load.name.startswith("masked_lm"):
+        given.setdefault("data.max_length", "data.max_length=32")
     if cuda:
         torch.cuda.empty_cache()
-    return {"sentences_per_second": batch / a_step, "step_ms": 1e3 * a_step, "memory_gib": memory}
+        torch.cuda.reset_peak_memory_stats()
+    clock = Clock()
+    extra = {"callbacks": [clock]}
+    run = Run(parse_run(compose("train", list(given.values()))), work / "run", extra=extra)
+    try:
+        run.trainer.fit(run.method, datamodule=run.data)
+    finally:
+        run.method.runner.close()
+    memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
+    speeds = [rows * world / seconds for seconds in clock.seconds]
+    return {
+        "rows_each": rows,
+        "sentences_per_second": statistics.mean(speeds),
+        "sd": statistics.stdev(speeds),
+        "windows": [round(s, 1) for s in speeds],
+        "step_ms": 1e3 * statistics.mean(clock.seconds),
+        "memory_gib": memory,
+    }
 
 
 class Step(nn.Module):
@@ -320,20 +351,22 @@ def made(name: str, work: Path) -> tuple[Any, tuple[str, ...]]:
 
 
 def tables(found: dict[int, dict[str, Any]]) -> str:
-    """Throughput with efficiency, and gradient errors, as Markdown."""
+    """Throughput with its multiple of the first world's, and gradient errors, as Markdown."""
     worlds = sorted(found)
-    lines = ["| workload | " + " | ".join(f"{w} device{'s' * (w > 1)}" for w in worlds) + " |"]
-    lines += ["|---" * (1 + len(worlds)) + "|"]
-    for load in found[worlds[0]]["throughput"]:
-        alone = found[worlds[0]]["throughput"][load]["sentences_per_second"] / worlds[0]
+    lines = ["| workload | step | " + " | ".join(f"{w} device{'s' * (w > 1)}" for w in worlds) + " |"]
+    lines += ["|---" * (2 + len(worlds)) + "|"]
+    first = found[worlds[0]]["throughput"]
+    for name in dict.fromkeys(n for w in worlds for n in found[w]["throughput"]):
         cells = []
         for world in worlds:
-            one = found[world]["throughput"][load]
+            one = found[world]["throughput"].get(name)
+            if one is None:
+                cells.append("-")
+                continue
             speed = one["sentences_per_second"]
-            cells.append(
-                f"{speed:,.0f}/s ({100 * speed / (world * alone):.0f} %), {one['memory_gib']:.1f} GiB"
-            )
-        lines.append(f"| {load} | " + " | ".join(cells) + " |")
+            times = f" ({speed / first[name]['sentences_per_second']:.2f}x)" if name in first else ""
+            cells.append(f"{speed:,.0f} ± {one['sd']:,.0f}/s{times}, {one['memory_gib']:.1f} GiB")
+        lines.append(f"| {' | '.join([*name.split(), *cells])} |")
     lines += [
         "",
         "| gradient | W | loss error | largest error | error of the norm |",
@@ -353,6 +386,10 @@ def main(argv: list[str]) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--worlds", default="1,2,4", help="numbers of devices; the first is the reference")
+    parser.add_argument("--steps", default=",".join(KINDS), help="kinds of step, in their order")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="of a world, after which no workload begins"
+    )
     parser.add_argument("--only", help="workloads and gradient-NAME, by commas")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
@@ -369,10 +406,10 @@ def main(argv: list[str]) -> None:
     found, began = {}, time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        for folder in ("simcse", "csesfp", "small", "small-decoder"):
+        for folder in ("simcse", "other", "csesfp", "small", "small-decoder"):
             shape(work / folder, folder, options.tiny)
-        longest = max(w.batch * (w.steps + 1) for w in WORKLOADS)
-        (work / "text.txt").write_text("\n".join(sentences(120 if options.tiny else longest)) + "\n")
+        longest = max(w.rows * max(worlds) * (9 + (WINDOWS + 1) * w.steps) for w in WORKLOADS if w.each)
+        (work / "text.txt").write_text("\n".join(sentences(400 if options.tiny else longest)) + "\n")
         for world in worlds:
             if torch.cuda.is_available():
                 visible = os.environ.get("EMBEDLAB_DEVICES", ",".join(map(str, range(max(worlds))))).split(
@@ -386,7 +423,8 @@ def main(argv: list[str]) -> None:
             print(f"{world}: {time.perf_counter() - began:.0f} s so far", file=sys.stderr)
     cuda = torch.cuda.is_available()
     device = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
-    text = f"{device}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, n=1\n\n{tables(found)}"
+    made = f"{device}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}, three windows of one run each"
+    text = f"{made}\n\n{tables(found)}"
     print(text)
     if options.json:
         options.json.write_text(

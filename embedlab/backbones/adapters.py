@@ -232,6 +232,15 @@ def _inject(model: PreTrainedModel, targets: list[str], config: AdapterConfig) -
         p.requires_grad_(adapter)
         if adapter:
             p.data = p.data.float()
+    for layer in (m for m in model.modules() if hasattr(m, "lora_B")):
+        for share in (layer.base_layer, *layer.lora_B.values()):
+            share.register_forward_hook(_in_fp32)
+
+
+def _in_fp32(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    """Under autocast, the shares of base and adapter are added and handed on in fp32, whatever kind of step it is:
+    rounded to bf16, the share of an adapter that has only begun to learn would be lost in the base's."""
+    return output.float() if torch.is_autocast_enabled(output.device.type) else output
 
 
 # state

@@ -94,6 +94,7 @@ def from_file(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     defaults = {f.name: f.default for f in fields(TrainerConfig)}
     if not isinstance(own.get("strategy", ""), str):  # an object of Lightning's, made by its class_path
         given["strategy"] = own.pop("strategy")
+        own["strategy"] = type(given["strategy"]).__name__
     trainer = {key: defaults[key] if own.get(key) is None else own[key] for key in _OWN}
     values = {
         "seed": content["seed_everything"],

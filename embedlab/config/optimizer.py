@@ -31,6 +31,9 @@ class OptimizerConfig(Record):
     """Largest norm of the whole gradient; None does not clip."""
     accumulate: int = within(1, least=1)
     """Batches added up before an update. This adds no in-batch negatives."""
+    reduce_dtype: Literal["bf16", "fp32"] = "bf16"
+    """In which captured steps in bf16-mixed on several devices add up the gradients of matrices that are multiplied in
+    bf16; all other gradients, and accumulated ones, are added in fp32."""
     chunk: int | None = within(None, least=1)
     """Rows that are encoded at once: a contrastive batch of any size in the memory of one chunk, with the
     gradients of the whole (GradCache), for one more forward pass. None: all at once."""

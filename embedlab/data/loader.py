@@ -29,8 +29,9 @@ class BatchLoader:
     ``input_ids``, ``attention_mask`` int64 [B, L] and ``hash`` [B] (`ResidentTable.gather`), in pinned memory
     where there is CUDA. With ``emit="rows"`` it is ``rows``, ``lengths`` (field -> L) and ``token_budgets``
     (field -> true tokens of the batch, rounded up to few distinct numbers), for a `ResidentTable` on the
-    device. Both have the numbers ``tokens`` (true ones, all fields) and ``padded_tokens``. The last batch
-    of an epoch has ``rows_per_rank``, the rows of every device, where these differ.
+    device; both are the same on all devices. Both kinds have the numbers ``tokens`` (true ones, all fields) and
+    ``padded_tokens``. The last batch of an epoch has ``rows_per_rank``, the rows of every device, where these
+    differ.
 
     Args:
         table: rows of tokens.
@@ -96,7 +97,7 @@ class BatchLoader:
         if self._begun:
             self.epoch += 1
         self._begun = True
-        batches, start = self.plan.epoch(self.epoch), self.start
+        batches, start = self.plan.whole_epoch(self.epoch), self.start
         self.start, self.done = 0, start
         if self.plan.rank == 0:
             log.info("epoch %d: %d batches", self.epoch, len(batches))
@@ -116,20 +117,30 @@ class BatchLoader:
     def _width(self, longest: int) -> int:
         return -(-longest // self.pad_to_multiple) * self.pad_to_multiple
 
-    def _batch(self, rows: Rows) -> Batch:
-        lengths = {name: self._width(int(found[rows].max())) for name, found in self._lengths.items()}
+    def _batch(self, whole: Rows) -> Batch:
+        """This device's share of a batch of all devices."""
+        rows = self.plan.share(whole)
+        # Rows are gathered to the shapes of a graph, which all devices must have in common.
+        widest = rows if self._host is not None else whole
+        lengths = {name: self._width(int(found[widest].max())) for name, found in self._lengths.items()}
         tokens = {name: int(found[rows].sum()) for name, found in self._lengths.items()}
         batch: Batch = {"rows": torch.from_numpy(np.ascontiguousarray(rows))}
         if self._host is not None:
             batch = self._host.gather(batch["rows"], lengths)
         else:
             batch["lengths"] = lengths
-            batch["token_budgets"] = {
-                name: token_capacity(max(n, self._least[name])) for name, n in tokens.items()
-            }
+            batch["token_budgets"] = self._budgets(whole)
         batch["tokens"] = sum(tokens.values())
         batch["padded_tokens"] = len(rows) * sum(lengths.values())
         return _pinned(batch) if torch.cuda.is_available() else batch
+
+    def _budgets(self, whole: Rows) -> dict[str, int]:
+        """True tokens of the device that has most of them, by field, rounded up."""
+        shares = [whole[rank :: self.plan.world] for rank in range(self.plan.world)]
+        return {
+            name: token_capacity(max(*(int(found[rows].sum()) for rows in shares), self._least[name]))
+            for name, found in self._lengths.items()
+        }
 
 
 def _pinned(batch: Batch) -> Batch:

@@ -77,6 +77,15 @@ class BatchPlan:
 
     def epoch(self, number: int) -> list[Rows]:
         """The row numbers of each batch of this rank in epoch `number`."""
+        return [self.share(batch) for batch in self.whole_epoch(number)]
+
+    def share(self, batch: Rows) -> Rows:
+        """This rank's rows of a batch of all devices."""
+        # Every other row rather than one half: the ranks of a batch have rows of the same length.
+        return batch[self.rank :: self.world]
+
+    def whole_epoch(self, number: int) -> list[Rows]:
+        """The row numbers of each batch of all devices in epoch `number`."""
         order = self._order(number)
         sizes = self._sizes()
         bounds = np.cumsum([0, *sizes])
@@ -96,8 +105,7 @@ class BatchPlan:
             else:
                 sized = sizes[first:last]
             batches += [pool[cut : cut + size] for cut, size in zip(cuts, sized, strict=True)]
-        # Every other row rather than one half: the ranks of a batch have rows of the same length.
-        return [batch[self.rank :: self.world] for batch in batches]
+        return batches
 
     def _order(self, epoch: int) -> Rows:
         if not self.shuffle:

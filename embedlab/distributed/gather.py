@@ -11,6 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 _rows_per_rank: tuple[int, ...] | None = None
+# Renamed in torch 2.13, where the old names warn.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @contextmanager
@@ -44,6 +47,11 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0].contiguous()
+        own = ctx.sizes[dist.get_rank()]
+        if len(set(ctx.sizes)) == 1:
+            mine = grad.new_empty(own, *grad.shape[1:])
+            _reduce_scatter(mine, grad)
+            return mine, None
         dist.all_reduce(grad)
         return grad.split(ctx.sizes)[dist.get_rank()].contiguous(), None
 
@@ -53,6 +61,10 @@ def _all(x: Tensor, sizes: list[int]) -> Tensor:
     if world_size() == 1:
         return x
     longest = max(sizes)
+    if min(sizes) == longest:
+        whole = x.new_empty(longest * len(sizes), *x.shape[1:])
+        _all_gather(whole, x.contiguous())
+        return whole
     if len(x) < longest:  # ranks exchange tensors of one shape
         x = torch.cat([x, x.new_zeros(longest - len(x), *x.shape[1:])])
     parts = [torch.empty_like(x) for _ in sizes]

@@ -5,19 +5,22 @@ and when the gradient of the loss reaches the vectors, each chunk is encoded onc
 one more forward pass. Random state (CPU and CUDA) and autocast are restored, and so are dropout masks.
 
 Each chunk is one non-reentrant checkpoint, hence there is a single backward pass: loss scaling needs no care,
-and a parameter's gradient becomes ready once, as data-parallel reducers want it.
+and a parameter's gradient becomes ready once, as data-parallel reducers want it. That restores random states on the
+host, which a CUDA graph cannot: there both passes draw from states of their own, which begin alike (`RepeatedDraws`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 R = TypeVar("R", Tensor, tuple[Tensor, ...])
+_draws: RepeatedDraws | None = None
 
 
 def cached(encode: Callable[..., R], *rows: Tensor, chunk: int | None) -> R:
@@ -35,8 +38,117 @@ def cached(encode: Callable[..., R], *rows: Tensor, chunk: int | None) -> R:
     """
     if chunk is None or not torch.is_grad_enabled():
         return encode(*rows)
-    chunks = zip(*(r.split(chunk) for r in rows), strict=True)
-    parts = [checkpoint(encode, *part, use_reentrant=False) for part in chunks]
+    chunks = list(zip(*(r.split(chunk) for r in rows), strict=True))
+    if _draws is not None:
+        # The vectors depend on the weights, of which the function is not told: something else has to need a gradient.
+        needs = torch.zeros((), device=rows[0].device, requires_grad=True)
+        return _Twice.apply(needs, encode, chunks, *_draws.take())  # type: ignore[no-any-return]
+    return _joined([checkpoint(encode, *part, use_reentrant=False) for part in chunks])  # type: ignore[return-value]
+
+
+def _joined(parts: Sequence[Tensor | tuple[Tensor, ...]]) -> Tensor | tuple[Tensor, ...]:
     if isinstance(parts[0], Tensor):
-        return torch.cat(parts)  # type: ignore[return-value]
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+        return torch.cat(parts)  # type: ignore[arg-type]
+    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+class _Twice(torch.autograd.Function):
+    """Chunks encoded without a gradient, and again in the backward pass, which nothing has to restore beforehand."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        needs: Tensor,
+        encode: Callable[..., Any],
+        chunks: list[tuple[Tensor, ...]],
+        first: torch.Generator,
+        again: torch.Generator,
+    ) -> Any:
+        ctx.encode, ctx.chunks, ctx.again = encode, chunks, again
+        ctx.set_materialize_grads(False)
+        device = needs.device.type
+        ctx.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+        with drawing(first, needs.device):
+            return _joined([encode(*part) for part in chunks])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[None, ...]:
+        sizes = [len(part[0]) for part in ctx.chunks]
+        pieces = zip(*((None,) * len(sizes) if g is None else g.split(sizes) for g in grads), strict=True)
+        device, dtype, enabled = ctx.autocast
+        with (
+            torch.enable_grad(),
+            torch.autocast(device, dtype, enabled=enabled, cache_enabled=False),
+            drawing(ctx.again, ctx.chunks[0][0].device),
+        ):
+            for part, piece in zip(ctx.chunks, pieces, strict=True):
+                vectors = ctx.encode(*part)
+                vectors = (vectors,) if isinstance(vectors, Tensor) else vectors
+                wanted = [(v, g) for v, g in zip(vectors, piece, strict=True) if g is not None]
+                torch.autograd.backward([v for v, _ in wanted], [g for _, g in wanted])
+        return None, None, None, None, None
+
+
+class RepeatedDraws:
+    """Pairs of random states of a CUDA device, of which both draw the same: one pair for each `cached` of a step.
+
+    Args:
+        device: CUDA.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pairs: list[tuple[torch.Generator, torch.Generator]] = []
+        self._taken = 0
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """`cached` takes its pairs from here, from the first on."""
+        global _draws
+        before, _draws, self._taken = _draws, self, 0
+        try:
+            yield
+        finally:
+            _draws = before
+
+    def take(self) -> tuple[torch.Generator, torch.Generator]:
+        if self._taken == len(self._pairs):
+            self._pairs.append((torch.Generator(self.device), torch.Generator(self.device)))
+        self._taken += 1
+        return self._pairs[self._taken - 1]
+
+    def register(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Each replay of the graph moves the states on; before it is captured, with all pairs taken once."""
+        for pair in self._pairs:
+            for generator in pair:
+                graph.register_generator_state(generator)
+
+    def renew(self) -> None:
+        """Other draws from now on, which follow from the device's own state (a resumed run draws the same)."""
+        if not self._pairs:
+            return
+        own = torch.cuda.default_generators[_index(self.device)]
+        offset = own.get_offset()
+        for i, pair in enumerate(self._pairs):
+            for generator in pair:
+                generator.manual_seed((own.initial_seed() + _STRIDE * (offset + 1) + i) % 2**63)
+        own.set_offset(offset + 4)  # a draw's worth
+
+
+_STRIDE = 0x9E3779B97F4A7C15
+
+
+@contextmanager
+def drawing(generator: torch.Generator, device: torch.device) -> Iterator[None]:
+    """Operations on the device draw from this generator's state instead of the device's own."""
+    own = torch.cuda.default_generators[_index(device)]
+    before = own.graphsafe_get_state()
+    own.graphsafe_set_state(generator)
+    try:
+        yield
+    finally:
+        own.graphsafe_set_state(before)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from embedlab.engine.cuda_graph import CapturedStep, StepGraphs, packs
+from embedlab.engine.cuda_graph import CapturedStep, StepGraphs
 from embedlab.engine.module import Method
+from embedlab.engine.whole_step import packs
 from embedlab.kernels.available import kernel_options
 
 log = logging.getLogger(__name__)
@@ -54,8 +55,8 @@ class DevEncoder:
     def __call__(self) -> Tensor:
         """Vectors of the encoder as it is now, ``[n, D]``, fp32, in the order of the rows."""
         runner = self.method.runner
-        step = runner.graphs if self._capturable and isinstance(runner, CapturedStep) else None
-        if step is not None:
+        step = runner.work if self._capturable and isinstance(runner, CapturedStep) else None
+        if isinstance(step, StepGraphs):
             if step is not self._step:
                 self._graph, self._step = self._capture(step), step
             if self._graph is not None:

@@ -158,11 +158,15 @@ class FusedUpdate:
 
 
 def total_norm(grads: list[Tensor]) -> Tensor:
-    """L2 norm of all gradients together, fp32, whatever types they have; summed in fp32."""
+    """L2 norm of all gradients together, fp32, whatever types they have; summed in fp32 (fp64 where they are)."""
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for g in grads:
         by_type.setdefault(g.dtype, []).append(g)
-    norms = [n for some in by_type.values() for n in torch._foreach_norm(some, 2.0, dtype=torch.float32)]
+    norms = [
+        norm.float()
+        for dtype, some in by_type.items()
+        for norm in torch._foreach_norm(some, 2.0, dtype=torch.promote_types(dtype, torch.float32))
+    ]
     return torch.linalg.vector_norm(torch.stack(norms))
 
 

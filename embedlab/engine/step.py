@@ -29,10 +29,11 @@ class NonFiniteLoss(RuntimeError):
     def __init__(self, step: int, rows: list[int], detail: str = "") -> None:
         self.step, self.rows = step, rows
         shown = ", ".join(map(str, rows[:16])) + (f", ... ({len(rows)} in all)" if len(rows) > 16 else "")
-        super().__init__(
-            f"the loss is not finite at step {step}; rows of the batch: {shown}{': ' + detail if detail else ''}. "
-            "Lower optimizer.lr, or look at these rows."
+        where = (
+            f"; rows of the batch: {shown}{': ' + detail if detail else ''}" if rows else " on another device"
         )
+        advice = "Lower optimizer.lr, or look at these rows." if rows else "Lower optimizer.lr."
+        super().__init__(f"the loss is not finite at step {step}{where}. {advice}")
 
     def __str__(self) -> str:
         kept = "" if self.checkpoint is None else f" The checkpoint {self.checkpoint} is intact."
@@ -64,6 +65,8 @@ class StepRunner:
     """Whether transformer blocks are compiled."""
     dynamic = False
     """Whether they are compiled for any number of tokens."""
+    resident = False
+    """Whether a step takes its tokens from data that is resident on the device, wherever that is."""
 
     def __init__(self, packing: bool = False) -> None:
         self.packing = packing
@@ -102,6 +105,9 @@ class StepRunner:
 
     def check(self) -> None:
         """Raise `NonFiniteLoss` if a step so far was not finite and has not said so itself."""
+
+    def close(self) -> None:
+        """After the last step of a fit, also of one that failed."""
 
 
 class EagerStep(StepRunner):

@@ -34,6 +34,8 @@ class KernelOptions:
     """One product for query, key and value (`embedlab.kernels.fused_qkv`)."""
     fused_update: bool = True
     """Weights, moments and bf16 copies in one pass (`embedlab.engine.fused_adamw`), instead of torch's AdamW."""
+    graph: bool = True
+    """A CUDA graph of the step; without it, the same work is launched piece by piece."""
     joined_lora: bool = True
     """LoRA layers of one input as one (`embedlab.backbones.joined_lora`), instead of PEFT's products one by one."""
     last_block: bool = True

@@ -100,23 +100,23 @@ def backbone_info(run: RunConfig) -> BackboneInfo:
 
 
 def resolved_step(run: RunConfig) -> str:
-    """How a step runs. ``auto``: graph on one CUDA device in bf16-mixed or fp32 with batches of one size, else compile;
+    """How a step runs. ``auto``: graph on CUDA devices in bf16-mixed or fp32, each with the whole model, else compile;
     eager on the CPU.
 
     Raises:
         UserError: a captured step that cannot be.
     """
     cuda = on_cuda(run.trainer)
-    one = device_count(run.trainer) == 1 and run.trainer.num_nodes == 1
-    capturable = cuda and one and precision_of(run.trainer) in ("bf16-mixed", "32-true")
-    recomputes = run.optimizer.chunk is not None or run.adapter.gradient_checkpointing
+    whole = _world(run) == 1 or run.trainer.strategy in ("auto", "ddp")
+    capturable = cuda and whole and precision_of(run.trainer) in ("bf16-mixed", "32-true")
+    recomputes = run.adapter.gradient_checkpointing
     model_type = backbone_info(run).model_type if cuda or run.step not in ("auto", "eager") else ""
     if run.step == "auto":
         if not has_blocks(model_type):
             return "eager"
         if not can_be_captured(model_type):
             return "compile"
-        if capturable and run.data.drop_last and not recomputes:
+        if capturable and not recomputes:
             return "graph"
         return "compile" if cuda else "eager"
     if run.step in ("compile", "graph"):
@@ -128,13 +128,10 @@ def resolved_step(run: RunConfig) -> str:
     if not can_be_captured(model_type):
         why = f"needs shapes and masks that depend on no token, and {model_type}'s do"
     elif recomputes:
-        # A graph has one course: activations cannot be computed again with the random state of before.
-        why = "computes no activation twice, as optimizer.chunk and adapter.gradient_checkpointing do"
+        # A graph has one course: transformers' checkpoints restore random states on the host.
+        why = "computes no activation twice, as adapter.gradient_checkpointing does (optimizer.chunk can be captured)"
     elif not capturable:
-        why = "needs one CUDA device and precision bf16-mixed or 32-true"
-    elif not run.data.drop_last:
-        why = "needs batches of one size, and the last one of an epoch may be smaller (data.drop_last=false)"
-        fix = "data.drop_last=true, or step=compile"
+        why = "needs CUDA devices, precision bf16-mixed or 32-true, and trainer.strategy=ddp where there are several"
     if why is not None:
         raise UserError(f"a captured step {why}", key="step", value=run.step, fix=fix)
     return run.step

@@ -30,6 +30,7 @@ from embedlab.encoders.folder import whole_folder
 from embedlab.encoders.loading import load_checkpoint
 from embedlab.engine.cuda_graph import CapturedStep
 from embedlab.engine.fsdp import Sharded, sharded
+from embedlab.engine.gradient_sum import SummedInStep
 from embedlab.engine.module import Method
 from embedlab.engine.precision import FrozenBF16
 from embedlab.engine.step import CompiledStep, EagerStep, NonFiniteLoss
@@ -190,6 +191,7 @@ class Run:
                 logger.log_metrics({f"final/{k}": v for k, v in scores.items()}, step=trainer.global_step)
             return scores
         finally:
+            self.method.runner.close()
             _finish(trainer.loggers)
 
     def _not_begun(self, error: Exception) -> None:
@@ -223,7 +225,7 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     method.use(runners[resolved_step(config)](packing=resolved_packing(config)))
     roles = data_kind(config.data.name).roles
     fields = method.views(cls.fields(config.method, roles, config.template), config.data.max_length)
-    emit = "rows" if on_cuda(config.trainer) else "tokens"
+    emit = "rows" if on_cuda(config.trainer) or method.runner.resident else "tokens"
     validation = [torch.zeros(1)] if config.evaluation.sts_dir is not None else None
     return method, SentenceDataModule(config.data, fields, config.seed, emit=emit, validation=validation)
 
@@ -304,8 +306,11 @@ def _trainer(**arguments: Any) -> Trainer:
 
 def _strategy(config: RunConfig) -> Any:
     settings = config.trainer
+    devices = device_count(settings) * settings.num_nodes
     if settings.strategy.startswith("fsdp"):
-        return Sharded(device_count(settings) * settings.num_nodes)
+        return Sharded(devices)
+    if devices > 1 and resolved_step(config) == "graph":
+        return SummedInStep()
     return settings.strategy
 
 

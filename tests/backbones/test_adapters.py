@@ -311,3 +311,18 @@ def test_rows_that_the_kernel_scrambles_are_refused(tiny: Callable[..., Path]) -
         pytest.skip("this CPU's kernel takes rows of 32 weights as it should")
     with pytest.raises(UserError, match="rows of 32 weights"):
         _load(tiny("llama", width=32), QLORA)
+
+
+def test_the_share_of_a_young_adapter_survives_half_precision(tiny: Callable[..., Path]) -> None:
+    """In the residual stream: to bf16's last digit the base's share hides the adapter's."""
+    backbone = _load(tiny("llama"), LORA)
+    layer: Any = backbone.blocks[0].self_attn.o_proj
+    x = torch.randn(3, layer.base_layer.in_features)
+    with torch.no_grad():
+        for share in layer.lora_B.values():
+            share.weight.normal_(std=1e-4)
+        with torch.autocast("cpu", torch.bfloat16):
+            together, base = layer(x), layer.base_layer(x)
+        exact = layer(x) - layer.base_layer(x)
+    assert together.dtype == torch.float32
+    torch.testing.assert_close(together - base, exact, rtol=0.02, atol=float(exact.abs().max()) / 50)

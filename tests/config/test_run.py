@@ -121,14 +121,24 @@ def test_lightnings_objections_are_the_users(compose_run, tmp_path):  # type: ig
         train(compose_run("trainer.strategy=foo"), tmp_path / "run")
 
 
-def test_batches_of_two_sizes_are_not_captured(compose_run, monkeypatch):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("strategy", ["auto", "ddp", "fsdp", "deepspeed"])
+def test_steps_are_captured_where_each_device_has_the_whole_model(  # type: ignore[no-untyped-def]
+    compose_run, monkeypatch, devices, strategy
+):
     monkeypatch.setattr("embedlab.run.check.on_cuda", lambda trainer: True)
-    monkeypatch.setattr("embedlab.run.check.device_count", lambda trainer: 1)
-    cuda = "trainer.precision=bf16-mixed"
-    assert resolved_step(compose_run(cuda)) == "graph"
-    assert resolved_step(compose_run(cuda, "data.drop_last=false")) == "compile"
-    with pytest.raises(UserError, match=r"batches of one size.*Fix: data\.drop_last=true"):
-        resolved_step(compose_run(cuda, "data.drop_last=false", "step=graph"))
+    monkeypatch.setattr("embedlab.run.check.device_count", lambda trainer: devices)
+    cuda = ("trainer.precision=bf16-mixed", f"trainer.strategy={strategy}")
+    captured = devices == 1 or strategy in ("auto", "ddp")
+    for drop in ("true", "false"):
+        run = compose_run(*cuda, f"data.drop_last={drop}")
+        assert resolved_step(run) == ("graph" if captured else "compile")
+    run = compose_run(*cuda, "step=graph")
+    if captured:
+        assert resolved_step(run) == "graph"
+    else:
+        with pytest.raises(UserError, match=r"trainer\.strategy=ddp.*Fix: step=compile"):
+            resolved_step(run)
 
 
 @pytest.mark.parametrize(

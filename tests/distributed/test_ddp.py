@@ -212,5 +212,5 @@ def test_a_captured_step_is_refused_where_it_cannot_be(
 
     if torch.cuda.is_available() and devices == 1:
         pytest.skip("this machine has a CUDA device")
-    with pytest.raises(UserError, match=r"one CUDA device.*step=graph.*step=compile"):
+    with pytest.raises(UserError, match=r"needs CUDA devices.*step=graph.*step=compile"):
         check_run(parse_run(settings(tiny("bert"), tmp_path, devices, f"step={step}")))

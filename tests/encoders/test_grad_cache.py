@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from embedlab.encoders.grad_cache import cached
+from embedlab.encoders import grad_cache
+from embedlab.encoders.grad_cache import RepeatedDraws, cached
 from embedlab.objectives.info_nce import info_nce
 
 BATCH = 7
@@ -159,3 +162,52 @@ def test_replays_dropout_on_cuda() -> None:
     found = _gradients(encoder, vectors)
     for a, b in zip(expected, found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+# ---- as a graph holds it
+
+
+@contextmanager
+def _drawing(generator: torch.Generator, device: torch.device) -> Iterator[None]:
+    """`grad_cache.drawing` for the CPU."""
+    before = torch.get_rng_state()
+    torch.set_rng_state(generator.get_state())
+    yield
+    generator.set_state(torch.get_rng_state())
+    torch.set_rng_state(before)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, BATCH, 100])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_graph_computes_the_same_gradients(
+    chunk: int, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against plain autograd through the same chunks with the same draws; two calls in a step, of two outputs each."""
+    monkeypatch.setattr(grad_cache, "drawing", _drawing)
+    encoder, x = _encoder(dropout), _inputs()
+
+    def views(part: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return encoder(part), encoder(other)
+
+    def loss(*outputs: Tensor) -> Tensor:
+        return sum((o * (i + 1)).sin().sum() for i, o in enumerate(outputs))  # type: ignore[return-value]
+
+    def plainly(draws: torch.Generator, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        with _drawing(draws, x.device):
+            parts = [views(*p) for p in zip(*(i.split(chunk) for i in inputs), strict=True)]
+        return torch.cat([a for a, _ in parts]), torch.cat([b for _, b in parts])
+
+    draws = RepeatedDraws(torch.device("cpu"))
+    draws._pairs = [(torch.Generator().manual_seed(i), torch.Generator().manual_seed(i)) for i in range(2)]
+    with draws.on():
+        z = cached(views, x, 2 * x, chunk=chunk), cached(views, 3 * x, x, chunk=chunk)
+    value = loss(*z[0], *z[1])
+    value.backward()
+    found = [p.grad.clone() for p in encoder.parameters() if p.grad is not None]
+    encoder.zero_grad()
+    states = [torch.Generator().manual_seed(i) for i in range(2)]
+    wanted = loss(*plainly(states[0], x, 2 * x), *plainly(states[1], 3 * x, x))
+    wanted.backward()
+    assert value.item() == wanted.item()
+    for one, p in zip(found, encoder.parameters(), strict=True):
+        torch.testing.assert_close(one, p.grad, rtol=1e-12, atol=1e-12)

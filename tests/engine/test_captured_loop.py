@@ -1,4 +1,5 @@
-"""The loop around a captured step, without a device: records, updates, schedule and resume are those of eager."""
+"""The work of a captured step and the loop around it, without a device: records, updates, schedule and resume are those
+of eager."""
 
 from __future__ import annotations
 
@@ -18,52 +19,14 @@ from tests.run.test_resume import StopAt
 NAMES = ("train/loss", "train/grad_norm", "lr")
 
 
-class Uncaptured:
-    """`StepGraphs` that computes at once."""
-
-    packed_tokens = None
-
-    def __init__(self, method: Any, optimizer: Any) -> None:
-        self.method, self.optimizer = method, optimizer
-        optimizer.replay = self.replay
-        self.totals = torch.zeros(0)
-        self.names: list[str] = []
-        self._updates = False
-
-    def load(self, batch: dict[str, Any]) -> bool:
-        self.batch, self._updates = batch, not self.method.runner.accumulating(self.method)
-        return self._updates
-
-    def replay(self) -> None:
-        config = self.method.optimizer_config
-        loss, logged = self.method.total(self.method.runner.tokens(self.method, self.batch))
-        (loss / config.accumulate).backward()
-        norm = torch.zeros(())
-        if self._updates:
-            norm = torch.nn.utils.clip_grad_norm_(self.method.trained(), config.clip)
-            torch.optim.AdamW.step(self.optimizer)
-            self.optimizer.zero_grad()
-        self.names = [*logged, "grad_norm"]
-        values = torch.stack([*logged.values(), norm])
-        counts = torch.ones_like(values)
-        counts[-1] = float(self._updates)
-        if len(self.totals) == 0:
-            self.totals = torch.zeros(2, len(values))
-        self.totals += torch.stack([values, counts])
-
-    def check(self) -> None:
-        """Nothing is ever wrong."""
-
-
 @pytest.fixture
 def run(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
     def go(step: str, name: str, *overrides: str, stop: int | None = None) -> Path:
         with monkeypatch.context() as patch:
-            # The step that stands in here computes padding: without it, dropout would draw for other shapes.
+            # A captured step computes padding here: without it, dropout would draw for other shapes.
             config = compose_run("trainer.max_steps=6", "trainer.max_epochs=4", "unpad=false", *overrides)
             for room in ("check", "run", "finish"):
                 patch.setattr(f"embedlab.run.{room}.resolved_step", lambda run: step)
-            patch.setattr("embedlab.engine.cuda_graph.StepGraphs", Uncaptured)
             patch.setattr("embedlab.backbones.backbone.Backbone.compile_blocks", lambda self, **k: None)
             if stop is None:
                 train(config, tmp_path / name)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from embedlab.backbones.backbone import Backbone
-from embedlab.engine.cuda_graph import packs
 from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.engine.step import backbones_of
+from embedlab.engine.whole_step import packs
 from embedlab.run.run import build, train
 
 GRAPH = ("method=simcse", "pooling=mean", "trainer=gpu", "data.pad_to_multiple=4", "trainer.max_steps=6", "step=graph",

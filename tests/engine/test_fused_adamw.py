@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from embedlab.engine.cuda_graph import _prepare
 from embedlab.engine.fused_adamw import total_norm, usable
 from embedlab.engine.optimizer import ReplayableAdamW
+from embedlab.engine.whole_step import _prepare
 from tests.engine.fused_update_check import SIZES, compare
 from tests.interpreted import needs_triton
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from embedlab.engine.cuda_graph import joint_shapes
 from embedlab.engine.fused_adamw import _Addresses
+from embedlab.engine.whole_step import joint_shapes
 from embedlab.kernels.packing import token_capacity
 
 

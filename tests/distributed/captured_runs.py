@@ -1,0 +1,87 @@
+"""The runs by which captured steps on several ranks are held to those of one: what they are, and what they left."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from embedlab.run.callbacks.checkpoints import LAST
+from tests.distributed.captured_ranks import Spec
+from tests.methods.golden import METHODS, Inputs
+
+WORLD = 2
+EXACT = ("simcse", "simcse_supervised", "jtcse", "csesfp", "bepa", "promptbert")
+EPOCHS = {"uneven-20": 6, "uneven-21": 6, "accumulated": 4, "chunked": 4, "skewed": 4}
+"""Runs that are compared by their gradients' norms, and how many updates they make."""
+BASICS = (
+    "backbone=local", "trainer.log_every_n_steps=1", "callbacks.progress=none", "optimizer.lr=1e-3",
+    "data.max_length=16", "data.report=false", "data.processes=1", "evaluation.final=[]", "evaluation.before=false",
+    "backbone.dropout=1e-9",
+)  # fmt: skip
+
+
+def line(inputs: Inputs, name: str, world: int, *more: str) -> list[str]:
+    """Overrides of a run whose batch over all ranks has 8 rows."""
+    adapter = ("adapter.dropout=1e-9",) if name == "csesfp" else ()
+    fixed = ("method.icnce=symmetric",) if name == "jtcse" else ()
+    devices = (f"trainer.devices={world}", f"trainer.strategy={'ddp' if world > 1 else 'auto'}")
+    paths = ("backbone.path={bert}", "data.files={text}")
+    whole = [
+        *BASICS,
+        *paths,
+        *METHODS[name],
+        *adapter,
+        *fixed,
+        *devices,
+        f"data.batch_size={8 // world}",
+        *more,
+    ]
+    given = {o.partition("=")[0]: o for o in map(inputs.fill, whole)}
+    return [*given.values(), f"data.cache_dir={inputs.folder}"]
+
+
+def compared(inputs: Inputs, world: int, *more: str, precision: str) -> dict[str, Spec]:
+    """Runs that are the same on any number of ranks, by name."""
+
+    def spec(name: str, *own: str) -> Spec:
+        return Spec(line(inputs, name, world, *more, f"trainer.precision={precision}", *own))
+
+    short = ("trainer.max_steps=4", "trainer.max_epochs=9")
+    runs = {name: spec(name, "trainer.max_steps=1") for name in EXACT}
+    # 20 rows: batches of 8, 8 and 4, of which two ranks have 2 each; 21: the last is shared 3 to 2.
+    for rows in (20, 21):
+        uneven = (f"data.limit={rows}", "data.drop_last=false", "trainer.max_epochs=2")
+        runs[f"uneven-{rows}"] = spec("simcse", *uneven)
+    runs["accumulated"] = spec("simcse", "optimizer.accumulate=3", *short)
+    runs["chunked"] = spec("simcse", "optimizer.chunk=3", *short)
+    skewed = inputs.folder / "skewed.txt"
+    texts = [" ".join(["dog", "river"][i % 2] for i in range(n)) + f" {n} x{n}" for n in range(1, 13)]
+    skewed.write_text("\n".join([*texts, *(f"a{i} cat" for i in range(28))]) + "\n")
+    runs["skewed"] = spec("simcse", f"data.files={skewed}", *short)
+    return runs
+
+
+def checkpoint(folder: Path) -> dict[str, Any]:
+    return dict(torch.load(folder / LAST, weights_only=True, map_location="cpu"))
+
+
+def column(folder: Path, name: str) -> list[float]:
+    with (folder / "metrics.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
+
+
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"rank{r}.json").read_text()) for r in range(WORLD)]
+
+
+def gradient_error(one: Path, two: Path) -> float:
+    """Largest difference of any gradient, as a share of the largest; by the first moments after one step."""
+    a, b = (checkpoint(f)["optimizer_states"][0]["state"] for f in (one, two))
+    assert a.keys() == b.keys()
+    largest = max(float(s["exp_avg"].abs().max()) for s in a.values())
+    assert largest > 1e-4
+    return max(float((b[k]["exp_avg"] - s["exp_avg"]).abs().max()) / largest for k, s in a.items())

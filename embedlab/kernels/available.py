@@ -20,6 +20,8 @@ SHORT = "embedlab_short"
 SHORT_LONGEST = 128
 _COLLECTS = "transformers.utils.output_capturing"
 """Its hooks collect hidden states for the forward of transformers' models, and do nothing else."""
+_SUMS = "embedlab.backbones.adapters"
+"""Its hooks keep shares of adapters in fp32; who computes LoRA layers by himself does so too."""
 
 
 @dataclass(frozen=True)
@@ -114,4 +116,4 @@ def has_foreign_hooks(module: nn.Module) -> bool:
         for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         for hook in getattr(module, kind).values()
     ]
-    return "forward" in vars(module) or any(getattr(h, "__module__", "") != _COLLECTS for h in hooks)
+    return "forward" in vars(module) or any(getattr(h, "__module__", "") not in (_COLLECTS, _SUMS) for h in hooks)

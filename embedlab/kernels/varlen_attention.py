@@ -341,8 +341,10 @@ def attention_function(
     if not query.is_cuda and not torch.compiler.is_compiling():
         out = padded_attention(query, key, value, cu_seq_lens_q, scale, float(dropout), causal)
         return out.transpose(1, 2), None
-    # Rotary positions under autocast leave queries and keys in fp32.
-    query, key = query.to(value.dtype), key.to(value.dtype)
+    # Rotary positions and adapters leave them in fp32 under autocast.
+    kind = value.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+    query, key, value = (x.to(dtype) for x in (query, key, value))
     seed = torch.randint(2**31 - 1, (1,), device=query.device)
     out = varlen_attention(
         query, key, value, cu_seq_lens_q, seed, max_length_q, scale, float(dropout), causal

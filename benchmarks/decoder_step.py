@@ -77,7 +77,8 @@ def sentences(n: int) -> tuple[list[str], list[str]]:
     draw = random.Random(0)
     words = ["".join(draw.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(4)) for _ in range(1500)]
     return words, [
-        " ".join(draw.choices(words, k=min(45, max(4, round(draw.lognormvariate(3.0, 0.5)))))) for _ in range(n)
+        " ".join(draw.choices(words, k=min(45, max(4, round(draw.lognormvariate(3.0, 0.5))))))
+        for _ in range(n)
     ]
 
 
@@ -114,7 +115,11 @@ def step_of(arm: str, folder: Path, texts: list[str], options: argparse.Namespac
     steps = options.steps
     began = time.perf_counter()
     seconds, log = this_project(folder, texts, options.batch, 2 * steps, step, more, steps)
-    return {"ms": 1e3 * seconds, "whole_s": time.perf_counter() - began, "loss": log.get("train/loss", float("nan"))}
+    return {
+        "ms": 1e3 * seconds,
+        "whole_s": time.perf_counter() - began,
+        "loss": log.get("train/loss", float("nan")),
+    }
 
 
 def attention(lengths: list[int]) -> None:
@@ -214,7 +219,9 @@ def main() -> None:
             print(f"{faster} is {results[slower]['ms'] / results[faster]['ms']:.2f}x as fast as {slower}")
     for one, two in (("joined", "two-passes"), ("before", "before-two")):
         if {one, two} <= results.keys():
-            print(f"one pass / two passes ({one}): {results[one]['ms'] / results[two]['ms']:.3f} (ideal 0.500)")
+            print(
+                f"one pass / two passes ({one}): {results[one]['ms'] / results[two]['ms']:.3f} (ideal 0.500)"
+            )
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

@@ -65,9 +65,7 @@ class _Group:
             )
         outputs = y.view(*x.shape[:-1], -1).split([r.shape[0] for r in rows], -1)
         biases = [layer.base_layer.bias for layer in layers]
-        return tuple(
-            o if b is None else o + b.to(o.dtype) for o, b in zip(outputs, biases, strict=True)
-        )
+        return tuple(o if b is None else o + b.to(o.dtype) for o, b in zip(outputs, biases, strict=True))
 
 
 class _Part:
@@ -125,7 +123,12 @@ def _fits(layer: Any) -> bool:
     base, down, up = layer.base_layer, layer.lora_A["default"], layer.lora_B["default"]
     drop = layer.lora_dropout["default"]
     inside = (layer, base, down, up, drop)
-    if type(base) is not nn.Linear or base.weight.requires_grad or layer.disable_adapters or layer.lora_variant:
+    if (
+        type(base) is not nn.Linear
+        or base.weight.requires_grad
+        or layer.disable_adapters
+        or layer.lora_variant
+    ):
         return False
     if down.bias is not None or up.bias is not None or type(drop) not in (nn.Dropout, nn.Identity):
         return False
@@ -139,7 +142,11 @@ def _fits(layer: Any) -> bool:
 def _alike(layers: list[Any]) -> bool:
     """Whether layers differ in their outputs' width alone."""
     facts = {
-        (layer.lora_A["default"].weight.shape, getattr(layer.lora_dropout["default"], "p", 0.0), layer.training)
+        (
+            layer.lora_A["default"].weight.shape,
+            getattr(layer.lora_dropout["default"], "p", 0.0),
+            layer.training,
+        )
         for layer in layers
     }
     return len(facts) == 1

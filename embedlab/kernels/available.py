@@ -80,7 +80,9 @@ def short_kernel(config: Any, longest: int) -> bool:
     It needs CUDA and Triton, bidirectional or causal masks given as tensors, and a head width that is a power of two.
     """
     heads = _heads(config)
-    if getattr(config, "num_key_value_heads", None) not in (None, heads) or not packed_kernel(config, longest):
+    if getattr(config, "num_key_value_heads", None) not in (None, heads) or not packed_kernel(
+        config, longest
+    ):
         return False
     from embedlab.kernels.attention import register
     from embedlab.kernels.short_attention import attention_function
@@ -116,4 +118,6 @@ def has_foreign_hooks(module: nn.Module) -> bool:
         for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         for hook in getattr(module, kind).values()
     ]
-    return "forward" in vars(module) or any(getattr(h, "__module__", "") not in (_COLLECTS, _SUMS) for h in hooks)
+    return "forward" in vars(module) or any(
+        getattr(h, "__module__", "") not in (_COLLECTS, _SUMS) for h in hooks
+    )

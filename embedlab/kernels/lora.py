@@ -100,7 +100,9 @@ def _(
 
 
 @lora_linear_backward.register_fake
-def _(grad: Tensor, joined: Tensor, down: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    grad: Tensor, joined: Tensor, down: Tensor, weight: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     updates, rank, width = down.shape
     of_up = grad.new_empty(weight.shape[0], updates * rank)
     return grad.new_empty(grad.shape[0], width), torch.empty_like(down), of_up

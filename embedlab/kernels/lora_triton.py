@@ -70,7 +70,9 @@ def _of_x(
     for update in range(updates):
         h = tl.load(ABOVE + at * stride + width + update * RANK + ranks[None, :], mask=real, other=0.0)
         a = tl.load(
-            A + (update * RANK + ranks[:, None]) * width + cols[None, :], mask=cols[None, :] < width, other=0.0
+            A + (update * RANK + ranks[:, None]) * width + cols[None, :],
+            mask=cols[None, :] < width,
+            other=0.0,
         )
         part = tl.dot(h, a, input_precision="ieee") / (1.0 - dropout)
         total += _masked(part, seed, update, tokens, width, rows, first, dropout, WIDE)

@@ -17,7 +17,19 @@ MODEL_TYPES = frozenset(("bert", "roberta", "xlm-roberta", "camembert", "distilb
 """Encoders whose tokens meet in attention alone, reached through transformers' interface, and whose positions are
 told by ids."""
 DECODER_TYPES = frozenset(
-    ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "opt", "gpt_neox", "smollm3", "olmo2", "granite")
+    (
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma3_text",
+        "opt",
+        "gpt_neox",
+        "smollm3",
+        "olmo2",
+        "granite",
+    )
 )
 """Decoders of which the same is true."""
 

@@ -99,7 +99,9 @@ def _backward(
         from embedlab.kernels.varlen_triton import launch_backward
 
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-        launch_backward(query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout, sums, causal)
+        launch_backward(
+            query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout, sums, causal
+        )
         return
     weights, kept = _weights(query, key, bounds, seed, scale, dropout, causal)
     dp = grad.float() @ _for_each(query, value).transpose(-1, -2) * kept

@@ -76,7 +76,9 @@ def test_under_autocast_it_is_no_further_from_fp32_than_pefts() -> None:
 
     def off() -> float:
         with torch.autocast("cpu", torch.bfloat16):
-            return sum(((a - b).norm() / b.norm()).item() for a, b in zip(outcome(backbone, 72), want, strict=True))
+            return sum(
+                ((a - b).norm() / b.norm()).item() for a, b in zip(outcome(backbone, 72), want, strict=True)
+            )
 
     plain = off()
     with joined_lora.joined(backbone.model):

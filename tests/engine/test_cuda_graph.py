@@ -265,7 +265,8 @@ def test_a_packed_decoder_trains_as_the_eager_padded_one(compose_run, tmp_path, 
     settings = (*DECODER, f"method={method}", *more, "adapter.dropout=1e-9", "trainer.precision=32-true")
     for name, step, unpad in (("eager", "eager", "false"), ("packed", "graph", "true")):
         train(
-            compose_run(*settings, f"step={step}", f"unpad={unpad}", model_type="llama", **WIDE), tmp_path / name
+            compose_run(*settings, f"step={step}", f"unpad={unpad}", model_type="llama", **WIDE),
+            tmp_path / name,
         )
     for name in ("train/loss", "train/grad_norm"):
         packed, eager = (column(tmp_path / n, name) for n in ("packed", "eager"))
@@ -286,7 +287,14 @@ def test_a_packed_decoder_in_half_precision(compose_run, tmp_path, method, more)
 
 def test_dropout_of_updates_differs_between_replays(compose_run, tmp_path):  # type: ignore[no-untyped-def]
     """CSE-SFP learns at a rate that leaves the loss where it is; B is not 0 after the first steps."""
-    still = ("data.limit=8", "trainer.max_epochs=6", "data.shuffle=false", "method=csesfp", "step=graph", "unpad=true")
+    still = (
+        "data.limit=8",
+        "trainer.max_epochs=6",
+        "data.shuffle=false",
+        "method=csesfp",
+        "step=graph",
+        "unpad=true",
+    )
     more = (*DECODER, *still, "pooling=rep2", "template=eol_sum", "trainer.precision=32-true")
     for dropout in ("0.3", "1e-9"):
         train(

@@ -21,7 +21,9 @@ def layers(
     draw = torch.Generator().manual_seed(tokens)
     sizes = [(tokens, width), (len(outputs), rank, width), *((o, rank) for o in outputs)]
     frozen, grad = ((sum(outputs), width), (tokens, sum(outputs)))
-    made = [torch.randn(s, generator=draw, dtype=torch.float64).to(device, dtype) for s in [*sizes, frozen, grad]]
+    made = [
+        torch.randn(s, generator=draw, dtype=torch.float64).to(device, dtype) for s in [*sizes, frozen, grad]
+    ]
     return [x.requires_grad_() for x in made[:-2]], made[-2], made[-1]
 
 
@@ -35,7 +37,9 @@ def together(
     return lora_linear(x, downs, weight[:, x.shape[1] :], weight.detach(), number, dropout, wide)[0]
 
 
-def apart(trained: list[torch.Tensor], frozen: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
+def apart(
+    trained: list[torch.Tensor], frozen: torch.Tensor, masks: torch.Tensor | None = None
+) -> torch.Tensor:
     """Layer by layer; masks [n, T, D] of the updates' input."""
     x, downs, *ups = trained
     out, start = [], 0
@@ -63,7 +67,10 @@ def test_wide_sums_keep_the_share_of_an_update_that_has_only_begun_to_learn() ->
     ups = [x, downs, (1e-4 * up).detach().requires_grad_()]
     exact = [t.detach().double() for t in ups]
     share = apart(exact, 0 * frozen.double())
-    found = [together(ups, frozen, 0.0, wide=wide).double() - exact[0] @ frozen.double().T for wide in (False, True)]
+    found = [
+        together(ups, frozen, 0.0, wide=wide).double() - exact[0] @ frozen.double().T
+        for wide in (False, True)
+    ]
     errors = [((f - share).norm() / share.norm()).item() for f in found]
     assert errors[1] < 0.02 < 0.5 < errors[0]
 

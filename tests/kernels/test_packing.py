@@ -135,7 +135,9 @@ def test_the_reference_agrees_with_autograd(dropout: float) -> None:
         )
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], causal: bool) -> torch.Tensor:
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], causal: bool
+) -> torch.Tensor:
     """Row by row and head by head, ``[1, H, C, D]``; scores are halved."""
     out, group, start = torch.zeros_like(q), q.shape[1] // k.shape[1], 0
     for n in lengths:
@@ -248,7 +250,8 @@ def test_the_kernel_in_tritons_interpreter_is_the_reference() -> None:
 
 
 HEADS = pytest.mark.parametrize(
-    ("heads", "shared", "width", "causal"), [(4, 4, 64, False), (9, 3, 64, True), (4, 1, 128, True), (4, 2, 32, False)]
+    ("heads", "shared", "width", "causal"),
+    [(4, 4, 64, False), (9, 3, 64, True), (4, 1, 128, True), (4, 2, 32, False)],
 )
 
 

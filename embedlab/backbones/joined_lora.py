@@ -21,8 +21,8 @@ _KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3", "SmolLM3", "O
 _TOGETHER = {f"{kind}Attention": ("q_proj", "k_proj", "v_proj") for kind in _KINDS} | {
     f"{kind}MLP": ("gate_proj", "up_proj") for kind in _KINDS
 }
-"""Layers that a module calls in this order with one input, by classes of transformers 5.17 to 5.24; of others each layer
-is a group of its own."""
+"""Layers that a module calls in this order with one input, by classes of transformers 5.17 to 5.24; of others each
+layer is a group of its own."""
 
 
 class _Group:

@@ -5,7 +5,7 @@ for those of flash-attn. On CUDA the function is a Triton kernel (`embedlab.kern
 are padded for attention alone (`padded_attention`); the operator itself has a mask over all pairs of slots there, and
 is what the kernel is tested against.
 
-Keys and values may have fewer heads than queries (grouped-query attention): query head h reads theirs number h // group.
+Keys and values may have fewer heads than queries (grouped-query attention): query head h reads number h // group.
 
 torch's own `varlen_attn` is no substitute: it leaves whatever memory held in slots of no row, which may be NaN and then
 reaches the gradients of all weights; and it has neither dropout nor fp32.

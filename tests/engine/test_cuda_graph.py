@@ -258,7 +258,7 @@ DECODING = pytest.mark.parametrize(
 
 @DECODING
 def test_a_packed_decoder_trains_as_the_eager_padded_one(compose_run, tmp_path, method, more):  # type: ignore[no-untyped-def]
-    """Causal attention with shared heads and joined LoRA layers in a graph, against PEFT's layers and torch's attention.
+    """Causal attention with shared heads and joined LoRA layers in a graph, against PEFT's and torch's attention.
 
     With a dropout that drops nothing: PromptEOL refuses none.
     """

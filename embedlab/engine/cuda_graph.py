@@ -148,17 +148,10 @@ class StepGraphs(WholeStep):
             rows, bad_rows = (x.clone() for x in self._rows[shapes.rows])
             found_inf, totals = self.found_inf.clone(), self.totals.clone()
             loss, norm = loss.detach(), torch.ones_like(found_inf)
+            # That two arguments are one tensor is a part of what is compiled.
+            mean = loss if self._sum is None or not shapes.updates else loss.clone()
             self._finalize_step(
-                loss,
-                loss.clone(),
-                norm,
-                logged,
-                rows,
-                bad_rows,
-                found_inf,
-                totals,
-                self._clip,
-                shapes.updates,
+                loss, mean, norm, logged, rows, bad_rows, found_inf, totals, self._clip, shapes.updates
             )
             del loss, logged
         torch.cuda.current_stream().wait_stream(self._stream)

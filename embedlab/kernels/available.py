@@ -18,10 +18,9 @@ SWITCHES = "EMBEDLAB_KERNELS"
 SHORT = "embedlab_short"
 """Attention for short sequences, by the name that transformers knows it by."""
 SHORT_LONGEST = 128
-_COLLECTS = "transformers.utils.output_capturing"
-"""Its hooks collect hidden states for the forward of transformers' models, and do nothing else."""
-_SUMS = "embedlab.backbones.adapters"
-"""Its hooks keep shares of adapters in fp32; who computes LoRA layers by himself does so too."""
+_HARMLESS = ("transformers.utils.output_capturing", "embedlab.backbones.adapters")
+"""Modules whose hooks do not count: they collect hidden states for the forward of transformers' models, and give the
+parts of a LoRA layer in fp32."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,7 @@ def short_kernel(config: Any, longest: int) -> bool:
     It needs CUDA and Triton, bidirectional or causal masks given as tensors, and a head width that is a power of two.
     """
     heads = _heads(config)
-    if getattr(config, "num_key_value_heads", None) not in (None, heads) or not packed_kernel(
-        config, longest
-    ):
+    if getattr(config, "num_key_value_heads", None) not in (None, heads) or not packed_kernel(config, longest):
         return False
     from embedlab.kernels.attention import register
     from embedlab.kernels.short_attention import attention_function
@@ -118,6 +115,4 @@ def has_foreign_hooks(module: nn.Module) -> bool:
         for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         for hook in getattr(module, kind).values()
     ]
-    return "forward" in vars(module) or any(
-        getattr(h, "__module__", "") not in (_COLLECTS, _SUMS) for h in hooks
-    )
+    return "forward" in vars(module) or any(getattr(h, "__module__", "") not in _HARMLESS for h in hooks)

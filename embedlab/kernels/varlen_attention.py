@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
+from embedlab.kernels import attention
 from embedlab.kernels.attention import differentiate, heads_first
 
 VARLEN = "embedlab_varlen"
@@ -172,12 +172,19 @@ def varlen_attention_joined(
 
 
 def joined_forward(
-    joined: Tensor, bounds: Tensor, seed: Tensor, heads: int, longest: int, scale: float, dropout: float
-) -> Tensor:
-    """`varlen_attention_joined` without a graph, of ``[C, 3 H D]``; gives ``[C, H D]``."""
-    out = joined.new_empty(joined.shape[0], joined.shape[1] // 3)
+    joined: Tensor, bounds: Tensor, seed: Tensor, heads: int, longest: int, scale: float, dropout: float,
+    values: Tensor | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`varlen_attention_joined` without a graph, of ``[C, 3 H D]``; gives ``[C, H D]``.
+
+    The values are those of ``values`` [C, 3 H D], if any (of another tower); ``out`` [C, H D], if any, is filled.
+    """
+    if out is None:
+        out = joined.new_empty(joined.shape[0], joined.shape[1] // 3)
     (into,) = _heads(out[None], 1, heads)
     query, key, value = _heads(joined[None], 3, heads)
+    if values is not None:
+        value = _heads(values[None], 3, heads)[2]
     _forward(query, key, value, bounds, seed, into, longest, scale, dropout)
     return out
 
@@ -199,24 +206,23 @@ def varlen_attention_joined_backward(
 
 
 def joined_backward(
-    grad: Tensor,
-    joined: Tensor,
-    bounds: Tensor,
-    seed: Tensor,
-    heads: int,
-    longest: int,
-    scale: float,
-    dropout: float,
-    sums: Tensor | None = None,
-) -> Tensor:
+    grad: Tensor, joined: Tensor, bounds: Tensor, seed: Tensor, heads: int, longest: int, scale: float,
+    dropout: float, sums: Tensor | None = None, values: Tensor | None = None, out: Tensor | None = None,
+    values_out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Gradient of `joined_forward` with respect to `joined`, ``[C, 3 H D]``.
 
     ``sums`` (flat fp32, B times 3 H D), if any, gets its sums over each row's slots: partial sums of the bias's.
+    ``out`` [C, 3 H D], if any, is filled; with `values` its last third is not, but that of `values_out`.
     """
-    out = torch.empty_like(joined)
+    if out is None:
+        out = torch.empty_like(joined)
     (above,) = _heads(grad[None], 1, heads)
     query, key, value = _heads(joined[None], 3, heads)
     dq, dk, dv = _heads(out[None], 3, heads)
+    if values is not None:
+        assert values_out is not None
+        value, dv = (_heads(x[None], 3, heads)[2] for x in (values, values_out))
     partial = None if sums is None else sums.view(len(bounds) - 1, 3, heads, -1)
     _backward(query, key, value, bounds, seed, above, dq, dk, dv, longest, scale, dropout, partial)
     return out
@@ -283,12 +289,17 @@ class Padded:
         flat = _Collect.apply(x.transpose(1, 2).reshape(-1, heads * width), self._cell)
         return flat.view(1, -1, heads, width).transpose(1, 2)  # type: ignore[no-any-return]
 
-    def mask(self, dtype: torch.dtype) -> Tensor:
-        """What to add to the scores, ``[B (+ 1), 1, 1, longest]``: -inf at cells of no slot."""
+    def mask(self, dtype: torch.dtype, window: int | None = None) -> Tensor:
+        """What to add to the scores, ``[B (+ 1), 1, 1, longest]``: -inf at cells of no slot.
+
+        With a window ``[B (+ 1), 1, longest, longest]``, -inf too where a cell is that many places away.
+        """
         # A row without tokens looks at its first cell: a softmax over nothing may be NaN.
         number = torch.arange(self._longest, device=self._lengths.device)
         real = number < self._lengths.clamp(min=1)[:, None]
         real = torch.nn.functional.pad(real, (0, 0, 0, self._spare), value=True)[:, None, None]
+        if window is not None:
+            real = (real | (number == number[:, None])) & ((number - number[:, None]).abs() < window)
         return torch.zeros_like(real, dtype=dtype).masked_fill_(~real, float("-inf"))
 
 
@@ -300,6 +311,7 @@ def padded_attention(
     scale: float,
     dropout: float,
     causal: bool = False,
+    window: int | None = None,
 ) -> Tensor:
     """`varlen_attention` by PyTorch's own kernel on rows padded to the longest; reads the bounds on the host.
 
@@ -310,6 +322,7 @@ def padded_attention(
         scale: of the scores.
         dropout: share of weights dropped, drawn from torch's own random state.
         causal: no token sees those after it, so that padding behind them needs no mask.
+        window: a token sees those less than that many places away (not with `causal`); None: all of its row.
 
     Returns:
         ``[1, H, C, D]`` in the memory order ``[1, C, H, D]``; no meaning in slots of no row.
@@ -317,7 +330,7 @@ def padded_attention(
     padded = Padded(bounds, query.shape[2])
     out = nn.functional.scaled_dot_product_attention(
         padded.spread(query), padded.spread(key), padded.spread(value),
-        None if causal else padded.mask(query.dtype), dropout,
+        None if causal else padded.mask(query.dtype, window), dropout,
         is_causal=causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1],
     )  # fmt: skip
     return padded.collect(out)
@@ -333,15 +346,24 @@ def attention_function(
     dropout: float = 0.0,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls for ``attn_implementation="embedlab_varlen"``: ``[1, C, H, D]`` and no weights."""
+    """What transformers calls for ``attn_implementation="embedlab_varlen"``: ``[1, C, H, D]`` and no weights.
+
+    With a sliding window a token sees those less than that many places away.
+    """
     if cu_seq_lens_q is None or max_length_q is None:
         raise ValueError(f"{VARLEN} needs the bounds of the rows, and this model does not hand them on")
     scale = float(query.shape[-1] ** -0.5 if scaling is None else scaling)
     causal = bool(getattr(module, "is_causal", False))
+    window = None if sliding_window is None or sliding_window >= max_length_q else sliding_window
+    if window is not None and (causal or query.is_cuda):
+        raise ValueError(
+            f"{VARLEN} has no sliding windows, and rows of {max_length_q} tokens reach out of theirs"
+        )
     if not query.is_cuda and not torch.compiler.is_compiling():
-        out = padded_attention(query, key, value, cu_seq_lens_q, scale, float(dropout), causal)
+        out = padded_attention(query, key, value, cu_seq_lens_q, scale, float(dropout), causal, window)
         return out.transpose(1, 2), None
     # Rotary positions and adapters leave them in fp32 under autocast.
     kind = value.device.type
@@ -355,9 +377,5 @@ def attention_function(
 
 
 def register() -> str:
-    """Make the function known to transformers; returns its name for `attn_implementation`.
-
-    It has no mask, and so no builder of one: the usual ones look on the host whether positions start anew.
-    """
-    AttentionInterface.register(VARLEN, attention_function)
-    return VARLEN
+    """Make the function known to transformers; returns its name for `attn_implementation`."""
+    return attention.register(VARLEN, attention_function, attention.no_mask)

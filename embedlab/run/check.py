@@ -161,8 +161,6 @@ def _cannot_pack(run: RunConfig) -> str | None:
         return f"method={run.method.name} computes padded rows"
     if run.pooling.counts_padding:
         return f"pooling={run.pooling.name} counts it here (pooling.invalid=grid6, as released)"
-    if run.data.pack is not None:
-        return "packed rows (data.pack) have none"
     info = backbone_info(run)
     if not packable(info.model_type, info.kind):
         return f"{info.model_type} is none of {', '.join(sorted(MODEL_TYPES | DECODER_TYPES))}"

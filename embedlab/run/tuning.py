@@ -120,7 +120,7 @@ def tune(config: TuneConfig, space: Space, compose: Compose, folder: Path) -> op
 
 def _search(config: TuneConfig, space: Space, compose: Compose, folder: Path) -> optuna.Study:
     study = _study(config, folder)
-    free = launcher.free_devices(config.parallel)
+    free = launcher.free_devices(config.parallel, launcher.devices_wanted(compose(space.fixed)))
     live: list[_Live] = []
     try:
         while True:
@@ -132,7 +132,7 @@ def _search(config: TuneConfig, space: Space, compose: Compose, folder: Path) ->
             for one in list(live):
                 if not _goes_on(one, study, config):
                     live.remove(one)
-                    free.append(one.run.device)
+                    free.append(one.run.devices)
     except KeyboardInterrupt:
         log.warning("Interrupted. To go on: the same command, with tune.folder=%s", folder)
         raise
@@ -178,7 +178,7 @@ def _states() -> Any:
     return TrialState
 
 
-def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, device: int | None) -> _Live:
+def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, devices: launcher.Devices) -> _Live:
     try:
         chosen = space.suggest(trial)
     except ValueError as error:
@@ -189,7 +189,7 @@ def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, de
         ) from None  # fmt: skip
     one = Trial(folder / str(trial.number), compose([*space.fixed, *chosen]), chosen)
     launcher.claim([one])
-    return _Live(trial, launcher.start_trial(one, device))
+    return _Live(trial, launcher.start_trial(one, devices))
 
 
 def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
@@ -216,7 +216,7 @@ def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
         log.info("%s: %s = %.4f", folder.name, config.metric, best)
     elif code != 0 and one.tries < config.retries:
         one.tries += 1
-        one.run = launcher.start_trial(one.run.trial, one.run.device)
+        one.run = launcher.start_trial(one.run.trial, one.run.devices)
         return True
     elif code == 0:
         raise _no_metric(folder, config.metric)  # nor will the other trials have it

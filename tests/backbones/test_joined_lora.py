@@ -115,7 +115,7 @@ def test_no_value_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     from embedlab.kernels import varlen_attention
 
     def as_on_a_card(*args: Any) -> Tensor:
-        *tensors, scale, dropout, causal = args
+        *tensors, scale, dropout, causal, _ = args
         return varlen_attention.varlen_attention(*tensors, torch.zeros(1).long(), 32, scale, dropout, causal)
 
     monkeypatch.setattr(varlen_attention, "padded_attention", as_on_a_card)

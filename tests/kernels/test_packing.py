@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from embedlab.backbones import Backbone
-from embedlab.kernels.packing import Slots, row_capacity, token_capacity
-from embedlab.kernels.varlen_attention import padded_attention, varlen_attention
+from embedlab.kernels.packing import FullRows, Slots, row_capacity, token_capacity
+from embedlab.kernels.varlen_attention import attention_function, padded_attention, varlen_attention
 from tests.interpreted import needs_triton
 from tests.kernels.test_attention import NoHostReads, load
 
@@ -44,9 +44,11 @@ def gradients(backbone: Backbone, states: tuple[torch.Tensor, ...], mask: torch.
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize("model_type", [*MODELS, "modernbert", "narrow"])
 def test_states_and_gradients_are_those_of_padded_rows(tiny: Tiny, model_type: str, side: str) -> None:
-    backbone = load(tiny, model_type).eval()
+    """In narrow sliding windows too, whose half is shorter than the rows."""
+    narrow = {"local_attention": 6, "layers": 4} if model_type == "narrow" else {}
+    backbone = load(tiny, "modernbert" if narrow else model_type, **narrow).eval()
     ids, mask = batch()
     mask = mask if side == "right" else mask.flip(1)
     padded = backbone(ids, mask, all_layers=True)
@@ -69,6 +71,47 @@ def test_positions_of_a_model_that_takes_none(tiny: Tiny) -> None:
     torch.testing.assert_close(backbone(ids, mask, capacity=64)[0], want)
 
 
+@pytest.mark.parametrize("model_type", [*MODELS, "modernbert"])
+def test_full_rows_are_packed_as_they_are(tiny: Tiny, model_type: str) -> None:
+    backbone = load(tiny, model_type).eval()
+    ids, _ = batch()
+    ones = torch.ones_like(ids)
+    padded = backbone(ids, ones, all_layers=True)
+    packed = backbone(ids, None, all_layers=True, capacity=1)
+    torch.testing.assert_close(packed, padded, rtol=1e-5, atol=1e-5)
+    one, other = (gradients(backbone, states, ones) for states in (padded, packed))
+    torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5)
+    slots, full = Slots(ones, ids.numel()), FullRows(ids)
+    for name in ("cell", "index", "bounds"):
+        assert torch.equal(getattr(full, name), getattr(slots, name))
+    position = torch.tensor([3, 0, 11, 5, 5, 1])
+    assert all(torch.equal(a, b) for a, b in zip(full.of(position), slots.of(position), strict=True))
+    assert torch.equal(full.pack(ids, 7), slots.pack(ids, 7))
+
+
+def test_the_kernel_refuses_rows_that_reach_out_of_their_window(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedlab.backbones.backbone.short_kernel", lambda config, longest: longest <= 128)
+    modern, bert = load(tiny, "modernbert", local_attention=34), load(tiny, "bert")
+    # Half a window is 17 tokens to each side; kernels have room for 16 or 32.
+    assert [modern.unpads(n) for n in (8, 16, 17, 18, 64)] == [True, True, False, False, False]
+    assert bert.unpads(64)
+    inputs = [torch.randn(1, 2, 24, 16, device="meta") for _ in range(3)]
+    with pytest.raises(ValueError, match="reach out"):
+        attention_function(
+            torch.nn.Identity(), *(_Card(x) for x in inputs), None, cu_seq_lens_q=torch.tensor([0, 24]),
+            max_length_q=32, sliding_window=18,
+        )  # type: ignore[arg-type]  # fmt: skip
+
+
+class _Card:
+    """A tensor that says it is on a card."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.shape, self.is_cuda = x.shape, True
+
+
 def test_dropout_differs_between_rows_and_calls(tiny: Tiny) -> None:
     backbone = load(tiny, "bert").train()
     ids, mask = batch()
@@ -78,17 +121,19 @@ def test_dropout_differs_between_rows_and_calls(tiny: Tiny) -> None:
     assert not torch.allclose(first, backbone(ids, mask, capacity=64)[0])
 
 
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize("model_type", [*MODELS, "modernbert"])
 def test_the_host_waits_for_nothing_and_one_compilation_serves_all_capacities(
     tiny: Tiny, model_type: str
 ) -> None:
-    backbone = load(tiny, model_type).train()
+    modern = model_type == "modernbert"
+    backbone = load(tiny, model_type, **({"layers": 4} if modern else {})).train()
     counter = CompileCounterWithBackend("aot_eager")
     backbone.compile_blocks(backend=counter, dynamic=True, fullgraph=True)
     for length, capacity in ((12, 64), (12, 128), (16, 192), (12, 256), (32, 320)):
         ids, mask = batch(length)
         backbone(ids, mask, capacity=capacity)[0].sin().sum().backward()
-    assert counter.frame_count <= 2
+    # ModernBERT's first block has no norm, and some see all of a row.
+    assert counter.frame_count <= (6 if modern else 2)
 
 
 def test_packing_reads_no_value_on_the_host() -> None:

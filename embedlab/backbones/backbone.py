@@ -108,17 +108,17 @@ class Backbone(Body):
         finally:
             self.low_precision_weights = before
 
-    def unpads(self, longest: int, on_card: bool = True) -> bool:
-        """Whether `forward` can leave out padding, in rows of at most `longest` tokens."""
+    def unpads(self, longest: int, on_card: bool = True, fp32: bool = False) -> bool:
+        """Whether `forward` can leave out padding, in rows of at most `longest` tokens (computed in fp32)."""
         config = self.model.config
         if self.attention != "sdpa" or not packable(config.model_type, self.info.kind):
             return False
-        # Where no token is out of another's sight, a sliding window is none.
-        window = getattr(config, "sliding_window", None)
-        whole = window is None or row_capacity(longest) <= window + 1
+        # Where no token is out of another's sight, a sliding window is none. (An encoder's does not count the token.)
+        window, decodes = getattr(config, "sliding_window", None), self.info.kind == "decoder"
+        whole = window is None or row_capacity(longest) <= window + (not decodes)
         if on_card:
-            return whole and packed_kernel(config, longest)
-        return whole or self.info.kind != "decoder"
+            return whole and packed_kernel(config, longest, fp32)
+        return whole or not decodes
 
     def reads_one(self, device: torch.device, packed: bool) -> bool:
         """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it.

@@ -44,18 +44,10 @@ def additive_mask(**request: Any) -> Tensor | None:
     return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf"))
 
 
-def no_mask(**request: Any) -> None:
-    """The mask of attention that is told otherwise what a token may see."""
-
-
-def register(
-    name: str = NAME,
-    function: Callable[..., Any] = sdpa_attention_forward,
-    mask: Callable[..., Tensor | None] = additive_mask,
-) -> str:
-    """Make an attention function and its mask known to transformers; returns its name for `attn_implementation`."""
+def register(name: str = NAME, function: Callable[..., Any] = sdpa_attention_forward) -> str:
+    """Make an attention function known to transformers; returns its name for `attn_implementation`."""
     AttentionInterface.register(name, function)
-    AttentionMaskInterface.register(name, mask)
+    AttentionMaskInterface.register(name, additive_mask)
     return name
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface
 
-from embedlab.kernels import attention
 from embedlab.kernels.attention import differentiate, heads_first
 
 VARLEN = "embedlab_varlen"
@@ -377,5 +377,9 @@ def attention_function(
 
 
 def register() -> str:
-    """Make the function known to transformers; returns its name for `attn_implementation`."""
-    return attention.register(VARLEN, attention_function, attention.no_mask)
+    """Make the function known to transformers; returns its name for `attn_implementation`.
+
+    It has no mask, and so no builder of one: transformers would look on the host whether positions start anew.
+    """
+    AttentionInterface.register(VARLEN, attention_function)
+    return VARLEN

@@ -7,6 +7,7 @@ gradients are summed by one program, which computes those of all these queries.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -137,6 +138,14 @@ def launch_backward(
     """
     _, heads, capacity, width = query.shape
     batch, block, shared = len(bounds) - 1, _block(longest), key.shape[1]
+    if query.dtype == torch.float32 and shared < heads:
+        # All queries of a group in one program of fp32 are too much for its memory, and take minutes to compile.
+        each = [x.repeat_interleave(heads // shared, 1) for x in (key, value)]
+        wide = [torch.empty_like(each[0]) for _ in range(2)]
+        launch_backward(query, *each, bounds, seed, grad, dq, *wide, longest, scale, dropout, causal=causal)
+        for out, x in ((dk, wide[0]), (dv, wide[1])):
+            out.copy_(x.view(1, shared, -1, capacity, width).sum(2))
+        return
     _backward[((batch + 1) * shared,)](
         query, key, value, bounds, seed, grad, dq, dk, dv, dq if sums is None else sums, heads, batch, capacity,
         scale, dropout, *_strides(query, key, value, grad, dq, dk),

@@ -108,8 +108,8 @@ class Backbone(Body):
         finally:
             self.low_precision_weights = before
 
-    def unpads(self, longest: int, on_card: bool = True, fp32: bool = False) -> bool:
-        """Whether `forward` can leave out padding, in rows of at most `longest` tokens (computed in fp32)."""
+    def unpads(self, longest: int, on_card: bool = True) -> bool:
+        """Whether `forward` can leave out padding, in rows of at most `longest` tokens."""
         config = self.model.config
         if self.attention != "sdpa" or not packable(config.model_type, self.info.kind):
             return False
@@ -117,7 +117,7 @@ class Backbone(Body):
         window, decodes = getattr(config, "sliding_window", None), self.info.kind == "decoder"
         whole = window is None or row_capacity(longest) <= window + (not decodes)
         if on_card:
-            return whole and packed_kernel(config, longest, fp32)
+            return whole and packed_kernel(config, longest)
         return whole or not decodes
 
     def reads_one(self, device: torch.device, packed: bool) -> bool:

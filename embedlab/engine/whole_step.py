@@ -256,8 +256,7 @@ class WholeStep:
 
 def packs(method: Method, longest: int) -> bool:
     """Whether a captured step leaves padding out of rows of at most ``longest`` tokens, as scoring then does."""
-    fp32 = str(method.trainer.precision) == "32-true"
-    return method.runner.packing and all(b.unpads(longest, fp32=fp32) for b in backbones_of(method))
+    return method.runner.packing and all(b.unpads(longest) for b in backbones_of(method))
 
 
 @torch.no_grad()

@@ -92,7 +92,7 @@ def test_full_rows_are_packed_as_they_are(tiny: Tiny, model_type: str) -> None:
 def test_the_kernel_refuses_rows_that_reach_out_of_their_window(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedlab.backbones.backbone.short_kernel", lambda config, longest: longest <= 128)
+    monkeypatch.setattr("embedlab.backbones.backbone.packed_kernel", lambda config, longest: longest <= 128)
     modern, bert = load(tiny, "modernbert", local_attention=34), load(tiny, "bert")
     # Half a window is 17 tokens to each side; kernels have room for 16 or 32.
     assert [modern.unpads(n) for n in (8, 16, 17, 18, 64)] == [True, True, False, False, False]

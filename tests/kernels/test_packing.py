@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from embedlab.backbones import Backbone
+from embedlab.kernels.available import packed_kernel, short_kernel
 from embedlab.kernels.packing import FullRows, Slots, row_capacity, token_capacity
 from embedlab.kernels.varlen_attention import attention_function, padded_attention, varlen_attention
 from tests.interpreted import needs_triton
@@ -348,3 +350,29 @@ def test_dropout_on_the_card_is_drawn_alike_in_both_passes(
     out = varlen_attention(*inputs, bounds, torch.tensor([3], device="cuda"), longest, 0.125, 0.3, causal)
     (of_v,) = torch.autograd.grad(out, inputs[2:], grad)
     assert (of_v * inputs[2]).sum().item() == pytest.approx((out * grad).sum().item(), rel=1e-3, abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("config", "longest", "packed", "short"),
+    [
+        ({"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}, 128, True, False),
+        ({"num_attention_heads": 12, "hidden_size": 768}, 128, True, True),
+        ({"num_attention_heads": 12, "hidden_size": 768}, 129, False, False),
+        ({"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256}, 64, False, False),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}, 64, True, False),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}, 65, False, False),
+        ({}, 16, False, False),
+    ],
+)
+def test_which_kernel_takes_which_heads(
+    config: dict[str, int], longest: int, packed: bool, short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("embedlab.kernels.available.has_triton", lambda: True)
+    # What `short_kernel` makes known needs Triton itself.
+    monkeypatch.setitem(
+        sys.modules, "embedlab.kernels.short_attention", SimpleNamespace(attention_function=None)
+    )
+    monkeypatch.setattr("embedlab.kernels.attention.register", lambda *a: "")
+    found = SimpleNamespace(**config)
+    assert (packed_kernel(found, longest), short_kernel(found, longest)) == (packed, short)

@@ -47,7 +47,7 @@ def gradients(backbone: Backbone, states: tuple[torch.Tensor, ...], mask: torch.
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("model_type", [*MODELS, "modernbert", "narrow"])
+@pytest.mark.parametrize("model_type", [*MODELS, *DECODERS, "modernbert", "narrow"])
 def test_states_and_gradients_are_those_of_padded_rows(tiny: Tiny, model_type: str, side: str) -> None:
     """In narrow sliding windows too, whose half is shorter than the rows."""
     narrow = {"local_attention": 6, "layers": 4} if model_type == "narrow" else {}
@@ -124,7 +124,7 @@ def test_dropout_differs_between_rows_and_calls(tiny: Tiny) -> None:
     assert not torch.allclose(first, backbone(ids, mask, capacity=64)[0])
 
 
-@pytest.mark.parametrize("model_type", [*MODELS, "modernbert"])
+@pytest.mark.parametrize("model_type", [*MODELS, *DECODERS, "modernbert"])
 def test_the_host_waits_for_nothing_and_one_compilation_serves_all_capacities(
     tiny: Tiny, model_type: str
 ) -> None:

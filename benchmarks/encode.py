@@ -1,13 +1,17 @@
 """Encoding texts: this project's `encode`, packed and padded, against sentence-transformers' with the same weights.
 
-    python -m benchmarks.encode [--backbone FOLDER] [--sentences FILE] [--dtype bfloat16] [--json OUT] [--profile]
+    python -m benchmarks.encode [--backbone FOLDER] [--sentences FILE] [--before CHECKOUT] [--json OUT] [--profile]
 
-Without a folder the model is random, of DistilBERT's shape, with the packaged tokenizer; without a file texts are drawn
-from its vocabulary: short ones (10 to 15 tokens), sentences (20 to 40) and paragraphs (128 to 256). All arms get the same
-list of raw strings and tokenise, encode and return numpy rows; they take turns, and the median counts.
-sentence-transformers has the dtype in its weights, `sdpa`, and the batch size of several that is its fastest; it sorts
-by length too. "padded" is this project without its packed kernels (``EMBEDLAB_KERNELS=fused_block=0``). "tokenising" and
-"forward" are the parts of "packed" alone. The least cosine between arms is printed, so that the same work is done.
+Without a folder the model is random, of DistilBERT's shape, with the packaged tokenizer; without a file texts are
+drawn from its vocabulary: short ones (10 to 15 tokens), sentences (20 to 40) and paragraphs (128 to 256). All arms get
+the same list of raw strings and tokenise, encode and return numpy rows; they take turns, and the median counts.
+
+    before                 an older checkout, in a process of its own (``--before FOLDER``)
+    sentence-transformers  the dtype in its weights, `sdpa`, the fastest of several batch sizes; it sorts by length too
+    padded                 this project without its packed kernels (``EMBEDLAB_KERNELS=fused_block=0``)
+    packed                 this project; "tokenising" (by one thread) and "forward" are parts of it by themselves
+
+The least cosine between arms shows that the same work is done.
 """
 
 from __future__ import annotations
@@ -18,9 +22,12 @@ import os
 import platform
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +101,53 @@ def padded(call: Callable[[], Any]) -> Any:
             os.environ[SWITCHES] = before
 
 
-class Peers:
-    """The same model here and in sentence-transformers, on the device and in `dtype`."""
+_CHILD = """
+import json, sys
+import embedlab
+folder, device, dtype = sys.argv[1:]
+encoder = embedlab.load(folder).to(device)
+for line in sys.stdin:
+    if line.strip():
+        texts = json.loads(line)
+    else:
+        encoder.encode(texts, dtype=dtype)
+    print("done", flush=True)
+"""
 
-    def __init__(self, folder: Path, dtype: str, device: str) -> None:
+
+class Older:
+    """`encode` of another checkout of this project, in a process that goes on from call to call."""
+
+    def __init__(self, checkout: Path, folder: Path, device: str, dtype: str) -> None:
+        command = [sys.executable, "-c", _CHILD, str(folder), device, dtype]
+        environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
+        self._process = subprocess.Popen(
+            command, cwd=checkout, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def read(self, texts: list[str]) -> None:
+        """What `encode` gets from now on."""
+        self._ask(json.dumps(texts))
+
+    def encode(self) -> None:
+        self._ask("")
+
+    def _ask(self, line: str) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        if self._process.stdout.readline() != "done\n":
+            raise SystemExit(f"the older checkout ended with status {self._process.wait()}")
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+class Peers:
+    """The same model here, in sentence-transformers and in an older checkout, on the device and in `dtype`."""
+
+    def __init__(self, folder: Path, dtype: str, device: str, before: Path | None) -> None:
         from sentence_transformers import SentenceTransformer, models
 
         import embedlab
@@ -108,6 +158,7 @@ class Peers:
         self.theirs = SentenceTransformer(modules=[transformer, pooling], device=device)
         self.theirs.to(getattr(torch, dtype))
         self.dtype = dtype
+        self.older = None if before is None else Older(before, folder, device, dtype)
 
     def own(self, texts: list[str]) -> np.ndarray:
         found: np.ndarray = self.ours.encode(texts, dtype=self.dtype)
@@ -125,8 +176,13 @@ class Peers:
         self.peer(some, BATCHES[0])
         best = min(BATCHES, key=lambda batch: timed(lambda: self.peer(some, batch))[0])
         ours, rows = self.ours, self.ours.tokenization.ids(texts)
+        before: Arms = {}
+        if self.older is not None:
+            self.older.read(texts)
+            before["before"] = self.older.encode
         return {
             "sentence-transformers": lambda: self.peer(texts, best),
+            **before,
             "padded": lambda: padded(lambda: self.own(texts)),
             "packed": lambda: self.own(texts),
             "tokenising": lambda: list(ours.tokenization.tokenised(texts)),
@@ -146,6 +202,7 @@ def measure(peers: Peers, texts: list[str], n: int) -> dict[str, Any]:
         "n": len(texts),
         "tokens": sum(map(len, tokens)) / len(tokens),
         "texts_per_second": rates,
+        "ratio_before": rates["packed"] / rates["before"] if "before" in rates else None,
         "ratio_padded": rates["packed"] / rates["padded"],
         "ratio_sentence_transformers": rates["packed"] / rates["sentence-transformers"],
         "sentence_transformers_batch": batch,
@@ -181,6 +238,8 @@ def report(kind: str, found: dict[str, Any]) -> None:
     for arm, rate in found["texts_per_second"].items():
         spent = ", ".join(f"{s:.3f}" for s in found["seconds"][arm])
         print(f"  {arm:22} {rate:9,.0f} texts/s  ({spent} s)")
+    if found["ratio_before"] is not None:
+        print(f"  packed / before {found['ratio_before']:.2f}x")
     print(
         f"  packed / padded {found['ratio_padded']:.2f}x, packed / sentence-transformers (batches of "
         f"{found['sentence_transformers_batch']}) {found['ratio_sentence_transformers']:.2f}x; least cosine "
@@ -197,6 +256,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--backbone", type=Path, help="a Hugging Face encoder, read by its mean")
     parser.add_argument("--sentences", type=Path, help="texts, one a line, instead of those that are drawn")
     parser.add_argument("--n", type=int, help="texts of each kind")
+    parser.add_argument("--before", type=Path, help="an older checkout of this project, to compare with")
     parser.add_argument("--rounds", type=int, default=3)
     cuda = torch.cuda.is_available()
     parser.add_argument("--dtype", default="bfloat16" if cuda else "float32")
@@ -206,7 +266,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     folder = options.backbone or model_folder(options.layers, options.width)
-    peers = Peers(folder, options.dtype, "cuda" if cuda else "cpu")
+    peers = Peers(folder, options.dtype, "cuda" if cuda else "cpu", options.before)
     name = torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine()
     facts = {
         "device": name,
@@ -227,9 +287,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         report(kind, found[kind])
         if options.json:
             options.json.write_text(json.dumps({**facts, **found}, indent=2), encoding="utf-8")
+    if peers.older is not None:
+        peers.older.close()
     if options.profile:
         for kind, some in texts.items():
-            print(f"{kind}\n{profile(lambda some=some: peers.own(some))}")
+            print(f"{kind}\n{profile(partial(peers.own, some))}")
     return found
 
 

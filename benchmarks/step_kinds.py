@@ -3,8 +3,9 @@
     python -m benchmarks.step_kinds [--backbone mini] [--poolings cls,mean] [--sentences FILE] [--json OUT]
 
 SimCSE, batch 64, on one card in bf16: ``eager``, ``compile``, ``compile random`` (compiled, with torch's own random
-numbers: `torch._inductor.config.fallback_random`), ``graph`` (fused blocks), ``graph compiled`` (the same without
-padding, by compiled blocks) and ``graph padded``. Against eager steps on the same batches, two questions:
+numbers: `torch._inductor.config.fallback_random`), ``compile casts`` (compiled, rounding where eager steps do:
+`emulate_precision_casts`), ``graph`` (fused blocks), ``graph compiled`` (the same without padding, by compiled blocks)
+and ``graph padded``. Against eager steps on the same batches, two questions:
 
 - ``still``: dropout 0.1, a rate of 1e-12. Losses and gradient norms differ by the masks alone, and are independent from
   batch to batch, so that the mean difference is 0 within its standard error if all draw dropout alike. ``z`` is its
@@ -35,6 +36,7 @@ KINDS = {
     "eager": ("step=eager", ""),
     "compile": ("step=compile", ""),
     "compile random": ("step=compile", ""),
+    "compile casts": ("step=compile", ""),
     "graph": ("step=graph", ""),
     "graph compiled": ("step=graph", "fused_block=0"),
     "graph padded": ("step=graph", ""),
@@ -55,7 +57,9 @@ def run(kind: str, folder: Path, settings: list[str]) -> dict[str, list[float]]:
     torch._dynamo.reset()
     with (
         mock.patch.dict(os.environ, {"EMBEDLAB_KERNELS": kernels}),
-        inductor.patch(fallback_random=kind == "compile random"),
+        inductor.patch(
+            fallback_random=kind == "compile random", emulate_precision_casts=kind == "compile casts"
+        ),
     ):
         train(parse_run(compose("train", [*settings, step, *padded])), folder)
     with (folder / "metrics.csv").open() as file:

@@ -13,11 +13,18 @@ from torch import Tensor, nn
 from embedlab.backbones import joined_lora, last_block
 from embedlab.backbones.architecture import check_layer_states, counts_places, mixes_padding
 from embedlab.backbones.body import Body, token_positions
-from embedlab.backbones.packed_rows import PackedRows, packed_rows
 from embedlab.backbones.padding import by_length, filled_on_the_right, special_types
+from embedlab.backbones.slots import InSlots, in_slots
 from embedlab.errors import UserError
 from embedlab.kernels import fused_block
-from embedlab.kernels.available import SHORT, kernel_options, packed_kernel, short_kernel
+from embedlab.kernels.available import (
+    LONGEST,
+    SHORT,
+    SHORT_LONGEST,
+    kernel_options,
+    packed_kernel,
+    short_kernel,
+)
 from embedlab.kernels.packing import packable, row_capacity
 
 if TYPE_CHECKING:
@@ -117,7 +124,9 @@ class Backbone(Body):
         window, decodes = getattr(config, "sliding_window", None), self.info.kind == "decoder"
         whole = window is None or row_capacity(longest) <= window + (not decodes)
         if on_card:
-            return whole and packed_kernel(config, longest)
+            # The kernel for longer rows is an encoder's.
+            short = longest if decodes else min(longest, SHORT_LONGEST)
+            return whole and longest <= LONGEST and packed_kernel(config, short)
         return whole or not decodes
 
     def reads_one(self, device: torch.device, packed: bool) -> bool:
@@ -206,7 +215,7 @@ class Backbone(Body):
         position: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """`forward` on the true tokens alone, [1, C], and back to [B, L, D]."""
-        rows = packed_rows(self, input_ids, mask, capacity, position_ids)
+        rows = in_slots(self, input_ids, mask, capacity, position_ids)
         ids, slots = rows.ids, rows.slots
         arguments: dict[str, Any] = {}
         if self._takes_token_types:  # the models' own are for no more tokens than there are positions
@@ -229,7 +238,7 @@ class Backbone(Body):
             )
         return slots.unpack_all(out.hidden_states if all_layers else (out.last_hidden_state,))
 
-    def _fused(self, rows: PackedRows, all_layers: bool, position: Tensor | None) -> tuple[Tensor, ...]:
+    def _fused(self, rows: InSlots, all_layers: bool, position: Tensor | None) -> tuple[Tensor, ...]:
         """`_unpadded` by `embedlab.kernels.fused_block`."""
         slots = rows.slots
         arguments = (self, rows.ids, rows.positions, slots.bounds, rows.longest)

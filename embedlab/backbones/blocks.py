@@ -21,7 +21,7 @@ from embedlab.errors import UserError
 
 if TYPE_CHECKING:
     from embedlab.backbones.body import Body
-    from embedlab.backbones.packed_rows import PackedRows
+    from embedlab.backbones.slots import InSlots
 
 
 class Heads(NamedTuple):
@@ -38,7 +38,7 @@ class BlockContext(NamedTuple):
     masks: dict[str, Any]
     rotary: dict[str, tuple[Tensor, Tensor]]
     bounds: Mapping[str, Any] = {}
-    """Of packed rows, for their kernel (`PackedRows.bounds`)."""
+    """Of packed rows, for their kernel (`InSlots.bounds`)."""
 
 
 class BlockAdapter(ABC):
@@ -63,7 +63,7 @@ class BlockAdapter(ABC):
         positions = token_positions(attention_mask, position_offset(self.model.config))
         return self._projected(self.model.embeddings(input_ids=input_ids, position_ids=positions))
 
-    def embed_packed(self, rows: PackedRows) -> Tensor:
+    def embed_packed(self, rows: InSlots) -> Tensor:
         """The states of packed rows before the first block, ``[1, C, D]``."""
         arguments = {}
         if hasattr(self.model.embeddings, "token_type_embeddings"):
@@ -91,7 +91,7 @@ class BlockAdapter(ABC):
         """Masks for a forward over ``states`` [B, L, D] with ``attention_mask`` [B, L]."""
         return BlockContext({"": create_bidirectional_mask(self.model.config, states, attention_mask)}, {})
 
-    def packed_frame(self, states: Tensor, rows: PackedRows) -> BlockContext:
+    def packed_frame(self, states: Tensor, rows: InSlots) -> BlockContext:
         """For a forward over packed rows (`Backbone.packing`), which needs no masks; `states` [1, C, D]."""
         return BlockContext({"": None}, {}, rows.bounds)
 
@@ -240,10 +240,10 @@ class ModernBertBlocks(BlockAdapter):
             {kind: self.model.rotary_emb(states, positions, kind) for kind in kinds},
         )
 
-    def embed_packed(self, rows: PackedRows) -> Tensor:
+    def embed_packed(self, rows: InSlots) -> Tensor:
         return self.model.embeddings(input_ids=rows.ids)
 
-    def packed_frame(self, states: Tensor, rows: PackedRows) -> BlockContext:
+    def packed_frame(self, states: Tensor, rows: InSlots) -> BlockContext:
         kinds = sorted(set(self.model.config.layer_types))
         rotary = {kind: self.model.rotary_emb(states, rows.positions, kind) for kind in kinds}
         return BlockContext(dict.fromkeys(kinds), rotary, rows.bounds)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from embedlab.backbones.blocks import BlockAdapter, BlockContext, Heads, block_adapter
 from embedlab.backbones.body import Body
 from embedlab.kernels.available import has_foreign_hooks, is_transformers, kernel_options
-from embedlab.kernels.packing import MODEL_TYPES, Slots
+from embedlab.kernels.packing import MODEL_TYPES, FullRows, Slots
 from embedlab.kernels.varlen_attention import Padded
 
 _KERNELS = ("sdpa", "eager")
@@ -60,7 +60,9 @@ def padded(backbone: Body, input_ids: Tensor, attention_mask: Tensor, position: 
     return parts.finish(last, parts.attend(last, heads, BlockContext({"": mask}, {})), read)
 
 
-def packed(backbone: Body, states: Tensor, slots: Slots, position: Tensor, **bounds: Any) -> Tensor:
+def packed(
+    backbone: Body, states: Tensor, slots: Slots | FullRows, position: Tensor, **bounds: Any
+) -> Tensor:
     """The last hidden state at ``position`` of each of the packed rows, ``[B, 1, D]``; 0 where there is no token.
 
     Args:

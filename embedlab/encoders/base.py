@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from threading import Lock
+from threading import Condition, get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from embedlab.console import progress_bar
 from embedlab.encoders.folder import EncoderFile, whole_folder
-from embedlab.encoders.pipeline import FEW, DistinctRows, Encoding, Reader, Window, ahead, padded_batches
+from embedlab.encoders.pipeline import DistinctRows, Encoding, Reader, Window, padded_batches
 from embedlab.encoders.token_rows import Row, TokenRows
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-_MODE = Lock()
-"""Guards the change of encoders' modes; of none's own, which could not be copied."""
+_USE = Condition()
+"""Guards mode and device of encoders that threads share; of none's own, which could not be copied."""
 
 
 class Encoder(nn.Module):
@@ -51,7 +51,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.card: dict[str, Any] = card or {}
         self.usage = usage or Usage()
-        self._users = 0
+        self._users: list[int] = []  # threads, one that is nested more than once
+        self._home = torch.device("cpu")
         self._trained: list[nn.Module] = []
 
     @property
@@ -198,7 +199,7 @@ class Encoder(nn.Module):
         """Vectors of texts, [n, D]: what `encode` calls, with the settings of `encode_ids`."""
         there = self.device if device is None else torch.device(device)
         rows = DistinctRows(self.tokenization, texts, there)
-        with closing(ahead(rows) if len(texts) > FEW else iter(rows)) as windows:
+        with closing(iter(rows)) as windows:
             return rows.spread(self._encode(windows, len(texts), device=device, **settings))
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
@@ -290,34 +291,60 @@ class Encoder(nn.Module):
 
     @contextmanager
     def evaluating(self, device: str | torch.device | None) -> Iterator[None]:
-        """Evaluation mode on `device` without gradients, and everything as before afterwards.
+        """Evaluation mode on `device` (None: where the encoder is at home) without gradients, and everything as before
+        afterwards.
 
-        Threads may be here together: the mode is as before once the last of them leaves.
+        Threads may be here together: mode and device are as before once the last of them leaves. One that wants
+        another device than the others waits for them.
         """
-        home = self.device
         stance: AbstractContextManager[Any] = nullcontext()
         if any(tower.backbone.compiled for tower in self.towers):
             # The many shapes of scoring would each be compiled.
             stance = torch.compiler.set_stance("force_eager")
-        with _MODE:
-            if not self._users:
-                self._trained = [m for m in self.modules() if m.training]
-                self.eval()
-            self._users += 1
+        with _USE:
+            before = self._enter(None if device is None else torch.empty(0, device=device).device)
         try:
-            if device is not None and torch.device(device) != home:
-                self.to(device)
             with torch.no_grad(), stance:
                 yield
         finally:
-            if self.device != home:
-                self.to(home)
-            with _MODE:
-                self._users -= 1
-                if not self._users:
-                    for module in self._trained:
-                        module.training = True
-                    self._trained = []
+            with _USE:
+                self._leave(before)
+
+    def _enter(self, device: torch.device | None) -> torch.device:
+        """A thread begins to use the encoder; returns where the encoder was."""
+        me = get_ident()
+        inside = me in self._users  # already: None is then where that use is
+
+        def wanted() -> torch.device:
+            return device or (self.device if inside or not self._users else self._home)
+
+        while set(self._users) - {me} and wanted() != self.device:
+            _USE.wait()
+        before = self.device
+        if not self._users:
+            self._home = before
+            self._trained = [m for m in self.modules() if m.training]
+            self.eval()
+        self._users.append(me)
+        try:
+            if wanted() != before:
+                self.to(wanted())
+        except BaseException:
+            self._leave(before)
+            raise
+        return before
+
+    def _leave(self, before: torch.device) -> None:
+        me = get_ident()
+        self._users.remove(me)
+        home = before if me in self._users else self._home
+        if not set(self._users) - {me} and self.device != home:
+            self.to(home)
+        if not self._users:
+            for module in self._trained:
+                module.training = True
+            self._trained = []
+        _USE.notify_all()
 
     # folders
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from embedlab.backbones import last_block
 from embedlab.backbones.blocks import BlockAdapter, BlockContext, Heads, block_adapter
-from embedlab.backbones.packed_rows import PackedRows, packed_rows
+from embedlab.backbones.slots import InSlots, in_slots
 from embedlab.encoders.twin import TwinEncoder, check_addable
 from embedlab.errors import UserError
 from embedlab.kernels import fused_block, fused_twin
@@ -76,6 +76,7 @@ class CrossAttention:
     def __init__(
         self, first: Backbone, second: Backbone, layers: tuple[int, ...], route: Route = "query_owner"
     ) -> None:
+        self.backbones = first, second
         self.layers = frozenset(layers)
         self.depth = first.info.layers
         self.route = route
@@ -103,11 +104,11 @@ class CrossAttention:
                 starts = [parts.embed(input_ids, attention_mask) for parts in towers]
                 frames = [parts.frame(x, attention_mask) for parts, x in zip(towers, starts, strict=True)]
                 return self._streams(starts, frames, main)
-            rows = packed_rows(self.first.backbone, input_ids, attention_mask, capacity)
-            if all(fused_block.applies(parts.backbone, input_ids.device) for parts in towers):
+            rows = in_slots(self.first.backbone, input_ids, attention_mask, capacity)
+            if all(fused_block.applies(backbone, input_ids.device) for backbone in self.backbones):
                 return self._fused(rows, main, position)
-            for parts in towers:
-                stack.enter_context(parts.backbone.packing())
+            for backbone in self.backbones:
+                stack.enter_context(backbone.packing())
             starts = [parts.embed_packed(rows) for parts in towers]
             frames = [parts.packed_frame(x, rows) for parts, x in zip(towers, starts, strict=True)]
             return self._streams(starts, frames, main)._replace(slots=rows.slots)
@@ -128,12 +129,12 @@ class CrossAttention:
         side = self._side([*shared[0]], [*shared[1]], (frames[0], frames[1]))
         return Streams(None if whole is None else self._ended(*whole), self._ended(*side))
 
-    def _fused(self, rows: PackedRows, main: bool, position: Tensor | None) -> Streams:
+    def _fused(self, rows: InSlots, main: bool, position: Tensor | None) -> Streams:
         """By `embedlab.kernels.fused_twin`."""
         exchange = fused_twin.Exchange(self.layers, main, self.route == "value_owner")
         slot, real = (None, None) if position is None else rows.slots.of(position)
         both = fused_twin.states(
-            (self.first.backbone, self.second.backbone), rows.ids, rows.positions, rows.slots.bounds,
+            self.backbones, rows.ids, rows.positions, rows.slots.bounds,
             rows.longest, exchange, slot,
         )  # fmt: skip
         size = rows.ids.shape[1]

@@ -100,6 +100,10 @@ class SentenceEncoder(Encoder):
             position=position,
         )
         vectors: Tensor = self.pooling(hidden, pooled, self.tokenization.marks)
+        if (
+            skip and self.pooling.config.stock_mode == "lasttoken"
+        ):  # of nothing: zeros, as in sentence-transformers
+            vectors = vectors.where(pooled.any(dim=1, keepdim=True), 0.0)
         return vectors
 
     def reader(self, skip: int) -> Reader | None:
@@ -125,7 +129,7 @@ class SentenceEncoder(Encoder):
             one: Tensor = pooling((torch.where(mask.any(1)[:, None], state, 0.0)[:, None],), mask, marks)
             return one
 
-        return Reader(vectors, weights.takes, backbone.position_offset)
+        return Reader(vectors, weights.longest, backbone.position_offset)
 
     def read_by(self, config: PoolingConfig) -> None:
         """Read the hidden states by another pooling, in place.

@@ -4,7 +4,7 @@ vectors come back from a card while it goes on."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -14,24 +14,26 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embedlab.encoders.token_rows import TokenRows
-from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.tokenization import AT_ONCE, Tokenization
+from embedlab.encoders.windows import ROWS, numbered, windows
 from embedlab.errors import UserError
 from embedlab.kernels.available import SHORT_LONGEST
 from embedlab.kernels.packed_rows import PackedRows, pack
 
+S = TypeVar("S")
 T = TypeVar("T")
 Numbers = NDArray[np.int64]
 """Of rows."""
 
 _AUTO_TOKENS = {"cpu": 2048, "cuda": 65536}  # a padded forward; larger ones fall out of a CPU core's cache
 _SLOTS = 32768  # a packed forward: more would keep a card no busier
-_AHEAD = 2  # windows that are tokenised before they are asked for
+_AHEAD = 3  # windows that are tokenised before they are asked for
 _BEHIND = 2  # batches whose vectors are on their way to the host
-FEW = 64
-"""Texts that are not worth a thread."""
-_WINDOWS = {
-    "cuda": {"rows": 4096, "size": 1 << 20}
-}  # by device, which waits for the first; else tokenising's own
+_FEW = 64  # texts that are not worth a thread
+_THREADS = {
+    "cuda": 2
+}  # that tokenise, by device, else 1: the library's own threads rest while Python takes the ids
+_WINDOWS = {"cuda": (2048, 1 << 18)}  # texts and bytes of a window, by device, which waits for the first
 
 
 class Reader(NamedTuple):
@@ -39,12 +41,12 @@ class Reader(NamedTuple):
 
     Attributes:
         vectors: rows [R] to their vectors [R, `dim` of the pooling].
-        takes: whether rows of so many tokens can be read.
+        longest: tokens of the longest row that can be read.
         offset: the position of a row's first token.
     """
 
     vectors: Callable[[PackedRows], Tensor]
-    takes: Callable[[int], bool]
+    longest: int
     offset: int
 
 
@@ -89,14 +91,18 @@ class DistinctRows:
 
     def __init__(self, tokenization: Tokenization, texts: Sequence[str], device: torch.device) -> None:
         self.tokenization = tokenization
-        self.texts = texts
-        self.window = _WINDOWS.get(device.type, {})
+        self.windows = windows(texts, *_WINDOWS.get(device.type, (ROWS, AT_ONCE)))
+        self.threads = _THREADS.get(device.type, 1) if len(texts) > _FEW else 0
+        tokenization.plain_ids(
+            []
+        )  # a truncation that the tokenizer may have is taken away before threads read it
         self.repeats: tuple[list[int], list[int]] = ([], [])
 
-    def __iter__(self) -> Iterator[Window]:
+    def __iter__(self) -> Generator[Window]:
         first: dict[bytes, int] = {}
         done = 0
-        for tokens in self.tokenization.tokenised(self.texts, **self.window):
+        tokenise = self.tokenization.tokenise
+        for tokens in ahead(lambda item: tokenise(item[1], item[0]), numbered(self.windows), self.threads):
             places = [first.setdefault(key, place) for place, key in enumerate(tokens.as_bytes(), done)]
             found = np.array(places)
             own = np.arange(done, done + len(found))
@@ -114,19 +120,20 @@ class DistinctRows:
         return vectors
 
 
-def ahead(items: Iterable[T]) -> Iterator[T]:
-    """`items`, in their order, a few of them made by a thread before they are asked for."""
-    iterator, end = iter(items), object()
-    with ThreadPoolExecutor(1, "tokenise") as pool:
-        waiting: deque[Future[Any]] = deque()
+def ahead(call: Callable[[S], T], items: Iterable[S], threads: int) -> Iterator[T]:
+    """What `call` makes of `items`, in their order, a few of them by threads before they are asked for."""
+    if not threads:
+        yield from map(call, items)
+        return
+    with ThreadPoolExecutor(threads, "ahead") as pool:
+        waiting: deque[Future[T]] = deque()
         try:
-            while True:
-                while len(waiting) <= _AHEAD:
-                    waiting.append(pool.submit(next, iterator, end))
-                item = waiting.popleft().result()
-                if item is end:
-                    return
-                yield item
+            for item in items:
+                waiting.append(pool.submit(call, item))
+                if len(waiting) > _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
         finally:
             for future in waiting:
                 future.cancel()
@@ -163,7 +170,7 @@ def packed_batches(lengths: Numbers, size: int | None, tokens: int | None) -> It
     long = int((lengths > SHORT_LONGEST).sum())
     for part in (order[:long], order[long:]):
         if size is not None:
-            cuts = np.arange(size, len(part), size)
+            cuts: Any = np.arange(size, len(part), size)
         else:
             ends = lengths[part].cumsum()
             n = -(-int(ends[-1]) // (tokens or _SLOTS)) if len(part) else 1
@@ -217,16 +224,12 @@ class Encoding:
             yield texts
 
     def _vectors(self, tokens: TokenRows) -> Iterator[tuple[Numbers, Tensor]]:
-        lengths = tokens.lengths
-        reader = self._reader
+        lengths, reader = tokens.lengths, self._reader
+        fits = lengths <= (-1 if reader is None else reader.longest)
+        yield from self._padded(tokens, np.flatnonzero(~fits))
         if reader is None:
-            yield from self._padded(tokens, np.arange(len(lengths)))
             return
-        if not reader.takes(int(lengths.max(initial=0))):
-            yield from self._padded(tokens, np.flatnonzero(lengths > SHORT_LONGEST))
-            packed = np.flatnonzero(lengths <= SHORT_LONGEST)
-        else:
-            packed = np.arange(len(lengths))
+        packed = np.flatnonzero(fits)
         for batch in packed_batches(lengths[packed], self.size, self.tokens):
             rows = packed[batch]
             packed_rows = pack(
@@ -237,7 +240,7 @@ class Encoding:
 
     def _padded(self, tokens: TokenRows, chosen: Numbers) -> Iterator[tuple[Numbers, Tensor]]:
         multiple = 8 if self.device.type == "cuda" else 1
-        options = {"skip": self.skip} if self.skip else {}
+        options: dict[str, Any] = {"skip": self.skip} if self.skip else {}
         for batch in padded_batches(tokens.lengths[chosen], self.size, self.tokens, self.device):
             rows = chosen[batch]
             found = self.encoder.tokenization.pad([tokens.row(i) for i in rows], multiple)

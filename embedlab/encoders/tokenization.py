@@ -19,12 +19,12 @@ from embedlab.config.build import from_dict
 from embedlab.config.template import Template
 from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS, lower_case, lower_cases
 from embedlab.encoders.token_rows import Row, TokenRows
-from embedlab.encoders.windows import LONGEST, ROWS, beginnings, splits_at_spaces, windows
+from embedlab.encoders.windows import LONGEST, beginnings, numbered, splits_at_spaces, windows
 from embedlab.errors import UserError
 
 _RULES = 1  # raised when a change here alters ids, so that token caches of older code are not taken
 _UNLIMITED = 1_000_000  # `model_max_length` of a tokenizer that knows no limit is 1e30
-_AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
+AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
 _LETTERS = 1000  # tokens that are tried as texts, where "a" has none
 
 
@@ -267,17 +267,19 @@ class Tokenization:
             cut += tokens.cut.tolist()
         return rows, cut
 
-    def tokenised(
-        self, texts: Iterable[str], rows: int | None = ROWS, size: int = _AT_ONCE
-    ) -> Iterator[TokenRows]:
-        """`ids_and_cut` of a bounded number of texts at a time: at most `rows`, of `size` bytes (`windows`).
+    def tokenised(self, texts: Iterable[str]) -> Iterator[TokenRows]:
+        """`tokenise`, a bounded number of texts at a time."""
+        for before, window in numbered(windows(texts, size=AT_ONCE)):
+            yield self.tokenise(window, before)
+
+    def tokenise(self, texts: list[str], before: int = 0) -> TokenRows:
+        """Rows of texts that are held in memory together, so many after the first; threads may be here at once.
 
         Raises:
             UserError: a text of millions of characters, of which this tokenizer would have to read all.
         """
-        for window in windows(texts, rows, size):
-            chunk = self._needed(window)
-            yield self._rows_of_text(chunk) if self._joins_text else self._rows_of_ids(chunk)
+        needed = self._needed(texts, before)
+        return self._rows_of_text(needed) if self._joins_text else self._rows_of_ids(needed)
 
     def count_cut(self, texts: Iterable[str]) -> int:
         """How many of the texts are cut."""
@@ -287,19 +289,18 @@ class Tokenization:
     def _splits_at_spaces(self) -> bool:
         return splits_at_spaces(self.tokenizer)
 
-    def _needed(self, texts: list[str]) -> list[str]:
-        """Prepared texts; of long ones as much as has more tokens than a row takes, and a word after them."""
+    def _needed(self, texts: list[str], before: int) -> list[str]:
+        """Prepared texts, so many after the first; of long ones what has more tokens than a row takes, and a word."""
         prepare = TEXT_NORMALIZATIONS[self.preparation]
         if self._limit is not None and self._splits_at_spaces:
             texts = beginnings(texts, self._limit, lambda some: self.plain_ids([prepare(t) for t in some]))
-        for text in texts:
+        for i, text in enumerate(texts):
             if len(text) > LONGEST:
-                raise UserError(
-                    f"a text of {len(text):,} characters has no space where this tokenizer could stop reading",
-                    key="text",
-                    value=text[:20] + "…",
-                    fix=f"texts of at most {LONGEST:,} characters",
+                problem = (
+                    f"a text of {len(text):,} characters has no space where this tokenizer could stop reading"
                 )
+                fix, value = f"texts of at most {LONGEST:,} characters", text[:20] + "…"
+                raise UserError(problem, key="text", value=value, fix=fix, index=before + i)
         return [prepare(text) for text in texts]
 
     @property

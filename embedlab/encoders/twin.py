@@ -99,7 +99,7 @@ class TwinEncoder(Encoder):
             return None
         return Reader(
             lambda rows: _sum([reader.vectors(rows) for reader in readers], self.weights),
-            lambda longest: all(reader.takes(longest) for reader in readers),
+            min(reader.longest for reader in readers),
             readers[0].offset,
         )
 

@@ -4,7 +4,7 @@ backward, the sum over devices, clipping, update."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -113,7 +113,15 @@ class WholeStep:
         if world_size() == 1:
             return None
         fp32 = self.accumulate > 1 or self.method.optimizer_config.reduce_dtype == "fp32"
-        return GradientSum(self.parameters, {} if fp32 else self._twins, fp32, self.device)
+        found = GradientSum(self.parameters, {} if fp32 else self._twins, fp32, self.device)
+        # In several passes, a gradient comes in several parts.
+        if self.accumulate == 1 and self.method.optimizer_config.chunk is None:
+            for p in self._direct:
+                found.watch(p, [p])
+            for copy in self._copies:
+                for leaf, masters in copy.gradients():
+                    found.watch(leaf, masters)
+        return found
 
     def load(self, batch: dict[str, Any]) -> bool:
         """Bring a batch's row numbers to the device; True when its replay ends in an update."""
@@ -164,7 +172,15 @@ class WholeStep:
             raise non_finite(self.method, rows)
 
     def close(self) -> None:
-        """Let go of what must not outlive the processes' connection."""
+        """Let go of what must not outlive the fit, or the processes' connection."""
+        if self._sum is not None:
+            self._sum.close()
+
+    @contextmanager
+    def _coming(self, shapes: Shapes) -> Iterator[None]:
+        """Around a backward pass: gradients are sent as they come."""
+        with self._sum.coming(shapes.key) if self._sum is not None and shapes.updates else nullcontext():
+            yield
 
     def _autocast(self) -> torch.autocast:
         # Autocast's cache of cast weights would tie one graph to the memory of another.
@@ -206,7 +222,8 @@ class WholeStep:
             self.refresh()
         with self._computing(self.method.longest(shapes.lengths)):
             loss, logged = self._loss(shapes)
-            (loss / (self.accumulate * world_size())).backward()
+            with self._coming(shapes):
+                (loss / (self.accumulate * world_size())).backward()
         for copy in self._copies:
             copy.collect()
         if add or self._update is None:

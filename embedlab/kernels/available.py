@@ -18,6 +18,9 @@ SWITCHES = "EMBEDLAB_KERNELS"
 SHORT = "embedlab_short"
 """Attention for short sequences, by the name that transformers knows it by."""
 SHORT_LONGEST = 128
+"""Tokens of a row that one program can hold."""
+LONGEST = 512
+"""Tokens of a row whose padding is left out: the encoders' limit, and nobody has timed more."""
 _HARMLESS = ("transformers.utils.output_capturing", "embedlab.backbones.adapters")
 """Modules whose hooks do not count: they collect hidden states for the forward of transformers' models, and give the
 parts of a LoRA layer in fp32."""
@@ -30,7 +33,8 @@ class KernelOptions:
     dev_graph: bool = True
     """Development scoring by a CUDA graph."""
     fused_block: bool = True
-    """Blocks whose backward pass is written out (`embedlab.kernels.fused_block`), instead of compiled ones."""
+    """Blocks whose backward pass is written out (`embedlab.kernels.fused_block`), instead of compiled ones; and
+    encoding without padding (`embedlab.kernels.inference`)."""
     fused_qkv: bool = True
     """One product for query, key and value (`embedlab.kernels.fused_qkv`)."""
     fused_update: bool = True

@@ -80,7 +80,8 @@ def fusable(backbone: Transformer) -> bool:
 def known(backbone: Transformer) -> bool:
     """Whether embeddings and blocks are of a build that is known here, and nobody else looks at them or runs them."""
     model = backbone.model
-    config, embeddings = model.config, getattr(model, "embeddings", None)
+    config = model.config
+    embeddings: Any = getattr(model, "embeddings", None)
     if (getattr(config, "hidden_act", None) or getattr(config, "activation", None)) != "gelu":
         return False
     if any(has_foreign_hooks(m) for m in model.modules()) or not _plain(embeddings, _EMBEDDINGS):
@@ -119,9 +120,10 @@ def _one_mind(module: nn.Module) -> bool:
 
 
 def _block_fits(block: Any) -> bool:
-    if not _plain(block, _BLOCKS) or getattr(block, "chunk_size_feed_forward", 0):
+    if not _plain(block, _BLOCKS):
         return False
-    if getattr(block, "is_decoder", False) or getattr(block, "add_cross_attention", False):
+    others = ("chunk_size_feed_forward", "is_decoder", "add_cross_attention")
+    if any(getattr(block, name, False) for name in others):
         return False
     if not all(_plain(module, (name,)) for name, module in _inner(block).items()):
         return False

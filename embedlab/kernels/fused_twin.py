@@ -101,15 +101,15 @@ class _Exchange(torch.autograd.Function):
         outputs: list[Tensor] = []
         saved: list[Tensor] = []
         for i, x in enumerate(inputs):
-            seed, numbers_of = seeds[i], settings[i]
+            seed, own = seeds[i], settings[i]
             context = torch.empty_like(x)
-            attend(joined[i], bounds, seed, numbers_of, context, last=False)
-            weigher, valued = (_last(joined[j], numbers_of) for j in _parties(i, by_values))
+            attend(joined[i], bounds, seed, own, context, last=False)
+            weigher, valued = (_last(joined[j], own) for j in _parties(i, by_values))
             joined_forward(
-                weigher, bounds, seed_of(seed, numbers_of.streams - 1), *numbers(numbers_of), values=valued,
-                out=_last(context, numbers_of),
+                weigher, bounds, seed_of(seed, own.streams - 1), *numbers(own), values=valued,
+                out=_last(context, own),
             )  # fmt: skip
-            out, kept = after_attention(context, x, slot, seed, numbers_of, ws[i])
+            out, kept = after_attention(context, x, slot, seed, own, ws[i])
             outputs.append(out)
             saved += kept
         ctx.save_for_backward(one, two, bounds, seeds, slot, *joined, *saved, *weights)
@@ -131,23 +131,23 @@ class _Exchange(torch.autograd.Function):
             grads, (one, two), seeds, settings, _halves(saved, Kept), _halves(weights, Weights), strict=True
         )
         after = [
-            AfterAttention(grad, x, numbers_of.streams * rows, slot, seed, numbers_of, kept, w)
-            for grad, x, seed, numbers_of, kept, w in parts
+            AfterAttention(grad, x, own.streams * rows, slot, seed, own, kept, w)
+            for grad, x, seed, own, kept, w in parts
         ]
         djoined = [torch.empty_like(x) for x in joined]
-        for i, numbers_of in enumerate(settings):
-            arguments = (joined[i], bounds, seeds[i], numbers_of, after[i].joined_sums, djoined[i])
+        for i, own in enumerate(settings):
+            arguments = (joined[i], bounds, seeds[i], own, after[i].joined_sums, djoined[i])
             attend_backward(after[i].context, *arguments, last=False)
         sums = [after[i].joined_sums.chunk(s.streams)[-1].view(rows, 3, -1) for i, s in enumerate(settings)]
-        for i, numbers_of in enumerate(settings):
+        for i, own in enumerate(settings):
             weigher, valued = _parties(i, ctx.by_values)
             # Of this attention's gradients those of query and key belong to one tower, that of the values to the other.
             both = torch.empty_like(sums[0])
             joined_backward(
-                _last(after[i].context, numbers_of), _last(joined[weigher], numbers_of), bounds,
-                seed_of(seeds[i], numbers_of.streams - 1), *numbers(numbers_of), both.view(-1),
-                values=_last(joined[valued], numbers_of), out=_last(djoined[weigher], numbers_of),
-                values_out=_last(djoined[valued], numbers_of),
+                _last(after[i].context, own), _last(joined[weigher], own), bounds,
+                seed_of(seeds[i], own.streams - 1), *numbers(own), both.view(-1),
+                values=_last(joined[valued], own), out=_last(djoined[weigher], own),
+                values_out=_last(djoined[valued], own),
             )  # fmt: skip
             sums[weigher][:, :2] = both[:, :2]
             sums[valued][:, 2] = both[:, 2]

@@ -7,6 +7,7 @@ lengths, which knows no dropout.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -17,13 +18,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from embedlab.kernels import block_ops, fused_block
-from embedlab.kernels.available import SHORT_LONGEST, kernel_options, short_kernel
+from embedlab.kernels.available import SHORT_LONGEST, kernel_options, packed_kernel
 from embedlab.kernels.fused_qkv import projections
 from embedlab.kernels.packed_rows import PackedRows
 from embedlab.kernels.packing import MODEL_TYPES
 from embedlab.kernels.varlen_attention import joined_forward, padded_attention
 
 _HALVES = (torch.bfloat16, torch.float16)
+_LONGEST_FP32 = 32  # no tensor core multiplies fp32, and tiles of longer rows do not fit into registers
 
 
 class Transformer(fused_block.Transformer, Protocol):
@@ -55,7 +57,7 @@ def applies(backbone: Transformer, device: torch.device) -> bool:
     """Whether `Weights` of a backbone can run here: on a card with Triton, and with ``attention="sdpa"``."""
     if device.type != "cuda" or not kernel_options().fused_block or backbone.attention != "sdpa":
         return False
-    return short_kernel(backbone.model.config, SHORT_LONGEST) and readable(backbone)
+    return packed_kernel(backbone.model.config, SHORT_LONGEST) and readable(backbone)
 
 
 def readable(backbone: Transformer) -> bool:
@@ -86,18 +88,21 @@ class Weights:
         self._blocks = [_block(block, dtype) for block in backbone.blocks]
         self._seed = torch.zeros((), dtype=torch.int64, device=self._words.device)  # nothing is dropped
 
-    def takes(self, longest: int) -> bool:
-        """Whether rows of so many tokens can be attended to."""
-        if not self._words.is_cuda or longest <= SHORT_LONGEST:
-            return True
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that can be attended to, and is so at no loss."""
+        if not self._words.is_cuda:
+            return sys.maxsize
+        if self.dtype not in _HALVES:
+            return _LONGEST_FP32
         usual = all(b.scale == (len(b.output.weight) // b.heads) ** -0.5 for b in self._blocks)
-        return self.dtype in _HALVES and usual and _torch_varlen() is not None
+        return sys.maxsize if usual and _torch_varlen() is not None else SHORT_LONGEST
 
     def states(self, rows: PackedRows, every: bool = False, slot: Tensor | None = None) -> list[Tensor]:
         """Hidden states ``[C, D]``: the last, or the embeddings and those after each block.
 
         Args:
-            rows: whose `longest` this `takes`.
+            rows: of at most `longest` tokens.
             every: all states.
             slot: [R], the only slots of the last state that are wanted, instead of all: ``[R, D]``.
         """
@@ -141,8 +146,9 @@ class Weights:
             bounds = rows.bounds
             context: Tensor = attend(query, key, value, bounds, bounds, rows.longest, rows.longest)
             return context.flatten(1)
-        heads_first = [x.transpose(0, 1)[None] for x in (query, key, value)]
-        return padded_attention(*heads_first, rows.bounds, block.scale, 0.0)[0].transpose(0, 1).flatten(1)
+        query, key, value = (x.transpose(0, 1)[None] for x in (query, key, value))
+        out = padded_attention(query, key, value, rows.bounds, block.scale, 0.0)
+        return out[0].transpose(0, 1).flatten(1)
 
 
 def _layer(module: Any, dtype: torch.dtype) -> _Layer:
@@ -154,12 +160,13 @@ def _block(block: nn.Module, dtype: torch.dtype) -> _Block:
     parts = fused_block.layers(block)
     three = projections(parts.attention)
     assert three is not None
-    joined = [torch.cat([getattr(p, name).detach() for p in three]).to(dtype) for name in ("weight", "bias")]
+    joined = _Layer(
+        torch.cat([p.weight.detach() for p in three]).to(dtype),
+        torch.cat([p.bias.detach() for p in three]).to(dtype),
+    )
     rest = (parts.output, parts.first_norm, parts.up, parts.down, parts.second_norm)
     heads = len(three[0].weight) // parts.attention.attention_head_size
-    return _Block(
-        heads, float(parts.attention.scaling), _Layer(*joined), *(_layer(module, dtype) for module in rest)
-    )
+    return _Block(heads, float(parts.attention.scaling), joined, *(_layer(module, dtype) for module in rest))
 
 
 @cache

@@ -90,5 +90,6 @@ def pack(
     into_bounds[0] = 0
     into_bounds[1 : len(ends) + 1] = ends
     into_bounds[len(ends) + 1 :] = tokens
-    parts = whole.to(device, non_blocking=True).split((slots, slots, rows + 1))
-    return PackedRows(*parts, offset, len(chosen), tokens, int(lengths.max(initial=1)), skip)
+    there = whole.to(device, non_blocking=True).split((slots, slots, rows + 1))
+    longest = int(lengths.max(initial=1))
+    return PackedRows(there[0], there[1], there[2], offset, len(chosen), tokens, longest, skip)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from embedlab.kernels.attention import differentiate, heads_first
+from embedlab.kernels.available import SHORT_LONGEST
 
 VARLEN = "embedlab_varlen"
 
@@ -43,7 +44,7 @@ def varlen_attention(
         key, value: the same, or of fewer heads, of which H is a multiple.
         bounds: int32 ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
         seed: int64 ``[1]`` on the device.
-        longest: at least the tokens of every row; on CUDA at most 128.
+        longest: at least the tokens of every row; on CUDA beyond 128 a power of two.
         scale: of the scores.
         dropout: share of weights dropped.
         causal: no token sees those after it.
@@ -56,15 +57,26 @@ def varlen_attention(
     return out
 
 
+def _kernels(longest: int) -> Any:
+    """Their module, for rows of at most `longest` tokens."""
+    if longest > SHORT_LONGEST:
+        from embedlab.kernels import varlen_long_triton
+
+        return varlen_long_triton
+    from embedlab.kernels import varlen_triton
+
+    return varlen_triton
+
+
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, seed: Tensor, out: Tensor,
     longest: int, scale: float, dropout: float, causal: bool = False,
 ) -> None:  # fmt: skip
     """Fill `out`."""
     if query.is_cuda:
-        from embedlab.kernels.varlen_triton import launch_forward
-
-        launch_forward(query, key, value, bounds, seed, out, longest, scale, dropout, causal)
+        _kernels(longest).launch_forward(
+            query, key, value, bounds, seed, out, longest, scale, dropout, causal
+        )
         return
     weights, kept = _weights(query, key, bounds, seed, scale, dropout, causal)
     out.copy_((weights * kept) @ _for_each(query, value))
@@ -96,10 +108,8 @@ def _backward(
 ) -> None:  # fmt: skip
     """Fill `dq`, `dk` and `dv`; `sums` [B, 3, H, D], if any, with their sums over each row's slots."""
     if query.is_cuda:
-        from embedlab.kernels.varlen_triton import launch_backward
-
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-        launch_backward(
+        _kernels(longest).launch_backward(
             query, key, value, bounds, seed, grad, dq, dk, dv, longest, scale, dropout, sums, causal
         )
         return
@@ -379,7 +389,7 @@ def attention_function(
 def register() -> str:
     """Make the function known to transformers; returns its name for `attn_implementation`.
 
-    It has no mask, and so no builder of one: transformers would look on the host whether positions start anew.
+    It has no mask, and so no builder of one: the usual ones look on the host whether positions start anew.
     """
     AttentionInterface.register(VARLEN, attention_function)
     return VARLEN

@@ -271,7 +271,7 @@ class JTCSE(Method):
         ids, mask = (interleave(x, x) for x in (view["input_ids"], view["attention_mask"]))
         budget = view.get("token_budget")
         capacity = None if budget is None else 2 * budget
-        u, v, s, t = self.by_chunks(lambda *rows: self.streams(*rows, capacity), ids, mask)
+        u, v, s, t = self.by_chunks(lambda i, m: self.streams(i, m, capacity), ids, mask)
         hashes = config.in_batch.text_hashes(view)
         loss = TwinLoss(config, interleaved_hashes(hashes, hashes))
         terms = terms_of_loss(loss.x, loss.y, self.pooled, u, v, s, t)

@@ -199,7 +199,8 @@ class PromptBERT(Method):
         return Rows(ids, mask, None, [self.templates[w] for w in which])
 
     def _bare(self, templates: int, lengths: int) -> Rows:
-        return Rows(*self.bare(templates, lengths), self.templates[:templates])
+        ids, mask, positions = self.bare(templates, lengths)
+        return Rows(ids, mask, positions, self.templates[:templates])
 
     def _hidden(self, parts: Sequence[Rows], token_budget: int | None = None) -> tuple[Tensor, ...]:
         """Hidden states of all rows of the parts, by one forward pass."""

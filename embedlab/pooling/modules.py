@@ -124,7 +124,7 @@ def _pooled(mode: Mode, last: Tensor, mask: Tensor) -> Tensor:
         case "cls":
             return token_at(last, first_index(mask))
         case "lasttoken":
-            return token_at(last, last_index(mask))
+            return token_at(last, last_index(mask)).where(mask.any(dim=1)[:, None], 0.0)
         case "max":
             largest = last.masked_fill(~mask.bool()[..., None], -torch.inf).amax(dim=1)
             return largest.where(

@@ -26,6 +26,7 @@ from embedlab.data.module import SentenceDataModule
 from embedlab.data.rows import iter_texts
 from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count, global_rank, on_cuda, precision_of
+from embedlab.distributed.lost import PeerLost, peer_is_gone
 from embedlab.encoders.folder import whole_folder
 from embedlab.encoders.loading import load_checkpoint
 from embedlab.engine.cuda_graph import CapturedStep
@@ -43,6 +44,7 @@ from embedlab.run.callbacks.checkpoints import (
     WholeFile,
     check_parameters,
     find_checkpoint,
+    how_to_go_on,
     kept_in,
     read_checkpoint,
     step_of,
@@ -172,6 +174,10 @@ class Run:
                     error.checkpoint = next(iter(kept_in(self.folder)), self.checkpoint)
                     raise
                 except Exception as error:
+                    if trainer.world_size > 1 and peer_is_gone(error):
+                        raise PeerLost(
+                            f"another process of the run has ended; {how_to_go_on(self.folder)}"
+                        ) from error
                     self._not_begun(error)
                     raise
             if not trainer.is_global_zero:
@@ -381,8 +387,14 @@ def _wandb(config: RunConfig, folder: Path) -> Logger:
     offline = "WANDB_MODE" not in os.environ and not (os.environ.get("WANDB_API_KEY") or _has_netrc())
     if offline:
         log.info("No W&B key: recording offline in %s; upload with `wandb sync`.", folder / "wandb")
-    logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
-    logger.experiment.config.update(config.plain, allow_val_change=True)
+    try:
+        logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
+        logger.experiment.config.update(config.plain, allow_val_change=True)
+    except TypeError as error:
+        fix = "keys of wandb.init"
+        raise UserError(
+            f"W&B refuses a setting: {error}", key="logger.wandb", value=settings, fix=fix
+        ) from error
     return logger
 
 

@@ -78,7 +78,10 @@ def free_devices(parallel: int | None, wanted: int = 1) -> list[Devices]:
         return [()] * (parallel or 1)
     if wanted > len(there):
         raise UserError(
-            f"this machine has {len(there)} for a trial", key="trainer.devices", value=wanted, fix=str(len(there))
+            f"this machine has {len(there)} for a trial",
+            key="trainer.devices",
+            value=wanted,
+            fix=str(len(there)),
         )
     groups = [tuple(there[i : i + wanted]) for i in range(0, len(there) - wanted + 1, wanted)]
     return groups[:parallel]

@@ -178,7 +178,9 @@ def _states() -> Any:
     return TrialState
 
 
-def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, devices: launcher.Devices) -> _Live:
+def _begin(
+    trial: optuna.Trial, space: Space, compose: Compose, folder: Path, devices: launcher.Devices
+) -> _Live:
     try:
         chosen = space.suggest(trial)
     except ValueError as error:

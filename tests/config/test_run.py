@@ -23,6 +23,11 @@ from embedlab.run.run import train
         ("trainer.max_steps=x", r"not a whole number \(trainer.max_steps=x\)"),
         ("trainer.devices=x", r"trainer.devices=x\). Fix: 1, auto"),
         ("trainer.devices=0", r"trainer.devices=0\). Fix: 1, auto"),
+        ("trainer.devices=[0,0]", r"names a device twice \(trainer.devices=\[0, 0\]\)"),
+        (
+            "trainer.devices=[0,1]",
+            r"a CPU has no numbers \(trainer.devices=\[0, 1\]\). Fix: trainer.devices=2",
+        ),
         ("trainer.num_nodes=0", r"must be at least 1 \(trainer.num_nodes=0\)"),
         ("callbacks.checkpoint.every_minutes=x", r"not a number \(callbacks.checkpoint.every_minutes=x\)"),
         ("adapter.r=x", r"not a whole number \(adapter.r=x\)"),

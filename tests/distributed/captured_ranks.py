@@ -80,7 +80,9 @@ def _captured(patch: pytest.MonkeyPatch, line: Sequence[str]) -> Iterator[None]:
     yield
 
 
-def _without_masks(self: Any, backbone: Any, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _without_masks(
+    self: Any, backbone: Any, ids: Tensor, mask: Tensor, *others: Any
+) -> tuple[Tensor, Tensor]:
     """Masks are drawn by each rank anew: in their place a mean over rows through body and head."""
     logits = backbone.head(backbone(ids, mask)[-1][:, 0])
     return logits.logsumexp(-1).mean(), logits.new_zeros(())

@@ -17,7 +17,6 @@ import embedlab
 from embedlab.config.template import Template
 from embedlab.encoders import pipeline
 from embedlab.encoders.base import Encoder
-from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.pipeline import ahead, packed_batches
 from embedlab.encoders.token_rows import TokenRows
 from embedlab.encoders.twin import TwinEncoder
@@ -83,7 +82,7 @@ def test_long_rows_and_windows(tiny: Tiny, packed: list[int], monkeypatch: pytes
     np.testing.assert_allclose(encoder.encode(texts), want, rtol=0, atol=2e-5)
     distinct = len({tuple(row) for row in encoder.tokenization.ids(texts)})
     assert packed == [2, distinct - 2]  # rows that another kernel attends to are apart
-    monkeypatch.setattr(pipeline, "_WINDOWS", {"cpu": {"rows": 7, "size": 1 << 20}})
+    monkeypatch.setattr(pipeline, "_WINDOWS", {"cpu": (7, 1 << 20)})
     packed.clear()
     np.testing.assert_allclose(encoder.encode(texts), want, rtol=0, atol=2e-5)
     assert sum(packed) == distinct
@@ -96,7 +95,7 @@ def test_rows_that_cannot_be_packed_are_padded(
     encoder = build(tiny("bert", max_positions=300))
     texts = ["a cat " * 140, *TEXTS]
     want = padded(encoder, texts)
-    monkeypatch.setattr(inference.Weights, "takes", lambda self, longest: longest <= SHORT_LONGEST)
+    monkeypatch.setattr(inference.Weights, "longest", SHORT_LONGEST)
     np.testing.assert_allclose(encoder.encode(texts), want, rtol=0, atol=2e-5)
     assert packed == [len(TEXTS)]
 
@@ -178,7 +177,7 @@ def test_half_precision_is_near(tiny: Tiny, packed: list[int]) -> None:
 
 def test_repeats_and_progress(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = build(tiny("bert"))
-    monkeypatch.setattr(pipeline, "_WINDOWS", {"cpu": {"rows": 16, "size": 1 << 20}})
+    monkeypatch.setattr(pipeline, "_WINDOWS", {"cpu": (16, 1 << 20)})
     texts = [*lines(100), *lines(100)]
     want = np.concatenate([encoder.encode(lines(100))] * 2)
     told: list[int] = []
@@ -190,14 +189,13 @@ def test_repeats_and_progress(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_error_while_tokenising_ends_the_run(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = build(tiny("bert"))
-    monkeypatch.setattr(pipeline, "_WINDOWS", {"cpu": {"rows": 16, "size": 1 << 20}})
+    monkeypatch.setattr(pipeline, "_WINDOWS", {"cpu": (16, 1 << 20)})
     monkeypatch.setattr("embedlab.encoders.tokenization.LONGEST", 1000)
     texts = lines(100)
     texts[90] = "x" * 1001
-    threads = threading.active_count()
     with pytest.raises(UserError, match="could stop reading"):
         encoder.encode(texts)
-    assert threading.active_count() == threads
+    assert not [t for t in threading.enumerate() if t.name.startswith("ahead")]
     assert encoder.encode(texts[:90]).shape == (90, 32)
 
 
@@ -207,28 +205,47 @@ def test_an_error_while_encoding_ends_the_thread(tiny: Tiny) -> None:
     def fail(done: int, of: int) -> None:
         raise ZeroDivisionError
 
-    threads = threading.active_count()
     with pytest.raises(ZeroDivisionError):
         encoder.encode(lines(100), on_batch=fail)
-    assert threading.active_count() == threads
+    assert not [t for t in threading.enumerate() if t.name.startswith("ahead")]
 
 
-def test_ahead_is_in_order_bounded_and_passes_errors_on() -> None:
-    made: list[int] = []
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_ahead_is_in_order_bounded_and_passes_errors_on(threads: int) -> None:
+    taken: list[int] = []
 
     def items() -> Iterator[int]:
         for i in range(20):
-            made.append(i)
+            taken.append(i)
             yield i
-        raise KeyError
 
-    found = ahead(items())
-    for i in range(20):
-        assert next(found) == i
-        assert made[-1] <= i + pipeline._AHEAD + 1
+    def call(i: int) -> int:
+        if i == 18:
+            raise KeyError
+        return -i
+
+    found = ahead(call, items(), threads)
+    for i in range(18):
+        assert next(found) == -i
+        assert taken[-1] <= i + pipeline._AHEAD
     with pytest.raises(KeyError):
         next(found)
-    assert list(ahead([])) == []
+    assert list(ahead(call, [], threads)) == []
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_share_a_tokenizer_that_cuts(
+    tiny: Tiny, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = build(tiny("bert"))
+    want = encoder.encode(lines(300))
+    monkeypatch.setattr(pipeline, "_WINDOWS", {"cpu": (5, 1 << 20)})
+    monkeypatch.setattr(pipeline, "_THREADS", {"cpu": threads})
+    backend = encoder.tokenizer.backend_tokenizer
+    for _ in range(5):
+        backend.enable_truncation(3)
+        backend.enable_padding(length=9)
+        np.testing.assert_allclose(encoder.encode(lines(300)), want, rtol=0, atol=2e-5)
 
 
 @given(
@@ -277,14 +294,14 @@ def test_framed_rows_are_those_of_lists(
 
 
 def test_a_card_is_left_to_the_padded_rows_where_kernels_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder: SentenceEncoder = embedlab.load("mini")
+    encoder = embedlab.load("mini").towers[0]
     card = torch.device("cuda")
-    monkeypatch.setattr(inference, "short_kernel", lambda config, longest: True)
+    monkeypatch.setattr(inference, "packed_kernel", lambda config, longest: True)
     assert inference.applies(encoder.backbone, card)
     assert not inference.applies(encoder.backbone, torch.device("cpu"))
     monkeypatch.setattr(encoder.backbone, "attention", "eager")
     assert not inference.applies(encoder.backbone, card)
     monkeypatch.undo()
-    monkeypatch.setattr(inference, "short_kernel", lambda config, longest: True)
+    monkeypatch.setattr(inference, "packed_kernel", lambda config, longest: True)
     monkeypatch.setenv("EMBEDLAB_KERNELS", "fused_block=0")
     assert not inference.applies(encoder.backbone, card)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.engine.whole_step import _prepare
 from embedlab.engine.fused_adamw import FusedUpdate
 from embedlab.engine.optimizer import ReplayableAdamW
+from embedlab.engine.whole_step import _prepare
 
 SIZES = [(1,), (7,), (1023,), (1025,), (2048,), (64, 96), (4099,)]
 RATES = (1e-3, 5e-3)

@@ -35,8 +35,9 @@ def compose_run(compose_run: Callable[..., RunConfig]) -> Callable[..., RunConfi
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows with each pass through the fused blocks."""
-    ran, apply = [], fused_block._Embed.apply
-    monkeypatch.setattr(fused_block._Embed, "apply", lambda *a: ran.append(1) or apply(*a))
+    ran: list[int] = []
+    apply = fused_block._Embed.apply
+    monkeypatch.setattr(fused_block._Embed, "apply", lambda *a: [ran.append(1), apply(*a)][1])
     return ran
 
 

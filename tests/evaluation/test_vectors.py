@@ -88,3 +88,18 @@ def test_shared_vectors_keep_only_what_is_still_needed() -> None:
     assert set(shared._kept) == {"b"}
     shared.take("two")
     assert not shared._kept
+
+
+def test_cosines_of_many_pairs_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"text {i}" for i in range(50)]
+    rows = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
+
+    class Known:
+        def encode(self, sentences: list[str]) -> torch.Tensor:
+            return rows[[texts.index(text) for text in sentences]]
+
+    vectors = Vectors(Known(), texts)
+    whole = vectors.cosine(texts[:49], texts[1:])
+    monkeypatch.setattr("embedlab.evaluation.core.vectors._AT_ONCE", 8)
+    assert torch.equal(vectors.cosine(texts[:49], texts[1:]), whole)
+    assert vectors.cosine([], []).shape == (0,)

@@ -14,8 +14,9 @@ from torch import Tensor
 from embedlab.backbones import Backbone
 from embedlab.encoders.cross_attention import CrossAttention, Route, Streams
 from embedlab.engine.precision import ComputeCopy
-from embedlab.kernels import fused_block, fused_twin
+from embedlab.kernels import fused_block, fused_twin, varlen_attention
 from tests.backbones.test_last_block import batch
+from tests.interpreted import INTERPRETED, needs_triton
 from tests.kernels.test_attention import load
 
 Tiny = Callable[..., Path]
@@ -26,14 +27,15 @@ FUSED = ("bert", "roberta", "distilbert", "xlm-roberta")
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Off a card too; how often the kernels ran."""
-    ran, states = [], fused_twin.states
+    ran: list[int] = []
+    states = fused_twin.states
     monkeypatch.setattr(fused_block, "applies", lambda backbone, device: fused_block.fusable(backbone))
-    monkeypatch.setattr(fused_twin, "states", lambda *a, **k: ran.append(1) or states(*a, **k))
+    monkeypatch.setattr(fused_twin, "states", lambda *a, **k: [ran.append(1), states(*a, **k)][1])
     return ran
 
 
-def towers(tiny: Tiny, model_type: str) -> tuple[Backbone, Backbone]:
-    one, two = (load(tiny, model_type, layers=4, seed=seed).eval() for seed in (0, 1))
+def towers(tiny: Tiny, model_type: str, **arch: int) -> tuple[Backbone, Backbone]:
+    one, two = (load(tiny, model_type, layers=4, seed=seed, **arch).eval() for seed in (0, 1))
     return one, two
 
 
@@ -175,3 +177,25 @@ def test_streams_have_dropout_of_their_own_and_their_gradient(tiny: Tiny, fused:
             for n, p in named.items():
                 p.sub_(direction[n], alpha=sign * 1e-3)
     assert inner == pytest.approx((values[0] - values[1]) / 2e-3, rel=3e-2)
+
+
+@needs_triton
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.parametrize("route", ["query_owner", "value_owner"])
+def test_the_interpreted_attention_kernel_exchanges_as_its_reference(
+    tiny: Tiny, route: Route, fused: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedlab.kernels import varlen_triton
+
+    pair = towers(tiny, "bert", width=32, heads=2, ffn=64)
+    ids, mask = batch()
+    cross = CrossAttention(*pair, (2, 4), route)
+
+    def read() -> list[Tensor]:
+        return padded_states(cross(ids, mask, capacity=int(mask.sum()) + 7), mask)
+
+    want = gradients(pair, read)
+    monkeypatch.setattr(varlen_attention, "_forward", varlen_triton.launch_forward)
+    monkeypatch.setattr(varlen_attention, "_backward", varlen_triton.launch_backward)
+    same(gradients(pair, read), want, 2e-5)
+    assert fused == [1, 1]

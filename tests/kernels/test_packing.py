@@ -99,7 +99,8 @@ def test_the_kernel_refuses_rows_that_reach_out_of_their_window(
     modern, bert = load(tiny, "modernbert", local_attention=34), load(tiny, "bert")
     # Half a window is 17 tokens to each side; kernels have room for 16 or 32.
     assert [modern.unpads(n) for n in (8, 16, 17, 18, 64)] == [True, True, False, False, False]
-    assert bert.unpads(64)
+    assert [bert.unpads(n) for n in (64, 512, 513)] == [True, True, False]
+    assert [load(tiny, "llama").unpads(n) for n in (128, 129)] == [True, False]
     inputs = [torch.randn(1, 2, 24, 16, device="meta") for _ in range(3)]
     with pytest.raises(ValueError, match="reach out"):
         attention_function(

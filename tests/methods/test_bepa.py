@@ -156,6 +156,18 @@ def test_t6_only_words_are_predicted(tiny: Tiny, kind: str, mlm_pack: str) -> No
         assert per_row.tolist() == [max(1, int(0.9 * n)) for n in words.tolist()]
 
 
+@pytest.mark.parametrize(("mlm_pack", "counts_vary"), [("mono", False), ("bi", True)])
+def test_t6_of_packed_rows_each_token_is_masked_by_chance(
+    tiny: Tiny, mlm_pack: str, counts_vary: bool
+) -> None:
+    bepa = method(tiny, mlm_pack=mlm_pack)
+    data = batch(bepa)
+    views = bepa.masked_views(data["source"], data["target"])
+    torch.manual_seed(0)
+    counts = {int((bepa.prediction.mask(*views).labels != IGNORED).sum()) for _ in range(20)}
+    assert (len(counts) > 1) == counts_vary
+
+
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
 def test_t6_packed_rows(tiny: Tiny, kind: str) -> None:
     bepa = method(tiny, kind)
@@ -490,6 +502,16 @@ def test_what_has_no_meaning_is_refused(
         refuse()
     assert caught.value.key == key
     assert "\n" not in str(caught.value)
+
+
+def test_two_sentences_of_half_the_positions_are_packed() -> None:
+    bi = BEPAConfig(mlm_pack="bi")
+    for config, longest in ((bi, 256), (BEPAConfig(), None), (BEPAConfig(), 512)):
+        config.check(INFO, run_of("parallel", max_length=longest))
+    for config in (bi, BEPAConfig(align_input="packed_masked")):
+        for longest in (257, None):
+            with pytest.raises(UserError, match=r"data\.max_length"):
+                config.check(INFO, run_of("parallel", max_length=longest))
 
 
 def test_a_template_is_refused() -> None:

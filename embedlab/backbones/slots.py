@@ -10,7 +10,7 @@ from embedlab.backbones.body import Body
 from embedlab.kernels.packing import FullRows, Slots, row_capacity
 
 
-class PackedRows(NamedTuple):
+class InSlots(NamedTuple):
     """Token ids and positions in slots."""
 
     ids: Tensor
@@ -27,9 +27,9 @@ class PackedRows(NamedTuple):
         return {"cu_seq_lens_q": self.slots.bounds, "max_length_q": self.longest}
 
 
-def packed_rows(
+def in_slots(
     body: Body, input_ids: Tensor, mask: Tensor | None, capacity: int, position_ids: Tensor | None = None
-) -> PackedRows:
+) -> InSlots:
     """The rows of ``input_ids`` [B, L] in `capacity` slots.
 
     Args:
@@ -45,4 +45,4 @@ def packed_rows(
         positions = slots.index[None] + body.position_offset
     else:
         positions = slots.pack(position_ids, body.position_offset)
-    return PackedRows(ids, positions, slots, row_capacity(input_ids.shape[1]))
+    return InSlots(ids, positions, slots, row_capacity(input_ids.shape[1]))

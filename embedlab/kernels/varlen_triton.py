@@ -140,10 +140,12 @@ def launch_backward(
     batch, block, shared = len(bounds) - 1, _block(longest), key.shape[1]
     if query.dtype == torch.float32 and shared < heads:
         # All queries of a group in one program of fp32 are too much for its memory, and take minutes to compile.
-        each = [x.repeat_interleave(heads // shared, 1) for x in (key, value)]
-        wide = [torch.empty_like(each[0]) for _ in range(2)]
-        launch_backward(query, *each, bounds, seed, grad, dq, *wide, longest, scale, dropout, causal=causal)
-        for out, x in ((dk, wide[0]), (dv, wide[1])):
+        keys, values = (x.repeat_interleave(heads // shared, 1) for x in (key, value))
+        wide = [torch.empty_like(keys) for _ in range(2)]
+        launch_backward(
+            query, keys, values, bounds, seed, grad, dq, wide[0], wide[1], longest, scale, dropout, None, causal
+        )  # fmt: skip
+        for out, x in zip((dk, dv), wide, strict=True):
             out.copy_(x.view(1, shared, -1, capacity, width).sum(2))
         return
     _backward[((batch + 1) * shared,)](

@@ -8,7 +8,8 @@ Weights, words and the tokenizer are random: nothing is fetched. Sentences of up
     before          CSE-SFP, padded, PEFT's layers one by one
     packed          CSE-SFP without padding, PEFT's layers one by one
     joined          CSE-SFP without padding, layers of one input as one (`embedlab.backbones.joined_lora`)
-    two-passes      PromptEOL, the same prompt twice, as `joined`: CSE-SFP's time over its time is ideally L2 / (2 L1) = .5
+    two-passes      PromptEOL, the same prompt twice, as `joined`: CSE-SFP's share of its time is ideally
+                    L2 / (2 L1) = .5
     before-two      PromptEOL as `before`
 
 True tokens a second count no padding. The share of the peak is that of the products that true tokens need: 4 for each
@@ -77,7 +78,8 @@ def sentences(n: int) -> tuple[list[str], list[str]]:
     draw = random.Random(0)
     words = ["".join(draw.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(4)) for _ in range(1500)]
     return words, [
-        " ".join(draw.choices(words, k=min(45, max(4, round(draw.lognormvariate(3.0, 0.5)))))) for _ in range(n)
+        " ".join(draw.choices(words, k=min(45, max(4, round(draw.lognormvariate(3.0, 0.5))))))
+        for _ in range(n)
     ]
 
 
@@ -107,14 +109,19 @@ def step_of(arm: str, folder: Path, texts: list[str], options: argparse.Namespac
     os.environ["EMBEDLAB_KERNELS"] = switches
     more = (
         f"method={method}", "pooling=rep2", "template=eol_sum", "adapter=lora", f"adapter.r={RANK}",
-        f"data.max_length={TEXT}", f"unpad={unpad}", "data.shuffle=false", "optimizer.lr=1e-4", "evaluation.before=false",
+        f"data.max_length={TEXT}", f"unpad={unpad}", "data.shuffle=false", "optimizer.lr=1e-4",
+        "evaluation.before=false",
     )  # fmt: skip
     step = "graph" if torch.cuda.is_available() else "eager"
     # The same batches twice: each shape has its graph when the clock starts.
     steps = options.steps
     began = time.perf_counter()
     seconds, log = this_project(folder, texts, options.batch, 2 * steps, step, more, steps)
-    return {"ms": 1e3 * seconds, "whole_s": time.perf_counter() - began, "loss": log.get("train/loss", float("nan"))}
+    return {
+        "ms": 1e3 * seconds,
+        "whole_s": time.perf_counter() - began,
+        "loss": log.get("train/loss", float("nan")),
+    }
 
 
 def attention(lengths: list[int]) -> None:
@@ -201,7 +208,8 @@ def main() -> None:
         results[arm] = row
         share = f", {100 * rate / peak:.1f} % of the measured peak" if peak else ""
         print(f"{arm:12} {row['ms']:8.2f} ms a step  {row['true_tokens_per_second']:9,.0f} true tokens/s  "
-              f"{rate:6.1f} TFLOP/s{share}  (loss {row['loss']:.4f}, {row['whole_s']:.0f} s in all)", flush=True)  # fmt: skip
+              f"{rate:6.1f} TFLOP/s{share}  (loss {row['loss']:.4f}, {row['whole_s']:.0f} s in all)",
+              flush=True)  # fmt: skip
         if options.json:
             facts = {"device": device, "torch": torch.__version__, "layers": options.layers, "batch": options.batch,
                      "mean_length": mean, "longest": max(lengths), "peak": peak,
@@ -209,14 +217,20 @@ def main() -> None:
             options.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         if cuda:
             torch.cuda.empty_cache()
+    compare(results)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+def compare(results: dict[str, Any]) -> None:
     for faster, slower in (("packed", "before"), ("joined", "before")):
         if {faster, slower} <= results.keys():
             print(f"{faster} is {results[slower]['ms'] / results[faster]['ms']:.2f}x as fast as {slower}")
     for one, two in (("joined", "two-passes"), ("before", "before-two")):
         if {one, two} <= results.keys():
-            print(f"one pass / two passes ({one}): {results[one]['ms'] / results[two]['ms']:.3f} (ideal 0.500)")
-    if failed:
-        raise SystemExit(f"failed: {', '.join(failed)}")
+            print(
+                f"one pass / two passes ({one}): {results[one]['ms'] / results[two]['ms']:.3f} (ideal 0.500)"
+            )
 
 
 if __name__ == "__main__":

@@ -120,14 +120,14 @@ class Backbone(Body):
         config = self.model.config
         if self.attention != "sdpa" or not packable(config.model_type, self.info.kind):
             return False
-        # Where no token is out of another's sight, a sliding window is none.
-        window = getattr(config, "sliding_window", None)
-        whole = window is None or row_capacity(longest) <= window + 1
-        encoder = self.info.kind == "encoder"
+        # Where no token is out of another's sight, a sliding window is none. (An encoder's does not count the token.)
+        window, decodes = getattr(config, "sliding_window", None), self.info.kind == "decoder"
+        whole = window is None or row_capacity(longest) <= window + (not decodes)
         if on_card:
-            most = LONGEST if encoder else SHORT_LONGEST
-            return whole and longest <= most and packed_kernel(config, min(longest, SHORT_LONGEST))
-        return whole or encoder
+            # The kernel for longer rows is an encoder's.
+            short = longest if decodes else min(longest, SHORT_LONGEST)
+            return whole and longest <= LONGEST and packed_kernel(config, short)
+        return whole or not decodes
 
     def reads_one(self, device: torch.device, packed: bool) -> bool:
         """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it.

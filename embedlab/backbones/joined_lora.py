@@ -1,7 +1,8 @@
 """LoRA layers that read one input, as one layer (`embedlab.kernels.lora`), while a captured step computes.
 
 A block calls its layers one by one: the first of a group computes all of them, the others hand on their part. Other
-arithmetic than PEFT's by rounding alone. ``EMBEDLAB_KERNELS=joined_lora=0`` goes without.
+arithmetic than PEFT's by rounding alone: under autocast base and update are summed in fp32 and handed on so, as
+`embedlab.backbones.adapters` has PEFT's layers do. ``EMBEDLAB_KERNELS=joined_lora=0`` goes without.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3", "SmolLM3", "O
 _TOGETHER = {f"{kind}Attention": ("q_proj", "k_proj", "v_proj") for kind in _KINDS} | {
     f"{kind}MLP": ("gate_proj", "up_proj") for kind in _KINDS
 }
-"""Layers that a module calls in this order with one input, by classes of transformers 5.17 to 5.24; of others each layer
-is a group of its own."""
+"""Layers that a module calls in this order with one input, by classes of transformers 5.17 to 5.24; of others each
+layer is a group of its own."""
 
 
 class _Group:
@@ -38,7 +39,8 @@ class _Group:
 
     def _outputs(self, x: Tensor) -> tuple[Tensor, ...]:
         layers, kind = self.layers, x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        autocast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if autocast else x.dtype
         downs = [layer.lora_A["default"].weight for layer in layers]
         ups = [layer.lora_B["default"].weight * layer.scaling["default"] for layer in layers]
         ranks = [up.shape[1] for up in ups]
@@ -59,10 +61,11 @@ class _Group:
                 weight.detach(),
                 seed,
                 share,
+                autocast,
             )
         outputs = y.view(*x.shape[:-1], -1).split([r.shape[0] for r in rows], -1)
         biases = [layer.base_layer.bias for layer in layers]
-        return tuple(o if b is None else o + b.to(dtype) for o, b in zip(outputs, biases, strict=True))
+        return tuple(o if b is None else o + b.to(o.dtype) for o, b in zip(outputs, biases, strict=True))
 
 
 class _Part:

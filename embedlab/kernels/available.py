@@ -82,10 +82,10 @@ def short_kernel(config: Any, longest: int) -> bool:
 
     It needs CUDA and Triton, bidirectional or causal masks given as tensors, and a head width that is a power of two.
     """
-    heads = _heads(config)
-    if getattr(config, "num_key_value_heads", None) not in (None, heads) or not packed_kernel(
-        config, longest
-    ):
+    heads, width = _heads(config)
+    fits = longest <= SHORT_LONGEST and width in (16, 32, 64, 128)
+    same = getattr(config, "num_key_value_heads", None) in (None, heads)
+    if not (torch.cuda.is_available() and has_triton() and fits and same):
         return False
     from embedlab.kernels.attention import register
     from embedlab.kernels.short_attention import attention_function
@@ -95,15 +95,20 @@ def short_kernel(config: Any, longest: int) -> bool:
 
 
 def packed_kernel(config: Any, longest: int) -> bool:
-    """Whether the kernel for rows without padding can run: as `short_kernel`, with groups of heads too."""
-    heads = _heads(config)
+    """Whether the kernel for rows without padding can run: as `short_kernel`, with groups of heads too.
+
+    In fp32 a program has no room for the longest rows of the widest heads.
+    """
+    _, width = _heads(config)
+    most = SHORT_LONGEST // 2 if width == 128 else SHORT_LONGEST
+    return torch.cuda.is_available() and has_triton() and longest <= most and width in (16, 32, 64, 128)
+
+
+def _heads(config: Any) -> tuple[int, int]:
+    """Heads of queries, and their width; 0 where an architecture has none."""
+    heads = getattr(config, "num_attention_heads", None) or getattr(config, "n_heads", None) or 0
     width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) // heads if heads else 0)
-    fits = longest <= SHORT_LONGEST and width in (16, 32, 64, 128)
-    return torch.cuda.is_available() and has_triton() and fits
-
-
-def _heads(config: Any) -> Any:
-    return getattr(config, "num_attention_heads", None) or getattr(config, "n_heads", None)
+    return heads, width
 
 
 def is_transformers(module: nn.Module) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 @torch.library.custom_op("embedlab::lora_linear", mutates_args=())
 def lora_linear(
-    x: Tensor, down: Tensor, up: Tensor, weight: Tensor, seed: Tensor, dropout: float
+    x: Tensor, down: Tensor, up: Tensor, weight: Tensor, seed: Tensor, dropout: float, wide: bool = False
 ) -> tuple[Tensor, Tensor]:
     """All layers' outputs, side by side.
 
@@ -34,6 +34,8 @@ def lora_linear(
         weight: ``[O, D + n R]``: frozen weights, then `up`. It gets no gradient.
         seed: int64 ``[1]`` on the device.
         dropout: of the updates' input.
+        wide: give the outputs in fp32, as they were summed: rounded to bf16 they would lose the share of an update that
+            has only begun to learn.
 
     Returns:
         ``[T, O]``, and ``[T, D + n R]`` for the backward pass: x, then h.
@@ -50,7 +52,13 @@ def lora_linear(
         parts = joined[:, width:].view(tokens, updates, rank)
         for i, kept in enumerate(_kept(x, updates, seed, dropout)):
             parts[:, i] = (x * kept) @ down[i].T
-    return joined @ weight.T, joined
+    return _product(joined, weight.T, wide), joined
+
+
+def _product(a: Tensor, b: Tensor, wide: bool) -> Tensor:
+    if not wide or a.dtype == torch.float32:
+        return a @ b
+    return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
 
 
 @torch.library.custom_op("embedlab::lora_linear_backward", mutates_args=())
@@ -84,8 +92,11 @@ def _kept(x: Tensor, updates: int, seed: Tensor, dropout: float) -> list[Tensor]
 
 
 @lora_linear.register_fake
-def _(x: Tensor, down: Tensor, up: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], weight.shape[1])
+def _(
+    x: Tensor, down: Tensor, up: Tensor, weight: Tensor, seed: Tensor, dropout: float, wide: bool = False
+) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32 if wide else x.dtype)
+    return out, x.new_empty(x.shape[0], weight.shape[1])
 
 
 @lora_linear_backward.register_fake
@@ -98,7 +109,7 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, down, _, weight, seed, ctx.dropout = inputs
+    _, down, _, weight, seed, ctx.dropout, _ = inputs
     ctx.save_for_backward(output[1], down, weight, seed)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
@@ -106,9 +117,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradients(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return None, None, None, None, None, None
-    of_x, of_down, of_up = lora_linear_backward(grad, *ctx.saved_tensors, ctx.dropout)
-    return of_x, of_down, of_up, None, None, None
+        return (None,) * 7
+    joined, *others = ctx.saved_tensors
+    gradients = lora_linear_backward(grad.to(joined.dtype), joined, *others, ctx.dropout)
+    return *gradients, None, None, None, None
 
 
 lora_linear.register_autograd(_gradients, setup_context=_save)

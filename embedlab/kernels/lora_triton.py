@@ -112,7 +112,7 @@ def launch_down(x: Tensor, down: Tensor, seed: Tensor, joined: Tensor, dropout: 
     updates, rank, _ = down.shape
     tall = 64
     _down[(triton.cdiv(tokens, tall), updates)](
-        x, down, seed, joined, tokens, dropout, joined.stride(0), width,
+        x.contiguous(), down.contiguous(), seed, joined, tokens, dropout, joined.stride(0), width,
         RANK=rank, TALL=tall, WIDE=64, num_warps=4,
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ def launch_backward(
     of_x, tall, wide = above.new_empty(tokens, width), 64, 64
     across = triton.cdiv(width, wide)
     _of_x[(triton.cdiv(tokens, tall), across)](
-        above, down, seed, of_x, tokens, dropout, above.stride(0), width, updates,
+        above, down.contiguous(), seed, of_x, tokens, dropout, above.stride(0), width, updates,
         RANK=rank, TALL=tall, WIDE=wide, num_warps=4,
     )  # fmt: skip
     shares = above.new_empty(_CHUNKS, updates, rank, width, dtype=torch.float32)

@@ -5,7 +5,7 @@ for those of flash-attn. On CUDA the function is a Triton kernel (`embedlab.kern
 are padded for attention alone (`padded_attention`); the operator itself has a mask over all pairs of slots there, and
 is what the kernel is tested against.
 
-Keys and values may have fewer heads than queries (grouped-query attention): query head h reads theirs number h // group.
+Keys and values may have fewer heads than queries (grouped-query attention): query head h reads number h // group.
 
 torch's own `varlen_attn` is no substitute: it leaves whatever memory held in slots of no row, which may be NaN and then
 reaches the gradients of all weights; and it has neither dropout nor fp32.
@@ -375,8 +375,10 @@ def attention_function(
     if not query.is_cuda and not torch.compiler.is_compiling():
         out = padded_attention(query, key, value, cu_seq_lens_q, scale, float(dropout), causal, window)
         return out.transpose(1, 2), None
-    # Rotary positions under autocast leave queries and keys in fp32.
-    query, key = query.to(value.dtype), key.to(value.dtype)
+    # Rotary positions and adapters leave them in fp32 under autocast.
+    kind = value.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+    query, key, value = (x.to(dtype) for x in (query, key, value))
     seed = torch.randint(2**31 - 1, (1,), device=query.device)
     out = varlen_attention(
         query, key, value, cu_seq_lens_q, seed, max_length_q, scale, float(dropout), causal

@@ -7,6 +7,7 @@ gradients are summed by one program, which computes those of all these queries.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -72,7 +73,7 @@ def _backward(
     b, shared = program // groups, (program % groups).to(tl.int64)
     start = tl.load(BOUNDS + b)
     if b == batch:
-        for n in range(GROUP):
+        for n in tl.static_range(GROUP):
             _clear(DQ, (shared * GROUP + n) * gh, gl, start, capacity, BLOCK, WIDTH)
         _clear(DK, shared * sh, sl, start, capacity, BLOCK, WIDTH)
         _clear(DV, shared * sh, sl, start, capacity, BLOCK, WIDTH)
@@ -85,7 +86,7 @@ def _backward(
         allowed = _allowed(rows, length, CAUSAL)
         real = rows[:, None] < length
         dk, dv = tl.zeros([BLOCK, WIDTH], tl.float32), tl.zeros([BLOCK, WIDTH], tl.float32)
-        for n in range(GROUP):
+        for n in tl.static_range(GROUP):
             h = shared * GROUP + n
             q = _tile(Q, h * qh + first * ql, ql, rows, cols, length, WIDTH)
             do = _tile(DO, h * oh + first * ol, ol, rows, cols, length, WIDTH)
@@ -137,6 +138,16 @@ def launch_backward(
     """
     _, heads, capacity, width = query.shape
     batch, block, shared = len(bounds) - 1, _block(longest), key.shape[1]
+    if query.dtype == torch.float32 and shared < heads:
+        # All queries of a group in one program of fp32 are too much for its memory, and take minutes to compile.
+        keys, values = (x.repeat_interleave(heads // shared, 1) for x in (key, value))
+        wide = [torch.empty_like(keys) for _ in range(2)]
+        launch_backward(
+            query, keys, values, bounds, seed, grad, dq, wide[0], wide[1], longest, scale, dropout, None, causal
+        )  # fmt: skip
+        for out, x in zip((dk, dv), wide, strict=True):
+            out.copy_(x.view(1, shared, -1, capacity, width).sum(2))
+        return
     _backward[((batch + 1) * shared,)](
         query, key, value, bounds, seed, grad, dq, dk, dv, dq if sums is None else sums, heads, batch, capacity,
         scale, dropout, *_strides(query, key, value, grad, dq, dk),

@@ -173,9 +173,13 @@ def test_unpad_names_what_it_cannot_do(compose_run, monkeypatch):  # type: ignor
     assert resolved_packing(compose_run()) is True
     assert resolved_packing(compose_run("unpad=false")) is False
     assert resolved_packing(compose_run("unpad=auto", "pooling=mean", model_type="gpt2")) is False
+    for more in (("csesfp", "rep2", "eol_sum"), ("prompteol", "last", "eol")):
+        named = (f"{key}={value}" for key, value in zip(("method", "pooling", "template"), more, strict=True))
+        assert resolved_packing(compose_run(*named, "adapter=lora", model_type="llama")) is True
     for overrides, model_type, cause in (
         (("backbone.attention=eager",), "bert", "attention"),
         (("pooling=mean",), "gpt2", "gpt2"),
+        (("method=csesfp", "pooling=rep2", "template=eol_sum"), "gpt2", "gpt2 is none of .*llama"),
         (("data.pack=32", "method=causal_lm"), "gpt2", "causal_lm"),
     ):
         with pytest.raises(UserError, match=cause):

@@ -285,6 +285,68 @@ def test_dropout_without_padding_differs_between_replays(compose_run, tmp_path, 
     assert len(set(losses)) == len(losses) == 6
 
 
+DECODER = (
+    "trainer=gpu", "data.pad_to_multiple=4", "trainer.max_steps=6", "adapter=lora", "adapter.r=16", "optimizer.lr=2e-3",
+    "data.max_length=24",
+)  # fmt: skip
+DECODING = pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("csesfp", ("pooling=rep2", "template=eol_sum")),
+        ("prompteol", ("pooling=last", "template=eol")),
+    ],
+)
+
+
+@DECODING
+def test_a_packed_decoder_trains_as_the_eager_padded_one(compose_run, tmp_path, method, more):  # type: ignore[no-untyped-def]
+    """Causal attention with shared heads and joined LoRA layers in a graph, against PEFT's and torch's attention.
+
+    With a dropout that drops nothing: PromptEOL refuses none.
+    """
+    settings = (*DECODER, f"method={method}", *more, "adapter.dropout=1e-9", "trainer.precision=32-true")
+    for name, step, unpad in (("eager", "eager", "false"), ("packed", "graph", "true")):
+        train(
+            compose_run(*settings, f"step={step}", f"unpad={unpad}", model_type="llama", **WIDE),
+            tmp_path / name,
+        )
+    for name in ("train/loss", "train/grad_norm"):
+        packed, eager = (column(tmp_path / n, name) for n in ("packed", "eager"))
+        assert packed == pytest.approx(eager, rel=5e-3, abs=1e-4), name
+    a, b = (embedlab.load(str(tmp_path / n)).encode(["a cat", "two dogs ran"]) for n in ("eager", "packed"))
+    assert b == pytest.approx(a, abs=5e-3)
+
+
+@DECODING
+def test_a_packed_decoder_in_half_precision(compose_run, tmp_path, method, more):  # type: ignore[no-untyped-def]
+    settings = (*DECODER, f"method={method}", *more, "adapter.dropout=1e-9", "trainer.precision=bf16-mixed")
+    for name, unpad in (("padded", "false"), ("packed", "true")):
+        run = compose_run(*settings, "step=graph", f"unpad={unpad}", model_type="llama", **WIDE)
+        train(run, tmp_path / name)
+    padded, packed = (column(tmp_path / n, "train/loss") for n in ("padded", "packed"))
+    assert packed == pytest.approx(padded, rel=0.05, abs=0.05)
+
+
+def test_dropout_of_updates_differs_between_replays(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    """CSE-SFP learns at a rate that leaves the loss where it is; B is not 0 after the first steps."""
+    still = (
+        "data.limit=8",
+        "trainer.max_epochs=6",
+        "data.shuffle=false",
+        "method=csesfp",
+        "step=graph",
+        "unpad=true",
+    )
+    more = (*DECODER, *still, "pooling=rep2", "template=eol_sum", "trainer.precision=32-true")
+    for dropout in ("0.3", "1e-9"):
+        train(
+            compose_run(*more, f"adapter.dropout={dropout}", model_type="llama", **WIDE), tmp_path / dropout
+        )
+    with_, without = (column(tmp_path / d, "train/loss") for d in ("0.3", "1e-9"))
+    assert with_[0] == pytest.approx(without[0], rel=1e-4)  # B is 0
+    assert with_[1:] != pytest.approx(without[1:], rel=1e-4)
+
+
 @pytest.mark.parametrize("drop", ["true", "false"])
 def test_cached_gradients_and_smaller_last_batches_are_those_of_eager(compose_run, tmp_path, drop):  # type: ignore[no-untyped-def]
     """60 rows in batches of 8, the last of 4; chunks of 3 of 16 views."""

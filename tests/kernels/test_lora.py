@@ -21,19 +21,25 @@ def layers(
     draw = torch.Generator().manual_seed(tokens)
     sizes = [(tokens, width), (len(outputs), rank, width), *((o, rank) for o in outputs)]
     frozen, grad = ((sum(outputs), width), (tokens, sum(outputs)))
-    made = [torch.randn(s, generator=draw, dtype=torch.float64).to(device, dtype) for s in [*sizes, frozen, grad]]
+    made = [
+        torch.randn(s, generator=draw, dtype=torch.float64).to(device, dtype) for s in [*sizes, frozen, grad]
+    ]
     return [x.requires_grad_() for x in made[:-2]], made[-2], made[-1]
 
 
-def together(trained: list[torch.Tensor], frozen: torch.Tensor, dropout: float, seed: int = 3) -> torch.Tensor:
+def together(
+    trained: list[torch.Tensor], frozen: torch.Tensor, dropout: float, seed: int = 3, wide: bool = False
+) -> torch.Tensor:
     x, downs, *ups = trained
     up = torch.block_diag(*ups)
     weight = torch.cat([frozen, up], 1)
     number = torch.tensor([seed], device=x.device)
-    return lora_linear(x, downs, weight[:, x.shape[1] :], weight.detach(), number, dropout)[0]
+    return lora_linear(x, downs, weight[:, x.shape[1] :], weight.detach(), number, dropout, wide)[0]
 
 
-def apart(trained: list[torch.Tensor], frozen: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
+def apart(
+    trained: list[torch.Tensor], frozen: torch.Tensor, masks: torch.Tensor | None = None
+) -> torch.Tensor:
     """Layer by layer; masks [n, T, D] of the updates' input."""
     x, downs, *ups = trained
     out, start = [], 0
@@ -53,6 +59,20 @@ def test_values_and_gradients_are_those_of_layers_one_by_one(
     for out in (together(trained, frozen, 0.0), apart(trained, frozen)):
         found.append([out, *torch.autograd.grad(out, trained, grad)])
     torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
+
+
+def test_wide_sums_keep_the_share_of_an_update_that_has_only_begun_to_learn() -> None:
+    """A share of a thousandth is lost where the sum is rounded to bf16, one output in two or so."""
+    (x, downs, up), frozen, _ = layers(50, 64, (32,), 16, torch.bfloat16)
+    ups = [x, downs, (1e-4 * up).detach().requires_grad_()]
+    exact = [t.detach().double() for t in ups]
+    share = apart(exact, 0 * frozen.double())
+    found = [
+        together(ups, frozen, 0.0, wide=wide).double() - exact[0] @ frozen.double().T
+        for wide in (False, True)
+    ]
+    errors = [((f - share).norm() / share.norm()).item() for f in found]
+    assert errors[1] < 0.02 < 0.5 < errors[0]
 
 
 def test_the_operator_keeps_the_rules_of_operators() -> None:
@@ -152,13 +172,15 @@ class TestKernels:
 
     @pytest.mark.gpu
     @SHAPES
+    @pytest.mark.parametrize("wide", [False, True])
     def test_half_precision_on_the_card(
-        self, tokens: int, width: int, outputs: tuple[int, ...], rank: int
+        self, tokens: int, width: int, outputs: tuple[int, ...], rank: int, wide: bool
     ) -> None:
         trained, frozen, grad = layers(tokens, width, outputs, rank, torch.bfloat16, "cuda")
         masks = drawn(tokens, width, len(outputs), rank, 0.05, "cuda")
-        out = together(trained, frozen, 0.05)
-        mine = [out, *torch.autograd.grad(out, trained, grad)]
+        out = together(trained, frozen, 0.05, wide=wide)
+        assert out.dtype == (torch.float32 if wide else torch.bfloat16)
+        mine = [out, *torch.autograd.grad(out, trained, grad.to(out.dtype))]
         exact = [x.detach().double().requires_grad_() for x in trained]
         want = apart(exact, frozen.double(), masks.double())
         for a, b in zip(mine, [want, *torch.autograd.grad(want, exact, grad.double())], strict=True):

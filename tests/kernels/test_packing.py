@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +17,15 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from embedlab.backbones import Backbone
+from embedlab.kernels.available import packed_kernel, short_kernel
 from embedlab.kernels.packing import FullRows, Slots, row_capacity, token_capacity
 from embedlab.kernels.varlen_attention import attention_function, padded_attention, varlen_attention
 from tests.interpreted import needs_triton
 from tests.kernels.test_attention import NoHostReads, load
 
 Tiny = Callable[..., Path]
-MODELS = ("bert", "roberta", "xlm-roberta", "distilbert", "llama", "qwen2", "mistral", "opt", "gpt_neox")
+MODELS = ("bert", "roberta", "xlm-roberta", "distilbert")
+DECODERS = ("llama", "qwen2", "mistral", "opt", "gpt_neox")
 LENGTHS = (12, 5, 1, 7, 12, 3)
 
 
@@ -44,7 +47,7 @@ def gradients(backbone: Backbone, states: tuple[torch.Tensor, ...], mask: torch.
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("model_type", [*MODELS, "modernbert", "narrow"])
+@pytest.mark.parametrize("model_type", [*MODELS, *DECODERS, "modernbert", "narrow"])
 def test_states_and_gradients_are_those_of_padded_rows(tiny: Tiny, model_type: str, side: str) -> None:
     """In narrow sliding windows too, whose half is shorter than the rows."""
     narrow = {"local_attention": 6, "layers": 4} if model_type == "narrow" else {}
@@ -122,7 +125,7 @@ def test_dropout_differs_between_rows_and_calls(tiny: Tiny) -> None:
     assert not torch.allclose(first, backbone(ids, mask, capacity=64)[0])
 
 
-@pytest.mark.parametrize("model_type", [*MODELS, "modernbert"])
+@pytest.mark.parametrize("model_type", [*MODELS, *DECODERS, "modernbert"])
 def test_the_host_waits_for_nothing_and_one_compilation_serves_all_capacities(
     tiny: Tiny, model_type: str
 ) -> None:
@@ -252,25 +255,28 @@ from embedlab.kernels.attention import heads_first
 from embedlab.kernels.varlen_attention import varlen_attention, varlen_attention_backward
 
 torch.manual_seed(0)
-for rows, heads, shared, width, longest, causal in (
-    (5, 2, 2, 16, 12, False), (3, 1, 1, 64, 40, False), (4, 6, 2, 16, 12, True), (3, 3, 1, 64, 20, True),
+single, half = torch.float32, torch.float16
+for rows, heads, shared, width, longest, causal, dtype in (
+    (5, 2, 2, 16, 12, False, single), (3, 1, 1, 64, 40, False, single),
+    (4, 6, 2, 16, 12, True, single), (3, 3, 1, 64, 20, True, half), (4, 4, 2, 16, 12, False, half),
 ):
+    close = dict(rtol=1e-4, atol=1e-5) if dtype is single else dict(rtol=2e-2, atol=2e-2)
     lengths = torch.randint(0, longest + 1, (rows,))
     lengths[0] = longest
     slots = int(lengths.sum()) + 37
     bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-    joint = torch.randn(slots, heads + 2 * shared, width)
+    joint = torch.randn(slots, heads + 2 * shared, width).to(dtype)
     q, k, v = (x.transpose(0, 1)[None] for x in joint.split((heads, shared, shared), 1))
     seed = torch.tensor([3])
     garbage = lambda x: heads_first(x).fill_(float("nan"))
     want = varlen_attention(q, k, v, bounds, seed, longest, 0.3, 0.0, causal)
     out = garbage(q)
     kernel.launch_forward(q, k, v, bounds, seed, out, longest, 0.3, 0.0, causal)
-    torch.testing.assert_close(out, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(out, want, **close)
     grad, grads = torch.randn_like(want), [garbage(x) for x in (q, k, v)]
     kernel.launch_backward(q, k, v, bounds, seed, grad, *grads, longest, 0.3, 0.0, causal=causal)
     wanted = varlen_attention_backward(grad, q, k, v, bounds, seed, longest, 0.3, 0.0, causal)
-    torch.testing.assert_close(tuple(grads), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tuple(grads), wanted, **close)
     # With dropout the output is linear in v: the gradient at v says whether both passes draw alike.
     outs = []
     for _ in range(2):
@@ -279,7 +285,8 @@ for rows, heads, shared, width, longest, causal in (
         outs.append(out)
     assert torch.equal(*outs) and not torch.allclose(outs[0], want)
     kernel.launch_backward(q, k, v, bounds, seed, grad, *grads, longest, 0.3, 0.3, causal=causal)
-    torch.testing.assert_close((grads[2] * v).sum(), (out * grad).sum(), rtol=1e-3, atol=1e-3)
+    sums = [(a.double() * b.double()).sum() for a, b in ((grads[2], v), (out, grad))]
+    torch.testing.assert_close(*sums, rtol=1e-3 if dtype is single else 2e-2, atol=1e-3 if dtype is single else 0.5)
 """
 
 
@@ -324,6 +331,8 @@ def test_the_kernel_on_the_card_is_attention_in_fp64(
     longest: int, heads: int, shared: int, width: int, causal: bool, dtype: torch.dtype, close: float
 ) -> None:
     """Values and gradients. TF32, which Triton takes by default, is off by 1e-3."""
+    if dtype == torch.float32 and (longest, width) == (128, 128):
+        pytest.skip("`packed_kernel` refuses it")
     inputs, bounds, lengths, grad = on_the_card(longest, heads, shared, width, dtype)
     seed = torch.tensor([3], device="cuda")
     out = varlen_attention(*inputs, bounds, seed, longest, 0.5, 0.0, causal)
@@ -347,3 +356,29 @@ def test_dropout_on_the_card_is_drawn_alike_in_both_passes(
     out = varlen_attention(*inputs, bounds, torch.tensor([3], device="cuda"), longest, 0.125, 0.3, causal)
     (of_v,) = torch.autograd.grad(out, inputs[2:], grad)
     assert (of_v * inputs[2]).sum().item() == pytest.approx((out * grad).sum().item(), rel=1e-3, abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("config", "longest", "packed", "short"),
+    [
+        ({"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}, 128, True, False),
+        ({"num_attention_heads": 12, "hidden_size": 768}, 128, True, True),
+        ({"num_attention_heads": 12, "hidden_size": 768}, 129, False, False),
+        ({"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256}, 64, False, False),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}, 64, True, False),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}, 65, False, False),
+        ({}, 16, False, False),
+    ],
+)
+def test_which_kernel_takes_which_heads(
+    config: dict[str, int], longest: int, packed: bool, short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("embedlab.kernels.available.has_triton", lambda: True)
+    # What `short_kernel` makes known needs Triton itself.
+    monkeypatch.setitem(
+        sys.modules, "embedlab.kernels.short_attention", SimpleNamespace(attention_function=None)
+    )
+    monkeypatch.setattr("embedlab.kernels.attention.register", lambda *a: "")
+    found = SimpleNamespace(**config)
+    assert (packed_kernel(found, longest), short_kernel(found, longest)) == (packed, short)

@@ -109,7 +109,9 @@ def test_gathering_inside_a_cuda_graph(table: TokenTable, packed: PackedTable, k
         graph.replay()
         want = on_cpu.gather(torch.tensor(numbers), lengths)
         for name in lengths:
-            assert all(torch.equal(v, batch[name][key].cpu()) for key, v in want[name].items() if key != "full")
+            assert all(
+                torch.equal(v, batch[name][key].cpu()) for key, v in want[name].items() if key != "full"
+            )
 
 
 @pytest.fixture

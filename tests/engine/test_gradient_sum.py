@@ -58,7 +58,9 @@ def worker(rank: int, port: int, out: str) -> None:
             net.backward(batches[rank] + step, odd)
             sent = sum(b.sent for b in sums._buckets)
         grads = {id(p): p.grad for p in net.parameters() if p.grad is not None}
-        total, mean, failed = sums(grads, torch.tensor(rank + 1.0), torch.tensor(float(rank == 1 and step == 3)))
+        total, mean, failed = sums(
+            grads, torch.tensor(rank + 1.0), torch.tensor(float(rank == 1 and step == 3))
+        )
         got = {names[k]: v.clone() for k, v in total.items()}
         found.append({"sent": sent, "sums": got, "mean": float(mean), "failed": float(failed)})
     if rank == 0:

@@ -31,7 +31,13 @@ def joints(twins: ComputeCopy) -> int:
 
 
 def by_operator(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, scale: float, dropout: float, causal: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: Tensor,
+    scale: float,
+    dropout: float,
+    causal: bool,
     window: int | None,
 ) -> Tensor:
     seed = torch.randint(2**31 - 1, (1,))

@@ -105,9 +105,12 @@ class Modules(Pooling):
         last = to_fp32(hidden[-1])
         pooled = torch.cat([_pooled(mode, last, attention_mask) for mode in self.settings.modes], dim=-1)
         with torch.autocast(pooled.device.type, enabled=False):
-            dtype = next((p.dtype for p in self.head.parameters()), pooled.dtype)
-            vectors: Tensor = self.head(pooled.to(torch.promote_types(dtype, torch.float32)))
-        return vectors
+            given = next((p.dtype for p in self.head.parameters()), pooled.dtype)
+            dtype = torch.promote_types(given, torch.float32)
+            if dtype == given:
+                return cast(Tensor, self.head(pooled.to(dtype)))
+            wide = {name: p.to(dtype) for name, p in self.head.named_parameters()}
+            return cast(Tensor, torch.func.functional_call(self.head, wide, pooled.to(dtype)))
 
 
 def _part(kind: Any, width: int, settings: dict[str, Any]) -> nn.Module:

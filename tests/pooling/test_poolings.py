@@ -93,6 +93,7 @@ def test_half_precision_states_are_pooled_in_fp32(name: str) -> None:
         {"name": "feature_mix", "n": 2},
         {"name": "s2sent", "n": 2, "r": 4},
         {"name": "s2sent", "n": 2, "r": 4, "squeeze": "none"},
+        {"name": "modules", "modes": ["mean"], "head": [{"kind": "dense", "out": 4}, {"kind": "layer_norm"}]},
     ],
 )
 def test_half_precision_weights_compute_in_fp32(settings: dict[str, Any]) -> None:

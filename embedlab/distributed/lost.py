@@ -12,7 +12,14 @@ _SAID = (
 
 
 class PeerLost(RuntimeError):
-    """Another process of the run has ended, so that this one cannot go on."""
+    """Another process of the run has ended, so that this one cannot go on.
+
+    Args:
+        then: what the user can do.
+    """
+
+    def __init__(self, then: str) -> None:
+        super().__init__(f"another process of the run has ended; {then}")
 
 
 def peer_is_gone(error: BaseException) -> bool:

@@ -109,7 +109,8 @@ class SentenceEncoder(Encoder):
     def reader(self, skip: int) -> Reader | None:
         backbone, device = self.backbone, self.device
         watched = any(has_foreign_hooks(module) for module in (self, backbone, self.pooling))
-        if watched or not inference.applies(backbone, device):
+        own = type(self).forward is not SentenceEncoder.forward
+        if watched or own or self.pooling.config.counts_padding or not inference.applies(backbone, device):
             return None
         dtype = backbone.model.embeddings.word_embeddings.weight.dtype
         if torch.is_autocast_enabled(device.type):

@@ -373,6 +373,8 @@ class Tokenization:
         """Ids of each text as it is: without special tokens, not cut, not padded."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
+            if not texts:  # which such a tokenizer refuses
+                return []
             return list(self.tokenizer(texts, add_special_tokens=False, truncation=False)["input_ids"])
         # A tokenizer file may carry a truncation and a padding of its own (MiniLM's cuts at 128). Where there is none
         # nothing is set: another thread may be tokenising.

@@ -30,7 +30,9 @@ class SummedInStep(DDPStrategy):
         """Give all devices the first one's weights, and wrap nothing."""
         assert self.model is not None
         for tensor in (*self.model.parameters(), *self.model.buffers()):
-            dist.broadcast(tensor.detach(), 0)
+            plain = tensor.detach().contiguous()
+            dist.broadcast(plain, 0)
+            tensor.detach().copy_(plain)
 
 
 class GradientSum:
@@ -72,6 +74,7 @@ class GradientSum:
         self._coming: Counter[int] | None = None
         self._seen: Counter[int] = Counter()
         self._works: list[dist.Work] = []
+        self._sent: set[int] = set()
 
     def _add_bucket(self, members: list[nn.Parameter], dtype: torch.dtype, device: torch.device) -> None:
         sizes = [_aligned(p.numel(), dtype) for p in members]
@@ -104,6 +107,7 @@ class GradientSum:
         The first pass of its shapes sends nothing: it shows which gradients come, and how often.
         """
         self._coming, self._seen = self._known.get(shapes), Counter()
+        self._sent.clear()
         for bucket in self._buckets:
             bucket.sent = False
             bucket.missing = set() if self._coming is None else {k for k in bucket.keys if self._coming[k]}
@@ -126,6 +130,7 @@ class GradientSum:
             if self._coming is None or self._coming[key] != 1:
                 continue
             self._slots[key].copy_(grad)
+            self._sent.add(key)
             bucket = self._bucket_of[key]
             bucket.missing.discard(key)
             if not bucket.missing:
@@ -150,6 +155,9 @@ class GradientSum:
             ``failed`` is.
         """
         rest = {key: grad for key, grad in grads.items() if not self._bucket_of[key].sent}
+        late = [key for key in grads if key not in rest and key not in self._sent]
+        if late:
+            raise RuntimeError("a gradient came that none came for in the first step of these shapes")
         moved = [(self._slots[k], g) for k, g in rest.items() if g.data_ptr() != self._slots[k].data_ptr()]
         if moved:
             torch._foreach_copy_([slot for slot, _ in moved], [grad for _, grad in moved])

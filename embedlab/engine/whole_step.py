@@ -84,9 +84,10 @@ class WholeStep:
         }
         self._direct = [p for p in self.parameters if id(p) not in self._twins]
         steps = _prepare(optimizer, self.device)
-        self._sum = self._gradient_sum()
+        fused = bool(self._copies) and usable(self.parameters)
+        self._sum = self._gradient_sum(fused)
         self._update: FusedUpdate | None = None
-        if self._copies and usable(self.parameters):
+        if fused:
             fp32 = self.accumulate > 1 or (self._sum is not None and self._sum.fp32)
             self._update = FusedUpdate(
                 optimizer, steps, lambda p: self._twins.get(id(p)), fp32_gradients=fp32
@@ -108,11 +109,14 @@ class WholeStep:
         trained = any(p.requires_grad for p in backbone.parameters())
         return self._dtype is not None and trained and backbone.adapter is None and copyable(backbone)
 
-    def _gradient_sum(self) -> GradientSum | None:
-        """The sum of gradients over the devices; None: there is one device."""
+    def _gradient_sum(self, fused: bool) -> GradientSum | None:
+        """The sum of gradients over the devices; None: there is one device.
+
+        torch's update, which is not `fused`, reads gradients in the weights' type.
+        """
         if world_size() == 1:
             return None
-        fp32 = self.accumulate > 1 or self.method.optimizer_config.reduce_dtype == "fp32"
+        fp32 = self.accumulate > 1 or not fused or self.method.optimizer_config.reduce_dtype == "fp32"
         found = GradientSum(self.parameters, {} if fp32 else self._twins, fp32, self.device)
         # In several passes, a gradient comes in several parts.
         if self.accumulate == 1 and self.method.optimizer_config.chunk is None:
@@ -215,8 +219,8 @@ class WholeStep:
     def _gradients(self, shapes: Shapes) -> tuple[Tensor, Tensor]:
         """Forward and backward; gradients are where `_gradient` finds them afterwards."""
         add = self.accumulate > 1
-        if not add:
-            for p in self._direct:
+        if not add:  # those of the step before may be where the sums will be
+            for p in self.parameters:
                 p.grad = None
         if self._update is None:
             self.refresh()

@@ -54,8 +54,11 @@ class _Block(NamedTuple):
 
 
 def applies(backbone: Transformer, device: torch.device) -> bool:
-    """Whether `Weights` of a backbone can run here: on a card with Triton, and with ``attention="sdpa"``."""
+    """Whether `Weights` of a backbone can run here: on a card of Ampere's generation or later (bf16 products and torch's
+    attention for packed rows need it) with Triton, and with ``attention="sdpa"``."""
     if device.type != "cuda" or not kernel_options().fused_block or backbone.attention != "sdpa":
+        return False
+    if torch.cuda.get_device_capability(device) < (8, 0):
         return False
     return packed_kernel(backbone.model.config, SHORT_LONGEST) and readable(backbone)
 
@@ -96,7 +99,7 @@ class Weights:
         if self.dtype not in _HALVES:
             return _LONGEST_FP32
         usual = all(b.scale == (len(b.output.weight) // b.heads) ** -0.5 for b in self._blocks)
-        return sys.maxsize if usual and _torch_varlen() is not None else SHORT_LONGEST
+        return len(self._places) if usual and _torch_varlen() is not None else SHORT_LONGEST
 
     def states(self, rows: PackedRows, every: bool = False, slot: Tensor | None = None) -> list[Tensor]:
         """Hidden states ``[C, D]``: the last, or the embeddings and those after each block.

@@ -27,6 +27,7 @@ from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
+from embedlab.kernels.packing import row_capacity
 from embedlab.methods.alignment import AlignmentConfig, Sides, Vectors, align
 from embedlab.methods.bepa_views import FIRST, SECOND, Packed, block_diagonal_mask, mask_side, pack
 from embedlab.methods.masked_lm import MaskedPrediction, check_masking
@@ -152,7 +153,9 @@ class BEPA(Method):
 
     def longest(self, lengths: dict[str, int]) -> int:
         packs = self.config.mlm_pack == "bi" or self.config.align_input != "separate_clean"
-        return sum(lengths.values()) if packs else max(lengths.values())
+        longest = max(lengths.values())
+        # Both halves of a row have the width that all views get where padding is left out.
+        return 2 * row_capacity(longest) if packs else longest
 
     def losses(self, batch: Batch) -> LossOutput:
         config, first, second = self.config, batch["source"], batch["target"]

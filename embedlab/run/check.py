@@ -107,7 +107,8 @@ def resolved_step(run: RunConfig) -> str:
         UserError: a captured step that cannot be.
     """
     cuda = on_cuda(run.trainer)
-    whole = _world(run) == 1 or run.trainer.strategy in ("auto", "ddp")
+    one = _world(run) == 1 and not run.trainer.strategy.startswith("fsdp")
+    whole = one or run.trainer.strategy in ("auto", "ddp")
     capturable = cuda and whole and precision_of(run.trainer) in ("bf16-mixed", "32-true")
     recomputes = run.adapter.gradient_checkpointing
     model_type = backbone_info(run).model_type if cuda or run.step not in ("auto", "eager") else ""

@@ -174,11 +174,9 @@ class Run:
                     error.checkpoint = next(iter(kept_in(self.folder)), self.checkpoint)
                     raise
                 except Exception as error:
-                    if trainer.world_size > 1 and peer_is_gone(error):
-                        raise PeerLost(
-                            f"another process of the run has ended; {how_to_go_on(self.folder)}"
-                        ) from error
                     self._not_begun(error)
+                    if trainer.world_size > 1 and peer_is_gone(error):
+                        raise PeerLost(how_to_go_on(self.folder)) from error
                     raise
             if not trainer.is_global_zero:
                 return {}
@@ -212,7 +210,7 @@ class Run:
         if self.record is not None:
             self.record.put_back()
         # torch's own errors of memory and of a card are of further types.
-        of_torch = type(error) is RuntimeError
+        of_torch = type(error) is RuntimeError and not peer_is_gone(error)
         if self.checkpoint is not None and (of_torch or isinstance(error, _OF_STRUCTURE)):
             raise UserError(
                 f"the checkpoint cannot be restored ({type(error).__name__}: {error})",
@@ -311,21 +309,17 @@ def _trainer(**arguments: Any) -> Trainer:
 
 
 def _strategy(config: RunConfig) -> Any:
-    settings = config.trainer
-    devices = device_count(settings) * settings.num_nodes
-    if settings.strategy.startswith("fsdp"):
+    devices = device_count(config.trainer) * config.trainer.num_nodes
+    if config.trainer.strategy.startswith("fsdp"):
         return Sharded(devices)
-    if devices > 1 and resolved_step(config) == "graph":
-        return SummedInStep()
-    return settings.strategy
+    summed = devices > 1 and resolved_step(config) == "graph"
+    return SummedInStep() if summed else config.trainer.strategy
 
 
 def _plugins() -> list[Any]:
     """How checkpoints are written, and on SLURM that Lightning leaves its signals to `GracefulStop`."""
-    plugins: list[Any] = [WholeFile()]
-    if SLURMEnvironment.detect():
-        plugins.append(SLURMEnvironment(auto_requeue=False))
-    return plugins
+    slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+    return [WholeFile(), *slurm]
 
 
 def _early_stopping(config: RunConfig, finale: FinalEvaluation) -> Callback:

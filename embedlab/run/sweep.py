@@ -88,8 +88,11 @@ def free_devices(parallel: int | None, wanted: int = 1) -> list[Devices]:
 
 
 def devices_wanted(config: Mapping[str, Any]) -> int:
-    """Devices of a trial of this configuration; 1 where it takes what is there."""
-    devices = (config.get("trainer") or {}).get("devices")
+    """CUDA devices of a trial of this configuration; 1 where it takes what is there."""
+    trainer = config.get("trainer") or {}
+    devices = trainer.get("devices")
+    if trainer.get("accelerator") == "cpu":
+        return 1
     if isinstance(devices, list | tuple):
         return max(1, len(devices))
     return max(1, int(str(devices))) if str(devices).isdigit() else 1

@@ -15,7 +15,15 @@ from tests.methods.golden import METHODS, Inputs
 
 WORLD = 2
 EXACT = ("simcse", "simcse_supervised", "jtcse", "csesfp", "bepa", "promptbert")
-EPOCHS = {"uneven-20": 6, "uneven-21": 6, "accumulated": 4, "chunked": 4, "skewed": 4}
+EPOCHS = {
+    "uneven-20": 6,
+    "uneven-21": 6,
+    "accumulated": 4,
+    "chunked": 4,
+    "skewed": 4,
+    "half": 4,
+    "half-fp32": 4,
+}
 """Runs that are compared by their gradients' norms, and how many updates they make."""
 BASICS = (
     "backbone=local", "trainer.log_every_n_steps=1", "callbacks.progress=none", "optimizer.lr=1e-3",
@@ -59,6 +67,9 @@ def compared(inputs: Inputs, world: int, *more: str, precision: str) -> dict[str
         runs[f"uneven-{rows}"] = spec("simcse", *uneven)
     runs["accumulated"] = spec("simcse", "optimizer.accumulate=3", *short)
     runs["chunked"] = spec("simcse", "optimizer.chunk=3", *short)
+    half = ("trainer.precision=bf16-mixed", *short)  # copies of weights, whose gradients come joined
+    runs["half"] = spec("simcse", *half)
+    runs["half-fp32"] = spec("simcse", "optimizer.reduce_dtype=fp32", *half)
     skewed = inputs.folder / "skewed.txt"
     texts = [" ".join(["dog", "river"][i % 2] for i in range(n)) + f" {n} x{n}" for n in range(1, 13)]
     skewed.write_text("\n".join([*texts, *(f"a{i} cat" for i in range(28))]) + "\n")

@@ -409,17 +409,17 @@ def test_half_of_a_character_is_named_by_its_sentence(tiny: Tiny) -> None:
 
 
 def test_on_another_device_and_back(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processor under two names, which torch takes for two devices."""
+    """An encoder on the processor that says it is elsewhere."""
     encoder = build(tiny())
-    at = [torch.device("cpu")]
+    expected = encoder.encode(TEXTS[:3])
+    at = [torch.device("meta")]
     monkeypatch.setattr(SentenceEncoder, "device", property(lambda self: at[-1]))
     monkeypatch.setattr(encoder, "to", lambda device: at.append(torch.device(device)))
-    expected = encoder.encode(TEXTS[:3])
-    assert len(at) == 1
     seen: list[torch.device] = []
-    found = encoder.encode(TEXTS[:3], device="cpu:0", on_batch=lambda *_: seen.append(encoder.device))
+    found = encoder.encode(TEXTS[:3], device="cpu", on_batch=lambda *_: seen.append(encoder.device))
     assert np.array_equal(found, expected)
-    assert set(seen) == {torch.device("cpu:0")}
-    assert [str(device) for device in at] == ["cpu", "cpu:0", "cpu"]
-    encoder.encode(TEXTS[:3], device="cpu")
-    assert len(at) == 3
+    assert set(seen) == {torch.device("cpu")}
+    assert [str(device) for device in at] == ["meta", "cpu", "meta"]
+    at.append(torch.device("cpu"))
+    encoder.encode(TEXTS[:3], device="cpu:0")  # another name of where it is
+    assert len(at) == 4

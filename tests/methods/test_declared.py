@@ -18,7 +18,9 @@ FACTS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(("bepa", "jtcse", "tncse", "masked_lm"), "encoder"),
         **dict.fromkeys(("csesfp", "prompteol", "causal_lm"), "decoder"),
     },
-    "can_unpad": dict.fromkeys(("simcse", "promptbert"), True),
+    "can_unpad": dict.fromkeys(
+        ("simcse", "promptbert", "jtcse", "tncse", "bepa", "masked_lm", "csesfp", "prompteol"), True
+    ),
     # BERT's and GPT's releases leave norms and biases out.
     "decays_norms_and_biases": dict.fromkeys(("masked_lm", "causal_lm"), False),
     "towers": dict.fromkeys(("jtcse", "tncse", "ensemble"), 2),

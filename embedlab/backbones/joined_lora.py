@@ -2,7 +2,8 @@
 
 A block calls its layers one by one: the first of a group computes all of them, the others hand on their part. Other
 arithmetic than PEFT's by rounding alone: under autocast base and update are summed in fp32 and handed on so, as
-`embedlab.backbones.adapters` has PEFT's layers do. ``EMBEDLAB_KERNELS=joined_lora=0`` goes without.
+`embedlab.backbones.adapters` has PEFT's layers do. Each step copies the frozen weights, joined with the updates, which
+live until its backward pass: ``EMBEDLAB_KERNELS=joined_lora=0`` goes without, where a large base leaves no room.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ def _part_class(of: type[nn.Module]) -> type[nn.Module]:
 @contextmanager
 def joined(model: nn.Module) -> Iterator[None]:
     """The model's LoRA layers compute in groups, where there are some that can."""
-    groups = [_Group(layers) for layers in _groups(model)] if kernel_options().joined_lora else []
+    # Before 2.8 torch has no product of bf16 matrices in fp32.
+    joins = kernel_options().joined_lora and torch.__version__ >= (2, 8)
+    groups = [_Group(layers) for layers in _groups(model)] if joins else []
     parts = [(layer, group, type(layer)) for group in groups for layer in group.layers]
     for layer, group, plain in parts:
         layer.__dict__["group"] = group

@@ -54,8 +54,10 @@ class _Block(NamedTuple):
 
 
 def applies(backbone: Transformer, device: torch.device) -> bool:
-    """Whether `Weights` of a backbone can run here: on a card of Ampere's generation or later (bf16 products and torch's
-    attention for packed rows need it) with Triton, and with ``attention="sdpa"``."""
+    """Whether `Weights` of a backbone can run here: on a card with Triton, and with ``attention="sdpa"``.
+
+    Products in bf16 and torch's attention for packed rows need Ampere's generation or a later one.
+    """
     if device.type != "cuda" or not kernel_options().fused_block or backbone.attention != "sdpa":
         return False
     if torch.cuda.get_device_capability(device) < (8, 0):

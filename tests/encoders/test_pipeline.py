@@ -297,7 +297,9 @@ def test_a_card_is_left_to_the_padded_rows_where_kernels_are_off(monkeypatch: py
     encoder = embedlab.load("mini").towers[0]
     card = torch.device("cuda")
     monkeypatch.setattr(inference, "packed_kernel", lambda config, longest: True)
-    assert inference.applies(encoder.backbone, card)
+    for capability, applies in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert inference.applies(encoder.backbone, card) is applies
     assert not inference.applies(encoder.backbone, torch.device("cpu"))
     monkeypatch.setattr(encoder.backbone, "attention", "eager")
     assert not inference.applies(encoder.backbone, card)

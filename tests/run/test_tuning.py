@@ -59,6 +59,7 @@ def test_a_trial_that_falls_behind_is_ended_early(tmp_path: Path) -> None:
 
     class Planned(Space):
         fixed: list[str] = []  # noqa: RUF012
+        devices = 1
 
         def __init__(self) -> None:
             """No sweep: one trial after the other."""

@@ -21,6 +21,7 @@ class UserError(Exception):
         key: the configuration key at fault, as it is written on the command line (``pooling.n``).
         value: what was given for ``key``; long values are shortened.
         fix: what to write instead.
+        index: of the text at fault among those that were given, by whose source the caller puts file and row in.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class UserError(Exception):
         key: str | None = None,
         value: Any = None,
         fix: str | None = None,
+        index: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -40,6 +42,7 @@ class UserError(Exception):
         self.key = key
         self.value = value
         self.fix = fix
+        self.index = index
 
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.file, self.row) if part is not None)

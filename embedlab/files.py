@@ -79,7 +79,7 @@ def check_writable(path: Path, key: str = "out") -> None:
 
     Folders above it need not exist; none is made here.
     """
-    place = next(folder for folder in path.absolute().parents if folder.exists())
+    place = next(folder for folder in (*path.absolute().parents, Path("/")) if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=path if path.is_dir() else place):
             pass
@@ -360,17 +360,32 @@ def writing(path: Path, part: Path | None = None) -> Iterator[None]:
     except Exception as error:
         if (system_error := full(error)) is None:
             raise
-        text = f"{system_error.strerror} after {_size(part or path):,} bytes"
+        text = f"{system_error.strerror} after {size_of(part or path):,} bytes"
         raise DiskFull(system_error.errno, text, str(path)) from error
 
 
-def _size(path: Path) -> int:
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files in a folder."""
     found = path.rglob("*") if path.is_dir() else (path,)
     return sum(each.stat().st_size for each in found if each.is_file())
 
 
 DAMAGED = "the file is damaged, cut short or holds no weights"
 OBJECTS = "the file holds Python objects or code, which are never loaded"
+
+
+PACKED = "the file is packed, which torch writes none: a small one could stand for any size"
+
+
+def packed(path: Path) -> bool:
+    """Whether a file of torch's is an archive of compressed or overlapping parts, and holds more than its size."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            parts = archive.infolist()
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        return False  # torch says what it is instead
+    compressed = any(part.compress_type != zipfile.ZIP_STORED for part in parts)
+    return compressed or sum(part.file_size for part in parts) > path.stat().st_size
 
 
 def corruption(error: Exception) -> str | None:

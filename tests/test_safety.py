@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import pickle
 import shutil
 import tarfile
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ import pytest
 import torch
 
 import embedlab
+from embedlab.backbones.resolve import MOST_BYTES
 from embedlab.cli.compose import compose
 from embedlab.config.data import DataConfig
 from embedlab.data.build import build_token_table
 from embedlab.encoders.loading import load_checkpoint
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
+from embedlab.files import PACKED, packed
 from embedlab.run.callbacks.checkpoints import find_checkpoint, unreadable
 
 PACKAGE = Path(embedlab.__file__).parent
@@ -91,6 +95,58 @@ def test_a_checkpoint_with_code_is_refused(tmp_path: Path) -> None:
     assert not ran.exists()
     pickle.loads(path.read_bytes())
     assert ran.exists(), "guards the test: the pickle does do what it says"
+
+
+@pytest.mark.parametrize("how", ["compressed", "overlapping"])
+def test_weights_that_are_larger_inside_than_their_file_are_refused(
+    how: str, tmp_path: Path, tiny: Callable[..., Path]
+) -> None:
+    path = tmp_path / "whole.ckpt"
+    torch.save({"state_dict": {"a": torch.zeros(64, 64)}, "global_step": 1}, path)
+    assert not packed(path)
+    large = tmp_path / "last.ckpt"
+    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(large, "w") as target:
+        for part in whole.infolist():
+            kind = zipfile.ZIP_DEFLATED if how == "compressed" else zipfile.ZIP_STORED
+            target.writestr(part.filename, whole.read(part), kind)
+        if how == "overlapping":  # the directory names one part's bytes many times
+            target.filelist += [max(target.filelist, key=lambda part: part.file_size)] * 3
+    assert packed(large)
+    assert unreadable(large) == PACKED
+    with pytest.raises(UserError, match="the file is packed"):
+        load_checkpoint(large)
+    folder = Path(shutil.copytree(tiny("bert"), tmp_path / "model"))
+    (folder / "model.safetensors").unlink()
+    large.rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="the file is packed"):
+        embedlab.load(folder)
+
+
+def test_files_of_a_tokenizer_are_read_size_first(tmp_path: Path, tiny: Callable[..., Path]) -> None:
+    for name in ("tokenizer.json", "vocab.txt", "other.json"):
+        folder = Path(shutil.copytree(tiny("bert"), tmp_path / name))
+        with (folder / name).open("wb") as file:
+            file.truncate(MOST_BYTES + 1)
+        with pytest.raises(UserError, match=rf"{name}: is larger than 256 MiB"):
+            embedlab.load(folder)
+
+
+@pytest.mark.parametrize(("name", "values", "part"), [
+    ("tokenizer_config.json", {"model_max_length": "many"}, "cannot be read"),
+    ("config.json", {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantised"),
+    ("embedlab.json", {"usage": {"prompts": {"query": 5}}}, r"embedlab\.json: not text \(usage\.prompts\.query"),
+    ("embedlab.json", {"usage": {"truncate_dim": 0}}, r"embedlab\.json: must be at least 1"),
+    ("embedlab.json", {"tokenization": {"template": {"text": "x"}}}, r"embedlab\.json: no place for the sentence"),
+])  # fmt: skip
+def test_a_setting_that_cannot_be_names_its_folder(
+    name: str, values: dict[str, Any], part: str, tmp_path: Path, tiny: Callable[..., Path]
+) -> None:
+    embedlab.load(tiny("bert")).save(tmp_path / "encoder")
+    file = tmp_path / "encoder" / name
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    with pytest.raises(UserError, match=part) as caught:
+        embedlab.load(tmp_path / "encoder")
+    assert str(caught.value).startswith(str(tmp_path / "encoder"))
 
 
 def test_a_checkpoint_cannot_write_outside_its_folder(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from transformers import CONFIG_MAPPING
 
 from embedlab.backbones import architecture
-from embedlab.kernels.packing import MODEL_TYPES
+from embedlab.kernels.packing import DECODER_TYPES, MODEL_TYPES
 from tests.model_zoo import LEFT_OUT, text_types
 
 PAGE = Path(__file__).parents[1] / "docs" / "architectures.md"
@@ -39,7 +39,7 @@ def row(model_type: str) -> str:
         _yes(architecture.has_layer_states(model_type)),
         _yes(architecture.can_be_adapted(model_type)),
         _yes(architecture.has_blocks(model_type)),
-        _yes(model_type in MODEL_TYPES),
+        _yes(model_type in MODEL_TYPES | DECODER_TYPES),
     )
     return f"| `{model_type}` | {' | '.join(cells)} |"
 

@@ -14,6 +14,10 @@ logged last, the step that the next try goes on from, what was lost, and whether
 kill are those of the untouched run, digit for digit. At the end: whether weights and AdamW's moments
 are equal bit for bit, and whether nothing but the run's own files is left.
 
+**Sweeps** (`embedlab train -m`, two trials one after the other): the launcher is killed at a random moment, and
+started again at once, three times before it may end. At each kill: whether its trials end with it (a trial writes its
+checkpoint first), and whether each record of a trial is whole. At the end: as of training, for every trial.
+
 The kills are shared out evenly among the kinds. Exit status 1 if anything is broken.
 """
 
@@ -29,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +41,15 @@ from typing import Any
 os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 
 import torch
-from kills import Outcome, kill_writers, make_inputs, outputs, sentences
+from kills import Outcome, kill_writers, leftovers, make_inputs, outputs, sentences
+
+from embedlab.errors import UserError
+from embedlab.run.sweep import status_of
 
 EVERY = 5
 WAYS = ("kill -9 of one rank", "kill -9 of all ranks", "kill -9 of the run", "SIGTERM to the run")
+SWEEP = "sweep"
+TRIALS = ("0", "1")
 RANKS = {WAYS[0]: 2, WAYS[1]: 2, WAYS[2]: 1, WAYS[3]: 1}
 
 
@@ -79,11 +89,17 @@ def command(work: Path, run: Path, ranks: int, steps: int) -> list[str]:
     ]  # fmt: skip
 
 
+def sweep_command(work: Path, folder: Path, steps: int) -> list[str]:
+    one = [a for a in command(work, folder, 1, steps) if not a.startswith(("hydra.run.dir", "ckpt_path"))]
+    at = one.index("train") + 1
+    return [*one[:at], "-m", *one[at:], "method.tau=0.05,0.1", f"hydra.sweep.dir={folder}"]
+
+
 def start(work: Path, run: Path, ranks: int, steps: int) -> subprocess.Popen[bytes]:
+    """A run on so many ranks, or a sweep (0)."""
+    line = command(work, run, ranks, steps) if ranks else sweep_command(work, run, steps)
     with (run.parent / f"{run.name}.log").open("ab") as log:
-        return subprocess.Popen(
-            command(work, run, ranks, steps), stdout=log, stderr=log, start_new_session=True
-        )
+        return subprocess.Popen(line, stdout=log, stderr=log, start_new_session=True)
 
 
 def logged(run: Path) -> dict[int, str]:
@@ -107,8 +123,8 @@ def checkpoint_step(run: Path) -> int:
     return 0 if path is None else step_of(path)
 
 
-def rank_ids(parent: int) -> list[int]:
-    """The processes that a run started for its ranks."""
+def workers(parent: int | None = None, folder: Path | None = None) -> list[int]:
+    """The processes for ranks or trials: those that a process started, or those that work in a folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -118,14 +134,15 @@ def rank_ids(parent: int) -> list[int]:
             name = (entry / "cmdline").read_bytes()
         except OSError:
             continue
-        if int(parts[1]) == parent and b"embedlab\0worker" in name:
+        of_folder = folder is not None and os.fsencode(folder) in name
+        if (of_folder or int(parts[1]) == parent) and b"embedlab\0worker" in name:
             found.append(int(entry.name))
     return sorted(found)
 
 
 def strike(way: str, process: subprocess.Popen[bytes], draw: random.Random) -> None:
     if way == WAYS[0]:
-        os.kill(draw.choice(rank_ids(process.pid)), signal.SIGKILL)
+        os.kill(draw.choice(workers(process.pid)), signal.SIGKILL)
     elif way == WAYS[3]:
         os.kill(process.pid, signal.SIGTERM)
     else:
@@ -166,6 +183,53 @@ def killed(way: str, work: Path, times: int, steps: int, draw: random.Random) ->
     assert start(work, run, ranks, steps).wait() == 0, f"see {run}.log"
     left = [p for p in run.rglob("*") if p.suffix in (".new", ".old")]
     return kills, logged(run) == expected and same(run, reference) and not left
+
+
+def killed_sweep(work: Path, times: int, steps: int, draw: random.Random) -> Outcome:
+    """Kill launchers so many times; every third time the sweep may end, and is compared with an untouched one."""
+    reference, found = work / "sweep-untouched", Outcome(SWEEP)
+    begin = time.monotonic()
+    assert start(work, reference, 0, steps).wait() == 0, f"see {reference}.log"
+    seconds, folder = time.monotonic() - begin, work / "sweep-0"
+    while found.kills < times:
+        process = start(work, folder, 0, steps)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(draw.uniform(0, seconds))
+        if process.poll() is None:
+            process.send_signal((signal.SIGKILL, signal.SIGTERM)[found.kills % 2])
+            process.wait()
+            found.kills += 1
+            found.broken += after_kill(folder)
+            found.during += bool(leftovers(folder))
+            ended = {status_of(folder / trial) for trial in TRIALS} == {"finished"}
+            found.old, found.new = found.old + (not ended), found.new + ended
+            if found.kills % 3 and found.kills < times:
+                continue
+            assert start(work, folder, 0, steps).wait() == 0, f"see {folder}.log"
+        for trial in TRIALS:
+            one, other = folder / trial, reference / trial
+            if not (logged(one) == logged(other) and same(one, other)):
+                found.broken.append(f"trial {trial} ends otherwise")
+        found.leftovers += len(leftovers(folder))
+        folder = work / f"sweep-{found.kills}-{draw.random()}"
+    return found
+
+
+def after_kill(sweep: Path) -> list[str]:
+    """What is wrong when the launcher of a sweep has just been killed."""
+    from embedlab.config.read import read_values
+    from embedlab.run.processes import GRACE_SECONDS
+
+    until = time.monotonic() + GRACE_SECONDS
+    while (left := workers(folder=sweep)) and time.monotonic() < until:
+        time.sleep(0.1)
+    wrong = [f"trial {process} outlives its launcher" for process in left]
+    for path in (*sweep.rglob("*.json"), *sweep.rglob("trial.yaml"), *sweep.rglob("config.yaml")):
+        try:
+            read_values(path)
+        except UserError as error:
+            wrong.append(str(error))
+    return wrong
 
 
 def same(run: Path, reference: Path) -> bool:
@@ -232,7 +296,7 @@ def main(argv: list[str]) -> int:
     writers = outputs()
     kinds = [
         k
-        for k in (*writers, *(f"training, {way}" for way in WAYS))
+        for k in (*writers, SWEEP, *(f"training, {way}" for way in WAYS))
         if any(word in k for word in options.only.split(","))
     ]
     assert kinds, f"no kind has {options.only} in its name"
@@ -249,6 +313,8 @@ def main(argv: list[str]) -> int:
                 continue
             if kind in writers:
                 outcomes.append(kill_writers(kind, writers[kind], times, draw, work, given))
+            elif kind == SWEEP:
+                outcomes.append(killed_sweep(work, times, min(options.steps, 40), draw))
             else:
                 way = kind.removeprefix("training, ")
                 found, ends[way] = killed(way, work, times, options.steps, draw)

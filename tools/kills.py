@@ -106,7 +106,7 @@ def leftovers(*folders: Path) -> list[str]:
         p.relative_to(f)
         for f in folders
         for p in f.rglob("*")
-        if f.name == "tmp" or _hidden(p.relative_to(f))
+        if f.name == "tmp" or (_hidden(p.relative_to(f)) and ".hydra" not in p.parts)
     ]
     return sorted(map(str, found))
 

@@ -232,7 +232,8 @@ def _inject(model: PreTrainedModel, targets: list[str], config: AdapterConfig) -
         p.requires_grad_(adapter)
         if adapter:
             p.data = p.data.float()
-    for layer in (m for m in model.modules() if hasattr(m, "lora_B")):
+    layers: list[Any] = [m for m in model.modules() if hasattr(m, "lora_B")]
+    for layer in layers:
         for share in (layer.base_layer, *layer.lora_B.values()):
             share.register_forward_hook(_in_fp32)
 

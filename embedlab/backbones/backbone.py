@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from embedlab.backbones import last_block
+from embedlab.backbones import joined_lora, last_block
 from embedlab.backbones.architecture import check_layer_states, counts_places, mixes_padding
 from embedlab.backbones.body import Body, token_positions
 from embedlab.backbones.padding import by_length, filled_on_the_right, special_types
+from embedlab.backbones.slots import InSlots, in_slots
 from embedlab.errors import UserError
 from embedlab.kernels import fused_block
-from embedlab.kernels.available import SHORT, kernel_options, short_kernel
-from embedlab.kernels.packing import MODEL_TYPES, Slots, row_capacity
+from embedlab.kernels.available import (
+    LONGEST,
+    SHORT,
+    SHORT_LONGEST,
+    kernel_options,
+    packed_kernel,
+    short_kernel,
+)
+from embedlab.kernels.packing import packable, row_capacity
 
 if TYPE_CHECKING:
     from embedlab.config.adapter import Adapter
@@ -102,16 +110,24 @@ class Backbone(Body):
         if self.attention == "sdpa" and short_kernel(self.model.config, longest):
             kernel = SHORT
         try:
-            with self._attending(kernel):
+            with self._attending(kernel), joined_lora.joined(self.model):
                 yield
         finally:
             self.low_precision_weights = before
 
-    def unpads(self, longest: int) -> bool:
-        """Whether `forward` can leave out padding on the card, in rows of at most `longest` tokens."""
-        if self.attention != "sdpa" or self.model.config.model_type not in MODEL_TYPES:
+    def unpads(self, longest: int, on_card: bool = True) -> bool:
+        """Whether `forward` can leave out padding, in rows of at most `longest` tokens."""
+        config = self.model.config
+        if self.attention != "sdpa" or not packable(config.model_type, self.info.kind):
             return False
-        return short_kernel(self.model.config, longest)
+        # Where no token is out of another's sight, a sliding window is none. (An encoder's does not count the token.)
+        window, decodes = getattr(config, "sliding_window", None), self.info.kind == "decoder"
+        whole = window is None or row_capacity(longest) <= window + (not decodes)
+        if on_card:
+            # The kernel for longer rows is an encoder's.
+            short = longest if decodes else min(longest, SHORT_LONGEST)
+            return whole and longest <= LONGEST and packed_kernel(config, short)
+        return whole or not decodes
 
     def reads_one(self, device: torch.device, packed: bool) -> bool:
         """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it.
@@ -141,14 +157,15 @@ class Backbone(Body):
             all_layers: the states before the first block and after each, N + 1; else the last one in a
                 1-tuple.
             capacity: compute that many tokens, the true ones (which may not be more) and no padding; for
-                model types of `embedlab.kernels.packing`. None: compute all cells.
+                models that `unpads` says it of. Without a mask any number says that rows are attended one by one.
+                None: compute all cells.
             position: [B], the one token of each row whose last state is wanted; where `reads_one` says so, and
                 with a mask and neither `position_ids` nor `all_layers`.
 
         Returns:
             [B, L, D] each, with a capacity 0 at padding; with a position [B, 1, D], that token's alone.
         """
-        if capacity is not None and attention_mask is not None:
+        if capacity is not None:
             return self._unpadded(input_ids, attention_mask, position_ids, all_layers, capacity, position)
         if position_ids is not None and not self._takes_positions:
             raise UserError(
@@ -191,62 +208,52 @@ class Backbone(Body):
     def _unpadded(
         self,
         input_ids: Tensor,
-        mask: Tensor,
+        mask: Tensor | None,
         position_ids: Tensor | None,
         all_layers: bool,
         capacity: int,
         position: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """`forward` on the true tokens alone, [1, C], and back to [B, L, D]."""
-        slots = Slots(mask, capacity)
-        pad = self.model.config.pad_token_id or 0
-        ids = slots.pack(input_ids, pad)
-        if position_ids is None:
-            positions = slots.index[None] + self.position_offset
-        else:
-            positions = slots.pack(position_ids, self.position_offset)
+        rows = in_slots(self, input_ids, mask, capacity, position_ids)
+        ids, slots = rows.ids, rows.slots
         arguments: dict[str, Any] = {}
         if self._takes_token_types:  # the models' own are for no more tokens than there are positions
             arguments["token_type_ids"] = torch.zeros_like(ids)
         if self._takes_positions:
-            arguments["position_ids"] = positions
-        from embedlab.kernels.varlen_attention import register
-
-        longest = row_capacity(input_ids.shape[1])
+            arguments["position_ids"] = rows.positions
         if fused_block.applies(self, ids.device):
-            return self._fused(ids, positions, slots, longest, all_layers, position)
-        bounds = {"cu_seq_lens_q": slots.bounds, "max_length_q": longest}
-        with self.autocast_context(ids.device), self._attending(register()), self._placed(positions):
+            return self._fused(rows, all_layers, position)
+        with self.autocast_context(ids.device), self.packing(), self._placed(rows.positions):
             if position is not None:
                 embedded = self.model.embeddings(input_ids=ids, **arguments)
-                return (last_block.packed(self, embedded, slots, position, **bounds),)
+                return (last_block.packed(self, embedded, slots, position, **rows.bounds),)
             out = self.model(
                 input_ids=ids,
                 attention_mask=None,
                 output_hidden_states=all_layers,
-                **bounds,
+                **rows.bounds,
                 **arguments,
                 **self._extra,
             )
         return slots.unpack_all(out.hidden_states if all_layers else (out.last_hidden_state,))
 
-    def _fused(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        slots: Slots,
-        longest: int,
-        all_layers: bool,
-        position: Tensor | None,
-    ) -> tuple[Tensor, ...]:
+    def _fused(self, rows: InSlots, all_layers: bool, position: Tensor | None) -> tuple[Tensor, ...]:
         """`_unpadded` by `embedlab.kernels.fused_block`."""
-        arguments = (self, ids, positions, slots.bounds, longest)
-        with self.autocast_context(ids.device):
+        slots = rows.slots
+        arguments = (self, rows.ids, rows.positions, slots.bounds, rows.longest)
+        with self.autocast_context(rows.ids.device):
             if position is not None:
                 slot, real = slots.of(position)
                 return (last_block.zero_where_absent(fused_block.one_token(*arguments, slot), real),)
             states = fused_block.states(*arguments, every=all_layers)
         return slots.unpack_all(states)
+
+    def packing(self) -> AbstractContextManager[None]:
+        """With the attention for packed rows."""
+        from embedlab.kernels.varlen_attention import register
+
+        return self._attending(register())
 
     @contextmanager
     def _attending(self, kernel: str) -> Iterator[None]:

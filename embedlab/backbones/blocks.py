@@ -7,6 +7,7 @@ part calls the block's own sub-modules, so that there is one set of weights and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from embedlab.errors import UserError
 
 if TYPE_CHECKING:
     from embedlab.backbones.body import Body
+    from embedlab.backbones.slots import InSlots
 
 
 class Heads(NamedTuple):
@@ -35,6 +37,8 @@ class BlockContext(NamedTuple):
 
     masks: dict[str, Any]
     rotary: dict[str, tuple[Tensor, Tensor]]
+    bounds: Mapping[str, Any] = {}
+    """Of packed rows, for their kernel (`InSlots.bounds`)."""
 
 
 class BlockAdapter(ABC):
@@ -57,7 +61,19 @@ class BlockAdapter(ABC):
     def embed(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """The states before the first block, ``[B, L, D]``; positions are counted from the mask."""
         positions = token_positions(attention_mask, position_offset(self.model.config))
-        states = self.model.embeddings(input_ids=input_ids, position_ids=positions)
+        return self._projected(self.model.embeddings(input_ids=input_ids, position_ids=positions))
+
+    def embed_packed(self, rows: InSlots) -> Tensor:
+        """The states of packed rows before the first block, ``[1, C, D]``."""
+        arguments = {}
+        if hasattr(self.model.embeddings, "token_type_embeddings"):
+            # The model's own are for no more tokens than it has positions.
+            arguments["token_type_ids"] = torch.zeros_like(rows.ids)
+        return self._projected(
+            self.model.embeddings(input_ids=rows.ids, position_ids=rows.positions, **arguments)
+        )
+
+    def _projected(self, states: Tensor) -> Tensor:
         project = getattr(self.model, "embeddings_project", None)  # ELECTRA's narrow embeddings
         return states if project is None else project(states)
 
@@ -74,6 +90,10 @@ class BlockAdapter(ABC):
     def frame(self, states: Tensor, attention_mask: Tensor) -> BlockContext:
         """Masks for a forward over ``states`` [B, L, D] with ``attention_mask`` [B, L]."""
         return BlockContext({"": create_bidirectional_mask(self.model.config, states, attention_mask)}, {})
+
+    def packed_frame(self, states: Tensor, rows: InSlots) -> BlockContext:
+        """For a forward over packed rows (`Backbone.packing`), which needs no masks; `states` [1, C, D]."""
+        return BlockContext({"": None}, {}, rows.bounds)
 
     def mask(self, m: int, frame: BlockContext) -> Any:
         """The mask of block m, as the kernel in use wants it."""
@@ -105,17 +125,14 @@ class BlockAdapter(ABC):
 
     def layer(self, m: int, states: Tensor, frame: BlockContext) -> Tensor:
         """Block m as a whole."""
-        return self.blocks[m](states, self.mask(m, frame))
+        return self.blocks[m](states, self.mask(m, frame), **frame.bounds)
 
     def last(self, states: Tensor) -> Tensor:
         """What stands after the last block (a final norm, where there is one)."""
         return states
 
-    def attend(self, m: int, heads: Heads, frame: BlockContext, **kernel_kwargs: Any) -> Tensor:
-        """Context ``[B, L, D]`` of block m by the backbone's own kernel, with dropout in training.
-
-        ``kernel_kwargs`` is what else the kernel wants to know (the bounds of packed rows).
-        """
+    def attend(self, m: int, heads: Heads, frame: BlockContext) -> Tensor:
+        """Context ``[B, L, D]`` of block m by the backbone's own kernel, with dropout in training."""
         module = self.attention(m)
         name = self.model.config._attn_implementation
         kernel = attend_explicitly if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
@@ -125,7 +142,7 @@ class BlockAdapter(ABC):
             self.mask(m, frame),
             dropout=self.dropout(m) if module.training else 0.0,
             scaling=heads.query.shape[-1] ** -0.5,
-            **(self.kernel_options(m) | kernel_kwargs),
+            **(self.kernel_options(m) | dict(frame.bounds)),
         )
         return context.flatten(2)
 
@@ -223,6 +240,14 @@ class ModernBertBlocks(BlockAdapter):
             {kind: self.model.rotary_emb(states, positions, kind) for kind in kinds},
         )
 
+    def embed_packed(self, rows: InSlots) -> Tensor:
+        return self.model.embeddings(input_ids=rows.ids)
+
+    def packed_frame(self, states: Tensor, rows: InSlots) -> BlockContext:
+        kinds = sorted(set(self.model.config.layer_types))
+        rotary = {kind: self.model.rotary_emb(states, rows.positions, kind) for kind in kinds}
+        return BlockContext(dict.fromkeys(kinds), rotary, rows.bounds)
+
     def mask(self, m: int, frame: BlockContext) -> Any:
         return frame.masks[self.blocks[m].attention_type]
 
@@ -249,7 +274,7 @@ class ModernBertBlocks(BlockAdapter):
     def layer(self, m: int, states: Tensor, frame: BlockContext) -> Tensor:
         block = self.blocks[m]
         rotary = frame.rotary[block.attention_type]
-        return block(states, attention_mask=self.mask(m, frame), position_embeddings=rotary)
+        return block(states, attention_mask=self.mask(m, frame), position_embeddings=rotary, **frame.bounds)
 
     def last(self, states: Tensor) -> Tensor:
         return self.model.final_norm(states)

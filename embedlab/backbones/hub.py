@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 _TIMEOUT = 10  # seconds for the first answer
 _given_up: dict[tuple[str, str, bool], Path] = {}
 """Cached folders that were taken because the hub did not answer: it is not waited for twice."""
-_TEXT = {".json", ".jinja", ".model", ".txt", ".tiktoken", ".vocab", ".bpe", ".spm"}
+TEXT = {".json", ".jinja", ".model", ".txt", ".tiktoken", ".vocab", ".bpe", ".spm"}
+"""Files that configure a model and its tokenizer."""
 _OTHER_WEIGHTS = {".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth"}
 _OTHER_FORMATS = {"onnx", "openvino", "original", "coreml", "tflite"}
 
@@ -133,7 +134,7 @@ def _wanted(files: Sequence[str], weights: bool, code: bool) -> list[str]:
             and path.name.startswith(("pytorch_model", "adapter_model"))
             and str(path.parent) not in safe
         )
-        if path.suffix in _TEXT or (weights and is_weight) or (code and path.suffix == ".py"):
+        if path.suffix in TEXT or (weights and is_weight) or (code and path.suffix == ".py"):
             wanted.append(file)
     return wanted
 

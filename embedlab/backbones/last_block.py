@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from embedlab.backbones.blocks import BlockAdapter, BlockContext, Heads, block_adapter
 from embedlab.backbones.body import Body
 from embedlab.kernels.available import has_foreign_hooks, is_transformers, kernel_options
-from embedlab.kernels.packing import MODEL_TYPES, Slots
+from embedlab.kernels.packing import MODEL_TYPES, FullRows, Slots
 from embedlab.kernels.varlen_attention import Padded
 
 _KERNELS = ("sdpa", "eager")
+_MODEL_TYPES = MODEL_TYPES - {"modernbert"}  # whose queries are joined to keys and values
 
 
 def applies(backbone: Body, device: torch.device, packed: bool) -> bool:
@@ -32,7 +33,7 @@ def applies(backbone: Body, device: torch.device, packed: bool) -> bool:
     on_card = device.type == "cuda"
     if backbone.compiled != on_card or (on_card and not (packed and backbone.low_precision_weights)):
         return False
-    if backbone.attention not in _KERNELS or backbone.model.config.model_type not in MODEL_TYPES:
+    if backbone.attention not in _KERNELS or backbone.model.config.model_type not in _MODEL_TYPES:
         return False
     block: Any = backbone.blocks[-1]
     for module in (backbone.model, block):
@@ -59,7 +60,9 @@ def padded(backbone: Body, input_ids: Tensor, attention_mask: Tensor, position: 
     return parts.finish(last, parts.attend(last, heads, BlockContext({"": mask}, {})), read)
 
 
-def packed(backbone: Body, states: Tensor, slots: Slots, position: Tensor, **bounds: Any) -> Tensor:
+def packed(
+    backbone: Body, states: Tensor, slots: Slots | FullRows, position: Tensor, **bounds: Any
+) -> Tensor:
     """The last hidden state at ``position`` of each of the packed rows, ``[B, 1, D]``; 0 where there is no token.
 
     Args:
@@ -94,7 +97,7 @@ def one_token_attending_all(
     """
     last = len(parts.blocks) - 1
     heads = Heads(parts.query(last, states), *parts.key_value(last, states))
-    context = parts.attend(last, heads, BlockContext({"": None}, {}), **bounds)
+    context = parts.attend(last, heads, BlockContext({"": None}, {}, bounds))
     read, residual = (x[0].index_select(0, slot)[:, None] for x in (context, states))
     return parts.finish(last, read, residual)[:, 0]
 

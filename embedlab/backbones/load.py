@@ -83,8 +83,8 @@ def load_backbone(
             value=config.label,
             fix="method=causal_lm" if info.kind == "decoder" else "method=masked_lm",
         )
-    finish_tokenizer(tokenizer, info)
     with reading(config), naming(config):
+        finish_tokenizer(tokenizer, info)
         check_ids(tokenizer, found)
         cls = model_class(found, head)
         attention, kernel = _kernel(config, found, cls)

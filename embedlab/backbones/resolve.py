@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,13 +16,18 @@ from embedlab.backbones.architecture import (
     kind_of,
     set_dropout,
 )
-from embedlab.backbones.hub import snapshot
+from embedlab.backbones.hub import TEXT, snapshot
 from embedlab.config.backbone import BackboneConfig, BackboneInfo, known
+from embedlab.config.read import read_values
 from embedlab.errors import UserError, one_line
-from embedlab.files import assets_dir, corruption
+from embedlab.files import PACKED, assets_dir, corruption, packed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+MOST_BYTES = 1 << 28
+"""Of a tokenizer's file; the largest that are known have 40 MB."""
 
 
 class Source(NamedTuple):
@@ -86,8 +90,20 @@ def _model_folder(path: Path, config: BackboneConfig) -> Path:
         problem = "has no config.json, so it is no Hugging Face folder"
         fix = "the folder that save_pretrained wrote"
     else:
+        _check_files(path)
         return path
     raise UserError(problem, file=path, key=config.key, value=config.label, fix=fix)
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse what would be read whole and is larger than any tokenizer's file, and weights that are larger inside."""
+    for file in folder.iterdir():
+        if file.suffix == ".bin" and packed(file):
+            raise UserError(PACKED, file=file, fix="another copy of the model")
+        if file.suffix in TEXT and file.is_file() and file.stat().st_size > MOST_BYTES:
+            raise UserError(
+                f"is larger than {MOST_BYTES >> 20} MiB", file=file, fix="another copy of the model"
+            )
 
 
 def donor_config(name: str) -> BackboneConfig:
@@ -152,8 +168,11 @@ def naming(config: BackboneConfig) -> Iterator[None]:
     except UserError as error:
         if error.key is not None:
             raise
-        file = None if config.source == "hub" else config.path or config.name
-        raise UserError(error.message, file=file, key=config.key, value=config.label, fix=error.fix) from None
+        file = error.file or (None if config.source == "hub" else config.path or config.name)
+        key, value = config.key, config.label
+        raise UserError(
+            error.message, file=file, row=error.row, key=key, value=value, fix=error.fix
+        ) from None
 
 
 def _explain(config: BackboneConfig, error: Exception) -> NoReturn:
@@ -188,7 +207,13 @@ def read_config(config: BackboneConfig, source: Source) -> PretrainedConfig:
     with reading(config), naming(config):
         if source.gguf is None:
             file = Path(source.location, "config.json")
-            check_sizes(json.loads(file.read_text(encoding="utf-8")))
+            values = read_values(file, "another copy of the model")
+            check_sizes(values)
+            if isinstance(values, dict) and values.get("quantization_config"):
+                fix = "the model that it was made of, with adapter=qlora to quantise it here"
+                raise UserError(
+                    "its weights are stored quantised, and read as they are nowhere here", fix=fix
+                )
         found = AutoConfig.from_pretrained(source.location, **pretrained_options(config, source))
         check_config(found)
     if not config.trust_remote_code:  # it would be saved with the weights, for others to run
@@ -235,7 +260,7 @@ def has_mask_token(config: BackboneConfig, source: Source) -> bool:
             file = Path(source.location, name)
             if file.is_file():
                 with reading(config):
-                    if json.loads(file.read_text(encoding="utf-8")).get("mask_token"):
+                    if read_values(file, "another copy of the model", any_number=True).get("mask_token"):
                         return True
     return read_tokenizer(config, source).mask_token is not None
 

@@ -27,6 +27,10 @@ _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)"
 _CLOSED = ("encode", "export", "search_index", "search_query")
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
 _COUNTS = ("batch_size", "chunk", "k", "max_length")
+_TEXTS = (
+    "ckpt", "column", "compare", "data_dir", "device", "dtype", "index", "input", "licence", "out", "output", "prompt",
+    "prompt_name", "push", "push_revision", "to",
+)  # fmt: skip
 
 
 class Parser(argparse.ArgumentParser):
@@ -125,7 +129,7 @@ def _defaults(config_name: str) -> dict[str, Any]:
 
 
 def _check_scalars(config_name: str, values: dict[str, Any]) -> None:
-    """A switch is true or false and a number a number, as the key's default is; a count is positive."""
+    """A switch is true or false, a number a number, as the key's default is; a count is positive, a name one text."""
     if config_name == "train":  # whose records check themselves
         return
     for key, default in _defaults(config_name).items():
@@ -136,6 +140,8 @@ def _check_scalars(config_name: str, values: dict[str, Any]) -> None:
             message, fix = "not true or false", f"{key}={str(default).lower()}"
         elif key in _COUNTS and value != default and (type(value) is not int or value < 1):
             message, fix = "must be a positive whole number", f"{key}={default or 64}"
+        elif key in _TEXTS and isinstance(value, list | dict):
+            message, fix = "not text", f"one text: {key}='…'"
         elif isinstance(default, dict) and not isinstance(value, dict):
             message, fix = "a group of keys is meant here, not a value", f"{key}.KEY=VALUE"
         else:

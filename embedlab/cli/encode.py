@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import compress
@@ -140,7 +140,8 @@ def _encode(
         vectors = np.zeros((len(window), encoder.dim), dtype=np.float32)
         if full:
             texts = [text for _, text in full]
-            vectors[kept] = encoder.encode(texts)
+            with placing(reader, [row for row, _ in full].__getitem__):
+                vectors[kept] = encoder.encode(texts)
             # No tokenizer makes more tokens of a text than it has bytes.
             if limit and (long := [text for text in texts if 4 * len(text) >= limit]):
                 cut += tokens.count_cut(text for text in long if len(text.encode()) >= limit)
@@ -150,6 +151,17 @@ def _encode(
         if window:
             target.add([row for row, _ in window], vectors)
     return empty, cut
+
+
+@contextmanager
+def placing(reader: FileReader, row_of: Callable[[int], int]) -> Iterator[None]:
+    """Puts file and row into an error about a text, whose row is known by its place among those that were given."""
+    try:
+        yield
+    except UserError as error:
+        if error.index is not None:
+            error.file, error.row = reader.name, row_of(error.index)
+        raise
 
 
 def _check_finite(reader: FileReader, rows: Sequence[int], vectors: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from embedlab.cli.imports import first_import
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ def load_encoder(
 ) -> Encoder:
     """`embedlab.load(ckpt)`, with another `max_length` (what it counts: `embedlab.encoders.tokenization`) where
     given, and read by another pooling, which brings no weights of its own."""
-    import embedlab
-    from embedlab.encoders.tokenization import Tokenization
+    with first_import("embedlab.encoders.loading"):
+        import embedlab.encoders.loading
+        from embedlab.encoders.tokenization import Tokenization
 
     encoder = embedlab.load(str(ckpt))
     if max_length is not None:
@@ -103,7 +105,7 @@ def check_device(device: str | None) -> str:
             return "cuda"
         return "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
+        torch.ones(1, device=device).item()  # meta tensors have no values
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"cannot be used ({reason})", key="device", value=device, fix="device=cpu") from error

@@ -145,6 +145,9 @@ def _comparison(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 def _compare(encoder: Any, other: Any, pairs: Any, config: Mapping[str, Any], out: Path | None) -> None:
     """The encoder against the `other` that ``compare`` names, on the same STS pairs."""
     comparison, settings = _comparison(config)
+    print(
+        f"embedlab: comparing with {printable(str(config['compare']))}, on resampled pairs", file=sys.stderr
+    )
     pairs = comparison.load(settings) if pairs is None else pairs
     changes, protocol = comparison.score(other, encoder, pairs, settings)
     # A name of its own, by the other encoder: no scores, and no other comparison, are replaced.

@@ -40,6 +40,7 @@ REFUSALS = {
     errno.EPERM: "a place where you may read and write",
     errno.EROFS: "a place where you may read and write",
     errno.ENOTDIR: "a path that does not lead through a file",
+    errno.ELOOP: "a path that is no link",
     errno.EEXIST: "another path; this one is taken",
     errno.EISDIR: "the path of a file; this is a folder",
     errno.ENOTEMPTY: "another path; this folder is not empty",

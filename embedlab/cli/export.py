@@ -83,15 +83,12 @@ def export(
 
 def _sentence_transformers(encoder: Encoder, folder: Path, normalize: bool) -> Encode:
     from sentence_transformers import SentenceTransformer
-    from transformers.utils import logging
+
+    from embedlab.backbones.resolve import quiet
 
     encoder.to_sentence_transformers(folder)
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()  # a table of the pooler weights that a BERT without pooler does not have
-    try:
+    with quiet():  # a table of the pooler weights that a BERT without pooler does not have, and a bar
         model = SentenceTransformer(str(folder), device="cpu", trust_remote_code=_is_own(folder))
-    finally:
-        logging.set_verbosity(level)
     return lambda texts: model.encode(list(texts), convert_to_numpy=True, show_progress_bar=False)
 
 

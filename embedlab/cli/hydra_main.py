@@ -28,6 +28,8 @@ from embedlab.run.run_folder import LOCK, check_free, owned
 
 Task = Callable[[dict[str, Any]], Any]
 _FULL_ERROR = "HYDRA_FULL_ERROR"
+_HYDRAS = (".hydra", ".hydra/*", "*.log", "multirun.yaml")
+"""Files that Hydra writes."""
 
 
 class Refusal(BaseException):
@@ -57,6 +59,7 @@ class FreeFolder(Callback):
         try:
             folder = str(OmegaConf.select(config, key))
             self.until_the_end.enter_context(owned(Path(folder), key))
+            _check_links(Path(folder), key)
             if key == "hydra.run.dir":
                 check_free(Path(folder), OmegaConf.select(config, "ckpt_path"), key)
         except OmegaConfBaseException:  # what does not resolve, Hydra says itself
@@ -65,6 +68,16 @@ class FreeFolder(Callback):
             raise Refusal(error) from error
         except OSError as error:
             raise Refusal(_not_made(error, key, folder)) from error
+
+
+def _check_links(folder: Path, key: str) -> None:
+    """Refuse a folder in which what Hydra writes in place would go through a link to somewhere else."""
+    for pattern in _HYDRAS:
+        for path in folder.glob(pattern):
+            if path.is_symlink():
+                raise UserError(
+                    "is a link", file=path, key=key, value=folder, fix="remove it, or another folder"
+                )
 
 
 def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
@@ -111,9 +124,11 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
 
 def _not_made(error: OSError, key: str, given: str | None = None) -> UserError:
     """Python tells which folder or file cannot be opened, but not which is full: that is in the one `given`."""
-    what = "written" if error.filename is None else "made"
+    what, size = "written" if error.filename is None else "made", ""
+    if given is not None and _paths.full(error) is not None:
+        size = f" after {_paths.size_of(Path(given)):,} bytes"
     return UserError(
-        f"the folder cannot be {what}: {error.strerror or error}", key=key, value=error.filename or given,
+        f"the folder cannot be {what}: {error.strerror or error}{size}", key=key, value=error.filename or given,
         fix="a folder that can be written",
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ A command is a function ``(argv: Sequence[str]) -> int`` with a line in `COMMAND
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -111,6 +112,8 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 def _set_environment() -> None:
     """Defaults of the libraries below, where the user has not chosen."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # bitsandbytes, which peft imports, warns of a kernel that 4-bit weights alone would use, and that is not needed.
+    logging.getLogger("bitsandbytes.backends").setLevel(logging.ERROR)
     if "TOKENIZERS_PARALLELISM" not in os.environ:
         # Said outright, tokenizers neither warns nor turns itself off when a process is started later. The
         # danger that it warns of, a deadlock, is in a forked child only.

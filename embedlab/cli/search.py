@@ -7,11 +7,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedlab.cli.compose import compose
-from embedlab.cli.encode import metered, open_texts
+from embedlab.cli.encode import metered, open_texts, placing
 from embedlab.data.reader import FileReader
 from embedlab.errors import UserError, printable
 from embedlab.files import check_writable
@@ -47,7 +48,10 @@ def _index(argv: Sequence[str]) -> int:
 
     start = time.perf_counter()
     encoder = load_encoder(config["ckpt"], config["max_length"])
-    with metered(reader, Configured.of(encoder, config)) as metered_encoder:
+    with (
+        metered(reader, Configured.of(encoder, config)) as metered_encoder,
+        placing(reader, lambda place: next(islice(reader.texts(column), place, None))[0]),
+    ):
         info = build_index(
             str(config["index"]),
             _texts(reader, column),

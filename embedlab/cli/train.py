@@ -10,6 +10,7 @@ from typing import Any
 
 from embedlab.cli.compose import check_added
 from embedlab.cli.hydra_main import arguments, in_sweep, run, run_dir
+from embedlab.cli.imports import first_import
 from embedlab.cli.permission import check_permission
 from embedlab.config.read import read_values
 from embedlab.config.run import RunConfig
@@ -79,10 +80,11 @@ def train_one(
         shared = parse_shared(values)
         if shared["ckpt_path"] is None:  # a run that goes on may have nothing left to read
             check_source(shared["data"])
-    from embedlab.run.callbacks.checkpoints import find_checkpoint
-    from embedlab.run.check import check_rows, check_run
-    from embedlab.run.resume import check_recipe, finished
-    from embedlab.run.stages import has_stages, run_stages, summary
+    with first_import("embedlab.run.stages"):
+        from embedlab.run.callbacks.checkpoints import find_checkpoint
+        from embedlab.run.check import check_rows, check_run
+        from embedlab.run.resume import check_recipe, finished
+        from embedlab.run.stages import has_stages, run_stages, summary
 
     if has_stages(values):
         home = whole or folder
@@ -117,10 +119,12 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
 
     ``whole``: as for `train_one`; ``extra``: arguments of Lightning's trainer beyond the configuration's.
     """
-    from embedlab.engine.step import NonFiniteLoss
-    from embedlab.run.callbacks.checkpoints import Interrupted
-    from embedlab.run.run import Run
-    from embedlab.run.slurm import requeue
+    with first_import("embedlab.run.run"):
+        from embedlab.distributed.lost import PeerLost
+        from embedlab.engine.step import NonFiniteLoss
+        from embedlab.run.callbacks.checkpoints import Interrupted
+        from embedlab.run.run import Run
+        from embedlab.run.slurm import requeue
 
     try:
         Run(config, folder, extra=extra, part=whole is not None and whole != folder).fit()
@@ -133,7 +137,7 @@ def fit(config: Any, folder: Path, whole: Path | None = None, extra: dict[str, A
         else:
             say_once(f"embedlab: interrupted; go on with ckpt_path=last hydra.run.dir={again}")
         return 128 + stop.number
-    except NonFiniteLoss as error:
+    except (NonFiniteLoss, PeerLost) as error:
         say_once(f"embedlab: {error}")
         return 1
     return 0

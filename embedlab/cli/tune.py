@@ -20,7 +20,7 @@ usage: embedlab tune [tune.KEY=VALUE …] key=value … key=SWEEP …
 
 Searches with Optuna over whatever `embedlab train` can be told. Sweeps are Hydra's:
   method.tau=0.03,0.05,0.07   'optimizer.lr=tag(log,interval(1e-6,1e-4))'   'pooling.n=int(interval(1,6))'
-Each trial is a fresh process (one GPU each where there are several). One that falls behind is ended early.
+Each trial is a fresh process (on GPUs of its own where there are several). One that falls behind is ended early.
 
 keys and their values:
 """

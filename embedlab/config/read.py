@@ -62,8 +62,13 @@ def record(cls: type[R], values: Any, file: Path, key: str = "", fix: str = _FIX
         raise
 
 
-def read_values(path: Path, fix: str = _FIX) -> Any:
+def read_values(path: Path, fix: str = _FIX, any_number: bool = False) -> Any:
     """What a JSON or YAML file (by its suffix) says: dictionaries with text keys, lists and scalars.
+
+    Args:
+        path: of the file.
+        fix: what the user can do about a bad one.
+        any_number: also of more than 64 bits, as transformers' ``model_max_length`` for no limit is.
 
     Raises:
         UserError: no such file, or one that is no regular file, too large, not UTF-8, not JSON or YAML, nested too
@@ -84,7 +89,7 @@ def read_values(path: Path, fix: str = _FIX) -> Any:
         raise UserError(
             f"is not {'YAML' if is_yaml else 'JSON'} ({problem})", file=path, row=row, fix=fix
         ) from None
-    _check_plain(values, path, fix)
+    _check_plain(values, path, fix, any_number)
     return values
 
 
@@ -112,7 +117,7 @@ def _text(path: Path, most: int, fix: str) -> str:
         raise UserError("is not UTF-8", file=path, row=row, fix=fix) from None
 
 
-def _check_plain(values: Any, path: Path, fix: str) -> None:
+def _check_plain(values: Any, path: Path, fix: str, any_number: bool) -> None:
     """Refuse what JSON could not say, and more than anything could be done with."""
     left, seen = [(values, 0)], 0
     while left:
@@ -130,7 +135,7 @@ def _check_plain(values: Any, path: Path, fix: str) -> None:
         elif isinstance(value, str):
             if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
                 raise UserError("has half a surrogate pair in a text", file=path, value=value, fix=fix)
-        elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        elif isinstance(value, int) and not (any_number or -(1 << 63) <= value < 1 << 64):
             raise UserError("has a number of more than 64 bits", file=path, fix=fix)
         elif not isinstance(value, bool | int | float | None):
             raise UserError("has a value that is neither text nor number", file=path, value=value, fix=fix)

@@ -40,7 +40,12 @@ class TrainerConfig(Record):
         devices = self.devices
         if isinstance(devices, str) and re.fullmatch(r"-?\d+", devices):
             devices = int(devices)
-        listed = isinstance(devices, tuple) and devices
+        listed = list(devices) if isinstance(devices, tuple) else []
+        if len(set(listed)) < len(listed):
+            raise UserError("names a device twice", key="trainer.devices", value=listed, fix="each once")
+        if listed and self.accelerator == "cpu":
+            fix = f"trainer.devices={len(listed)}"
+            raise UserError("a CPU has no numbers", key="trainer.devices", value=listed, fix=fix)
         if devices not in ("auto", -1) and not listed and not (isinstance(devices, int) and devices >= 1):
             raise UserError(
                 "neither a number of devices nor a list of them",

@@ -79,7 +79,8 @@ def build_index(
         overwrite: replace an index that is there.
 
     Raises:
-        UserError: the folder exists (unless it is an index and `overwrite`); there is no text.
+        UserError: the folder exists (unless it is an index and `overwrite`); there is no text; one (its `index`) is
+            too long for the tokenizer.
     """
     target = Path(folder)
     check_replaceable(target, ("index.json",), "a search index", overwrite)
@@ -89,7 +90,7 @@ def build_index(
         with (work / "texts.txt").open("wb") as text_file, (work / "vectors.npy").open("wb") as vector_file:
             vectors = NpyFile(vector_file)
             for window in windows(texts, rows, size):
-                vectors.add(range(len(window)), unit(embed(answering, window)).numpy())
+                vectors.add(range(len(window)), _vectors(answering, window, vectors.count))
                 for text in window:
                     line = (" ".join(text.splitlines()) + "\n").encode()
                     text_file.write(line)
@@ -104,6 +105,15 @@ def build_index(
         info = IndexInfo(reference, fingerprint, vectors.dim, vectors.count, source, created)
         (work / "index.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
     return info
+
+
+def _vectors(encoder: Encoder, texts: list[str], before: int) -> NDArray[np.float32]:
+    try:
+        return unit(embed(encoder, texts)).numpy()
+    except UserError as error:
+        if error.index is not None:
+            error.index += before
+        raise
 
 
 class Index:

@@ -71,17 +71,19 @@ def build_token_table(
     given = Path(config.cache_dir).expanduser() if config.cache_dir else cache_dir() / "tokens"
     own = own_cache_dir() / "tokens"
 
+    most = {name: _highest_id(tokenization) for name, (_, tokenization) in fields.items()}
+
     def build(folder: Path) -> None:
         _fill(folder, config, fields, readers, progress)
 
     try:
         try:
-            return _opened(given, key, build)
+            return _opened(given, key, build, most)
         except OSError as bad:
             if bad.errno not in _NOT_OURS or own == given:
                 raise
             log.warning("%s: %s: the token cache is in %s", bad.filename or given, bad.strerror, own)
-            return _opened(own, key, build)
+            return _opened(own, key, build, most)
     except OSError as bad:
         raise UserError(
             f"the token cache cannot be written: {bad.strerror or bad}",
@@ -95,26 +97,26 @@ def build_token_table(
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
 
 
-def _opened(root: Path, key: str, build: Callable[[Path], None]) -> TokenTable:
-    """The table `key` in `root`, built where it is not there yet.
+def _opened(root: Path, key: str, build: Callable[[Path], None], most: Mapping[str, int]) -> TokenTable:
+    """The table `key` in `root`, built where it is not there yet; `most`: the highest id of each field.
 
     Raises:
         OSError: one of `_NOT_OURS` where another user's files are in its place.
     """
-    if (table := _trusted(root / key)) is not None:
+    if (table := _trusted(root / key, most)) is not None:
         return table
     root.mkdir(parents=True, exist_ok=True)
     with locked(root / f"{key}.lock", doing="is building this token cache"):
-        if (table := _trusted(root / key)) is not None:
+        if (table := _trusted(root / key, most)) is not None:
             return table  # another run has built it meanwhile
         with whole_folder(root / key) as folder:
             build(folder)
-    if (table := _trusted(root / key)) is None:
+    if (table := _trusted(root / key, most)) is None:
         raise PermissionError(errno.EACCES, "a damaged table cannot be replaced", str(root / key))
     return table
 
 
-def _trusted(folder: Path) -> TokenTable | None:
+def _trusted(folder: Path, most: Mapping[str, int]) -> TokenTable | None:
     """The table in a folder; None where there is none that is whole."""
     if not os.path.lexists(folder):
         return None
@@ -123,7 +125,9 @@ def _trusted(folder: Path) -> TokenTable | None:
         if stat.S_ISLNK(status.st_mode) or not is_ours(status):
             raise PermissionError(errno.EACCES, "a link, or of another user", str(path))
     try:
-        return TokenTable.open(folder)
+        table = TokenTable.open(folder)
+        table.check_ids(most)
+        return table
     except DamagedTable as bad:
         log.warning("The token cache is built anew: %s", bad)
         return None
@@ -177,7 +181,9 @@ def _fill(
     writer = TableWriter(folder, roles, jobs, bool(stream.groups), _dtypes(stream.kind))
     tally = Tally(stream, jobs)
     try:
-        chunks = tokenised(_chunks(stream), Tokeniser(tuple(jobs.values())), config.processes, _ALONE)
+        names = [reader.name for reader in readers]
+        tokeniser = Tokeniser(tuple(jobs.values()))
+        chunks = tokenised(_chunks(stream), tokeniser, config.processes, _ALONE, names)
         size = sum(reader.size for reader in readers)
         bar = progress_bar("tokenising", "rows", size, None if progress else False)
         # Closed in any case: worker processes end with it, and an exception would keep it.
@@ -189,13 +195,17 @@ def _fill(
         if writer.n_rows == 0:
             raise _nothing_left(config, stream)
         report = tally.report(config, writer, time.monotonic() - started)
-        writer.finish([reader.name for reader in readers], stream.groups, frame, report)
+        writer.finish(names, stream.groups, frame, report)
     finally:
         writer.close()
 
 
 def _ids_dtype(tokenization: Tokenization) -> str:
-    return "uint16" if max(tokenization.tokenizer.get_vocab().values()) < 1 << 16 else "uint32"
+    return "uint16" if _highest_id(tokenization) < 1 << 16 else "uint32"
+
+
+def _highest_id(tokenization: Tokenization) -> int:
+    return int(max(tokenization.tokenizer.get_vocab().values()))
 
 
 def _frame(tokenizer: Any) -> tuple[int | None, int]:

@@ -49,7 +49,8 @@ class ResidentTable:
         Returns:
             ``rows`` [B], ``hash`` int64 [B] (of the first field's text), and for each field ``input_ids`` and
             ``attention_mask`` int64 [B, L], padded on the right, and its ``hash`` [B]: equal texts have equal
-            hashes, in every field. With `token_budgets` the field has its ``token_budget`` C as well.
+            hashes, in every field. With `token_budgets` the field has its ``token_budget`` C as well; of packed
+            rows, which have no padding, ``full`` is True.
             Numeric columns of the kind of data stand by their names, float32 or int64 [B].
         """
         batch: dict[str, Any] = {
@@ -95,13 +96,13 @@ class _Packed:
         if table.frame is not None:
             self.first, self.last = (torch.full((1, 1), token, device=device) for token in table.frame)
 
-    def gather(self, rows: Tensor, length: int) -> dict[str, Tensor]:
+    def gather(self, rows: Tensor, length: int) -> dict[str, Any]:
         place = rows.unsqueeze(1) * self.width + torch.arange(self.width, device=rows.device)
         ids = self.ids[place].long() & self.bits
         if self.first is not None and self.last is not None:
             column = (len(rows), 1)
             ids = torch.cat([self.first.expand(column), ids, self.last.expand(column)], dim=1)
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "hash": rows}
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "hash": rows, "full": True}
 
 
 def _ids(view: FieldView, device: torch.device) -> tuple[Tensor, int]:

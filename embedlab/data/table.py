@@ -21,6 +21,7 @@ from embedlab.errors import UserError
 FORMAT = 3
 """Raised when the files or the meaning of their content change: older tables are then built anew."""
 _META = "meta.json"
+_LOOKED_AT = 1 << 22  # ids at once
 REPORT = "report.json"
 
 
@@ -137,6 +138,22 @@ class TokenTable:
             return cls(folder, meta)
         except (OSError, ValueError, UserError) as bad:
             raise DamagedTable(f"{folder}: {bad}") from bad
+
+    def check_ids(self, most: Mapping[str, int]) -> None:
+        """See that no id is past a vocabulary, where it would end the run in the middle, on a card without a word.
+
+        Args:
+            most: the highest id of each field's tokenizer.
+
+        Raises:
+            DamagedTable: one is.
+        """
+        for name, view in self.fields.items():
+            for start in range(0, len(view.ids), _LOOKED_AT):
+                if view.ids[start : start + _LOOKED_AT].max() > most[name]:
+                    raise DamagedTable(
+                        f"{self.folder}: {name} has ids past the vocabulary of {most[name] + 1:,}"
+                    )
 
     def lengths(self, field: str) -> NDArray[np.int32]:
         """Tokens of every row [n]."""

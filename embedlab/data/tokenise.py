@@ -9,9 +9,9 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from embedlab.errors import UserError
 
 if TYPE_CHECKING:
     from embedlab.encoders.tokenization import Tokenization
@@ -91,7 +93,11 @@ class Tokeniser:
 
 
 def tokenised(
-    chunks: Iterable[Chunk], tokeniser: Tokeniser, processes: int | None, alone: int
+    chunks: Iterable[Chunk],
+    tokeniser: Tokeniser,
+    processes: int | None,
+    alone: int,
+    names: Sequence[str] = (),
 ) -> Generator[tuple[Chunk, Tokens]]:
     """Every chunk with its tokens, in order.
 
@@ -102,15 +108,21 @@ def tokenised(
             process, which reads and writes. None: 1 for a tokenizer that has threads (they pass nothing through a
             pipe, and start at once), else as many as there are processors, up to 16.
         alone: chunks to do in this process before worker processes are started, which takes seconds.
+        names: of the tables that rows came from.
+
+    Raises:
+        UserError: a text that is too long for the tokenizer, by its table and row.
     """
     chunks = iter(chunks)
     wanted = processes if processes is not None else 1 if tokeniser.has_threads else _processors()
     if wanted == 1:
         with ThreadPoolExecutor(1) as pool:
-            yield from _in_order(chunks, tokeniser, pool, 1)
+            yield from _in_order(chunks, tokeniser, pool, 1, names)
         return
     for chunk in islice(chunks, alone):
-        yield chunk, tokeniser(chunk.columns)
+        with _placing(chunk, names):
+            tokens = tokeniser(chunk.columns)
+        yield chunk, tokens
     if (following := next(chunks, None)) is None:
         return
     # Not `multiprocessing`: a forked child of a process with threads (torch, tokenizers) can hang, a spawned one
@@ -121,7 +133,7 @@ def tokenised(
     try:
         with ThreadPoolExecutor(wanted, initializer=lambda: setattr(own, "worker", next(idle))) as pool:
             yield from _in_order(
-                chain([following], chunks), lambda columns: own.worker(columns), pool, wanted
+                chain([following], chunks), lambda columns: own.worker(columns), pool, wanted, names
             )
     finally:
         for worker in workers:
@@ -129,21 +141,38 @@ def tokenised(
 
 
 def _in_order(
-    chunks: Iterable[Chunk], call: Callable[[list[list[str]]], Tokens], pool: ThreadPoolExecutor, workers: int
+    chunks: Iterable[Chunk],
+    call: Callable[[list[list[str]]], Tokens],
+    pool: ThreadPoolExecutor,
+    workers: int,
+    names: Sequence[str],
 ) -> Generator[tuple[Chunk, Tokens]]:
+    def answer(chunk: Chunk, result: Future[Tokens]) -> tuple[Chunk, Tokens]:
+        with _placing(chunk, names):
+            return chunk, result.result()
+
     waiting: deque[tuple[Chunk, Future[Tokens]]] = deque()
     try:
         for chunk in chunks:
             waiting.append((chunk, pool.submit(call, chunk.columns)))
             if len(waiting) >= workers * _AHEAD:
-                first, result = waiting.popleft()
-                yield first, result.result()
+                yield answer(*waiting.popleft())
         while waiting:
-            first, result = waiting.popleft()
-            yield first, result.result()
+            yield answer(*waiting.popleft())
     finally:
         for _, result in waiting:
             result.cancel()
+
+
+@contextmanager
+def _placing(chunk: Chunk, names: Sequence[str]) -> Iterator[None]:
+    """Puts table and row into an error about a text of a chunk."""
+    try:
+        yield
+    except UserError as error:
+        if error.index is not None and names:
+            error.file, error.row = names[chunk.tables[error.index]], chunk.rows[error.index]
+        raise
 
 
 def _processors() -> int:

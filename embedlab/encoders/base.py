@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from threading import Lock
+from threading import Condition, get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from embedlab.console import progress_bar
 from embedlab.encoders.folder import EncoderFile, whole_folder
+from embedlab.encoders.pipeline import DistinctRows, Encoding, Reader, Window, padded_batches
+from embedlab.encoders.token_rows import Row, TokenRows
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 
@@ -25,12 +25,10 @@ if TYPE_CHECKING:
     from embedlab.encoders.tokenization import Tokenization
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_AUTO_TOKENS = {"cpu": 2048, "cuda": 65536}  # a forward; larger ones fall out of a CPU core's cache
-_KEPT_ON_DEVICE = 65536  # vectors, before they are moved to the host together
 
 
-_MODE = Lock()
-"""Guards the change of encoders' modes; of none's own, which could not be copied."""
+_USE = Condition()
+"""Guards mode and device of encoders that threads share; of none's own, which could not be copied."""
 
 
 class Encoder(nn.Module):
@@ -53,7 +51,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.card: dict[str, Any] = card or {}
         self.usage = usage or Usage()
-        self._users = 0
+        self._users: list[int] = []  # threads, one that is nested more than once
+        self._home = torch.device("cpu")
         self._trained: list[nn.Module] = []
 
     @property
@@ -194,28 +193,14 @@ class Encoder(nn.Module):
         self,
         texts: Sequence[str],
         *,
-        normalize: bool = False,
-        on_batch: Callable[[int, int], None] | None = None,
+        device: str | torch.device | None = None,
         **settings: Any,
     ) -> Tensor:
         """Vectors of texts, [n, D]: what `encode` calls, with the settings of `encode_ids`."""
-        rows, places = self._distinct_rows(texts)
-        told = on_batch and (lambda done, of: on_batch(len(places) * done // of, len(places)))
-        vectors = self.encode_ids(rows, normalize=normalize, on_batch=told, **settings)
-        return vectors[torch.tensor(places, device=vectors.device)] if len(rows) < len(places) else vectors
-
-    def _distinct_rows(self, texts: Sequence[str]) -> tuple[list[NDArray[np.int32]], list[int]]:
-        """Rows of ids, and the place of each text's among them.
-
-        Texts of the same tokens are encoded once: repeats, and for an uncased tokenizer what differs in case.
-        """
-        index: dict[bytes, int] = {}  # as int32: a Python list of numbers takes nine times as much
-        places = [
-            index.setdefault(array("i", row).tobytes(), len(index))
-            for rows, _ in self.tokenization.tokenised(texts)
-            for row in rows
-        ]
-        return [np.frombuffer(row, np.int32) for row in index], places
+        there = self.device if device is None else torch.device(device)
+        rows = DistinctRows(self.tokenization, texts, there)
+        with closing(iter(rows)) as windows:
+            return rows.spread(self._encode(windows, len(texts), device=device, **settings))
 
     def encode_query(self, sentences: str | Sequence[str], **options: Any) -> Any:
         """`encode` with the prompt for queries: the one named ``query``, else the default one."""
@@ -227,7 +212,7 @@ class Encoder(nn.Module):
 
     def encode_ids(
         self,
-        rows: Sequence[Sequence[int] | NDArray[np.int32]],
+        rows: Sequence[Row],
         batch_size: int | None = None,
         *,
         batch_tokens: int | None = None,
@@ -252,79 +237,114 @@ class Encoder(nn.Module):
         Returns:
             [n, D], float32, on the device.
         """
+        window = Window(TokenRows.of(rows), np.arange(len(rows)), len(rows))
+        return self._encode(
+            [window], len(rows), batch_size=batch_size, batch_tokens=batch_tokens,
+            show_progress_bar=show_progress_bar, normalize=normalize, device=device, dtype=dtype,
+            to_host=to_host, on_batch=on_batch, skip=skip,
+        )  # fmt: skip
+
+    def _encode(
+        self,
+        windows: Iterable[Window],
+        texts: int,
+        *,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        show_progress_bar: bool = False,
+        normalize: bool = False,
+        device: str | torch.device | None = None,
+        dtype: str | None = None,
+        to_host: bool = False,
+        on_batch: Callable[[int, int], None] | None = None,
+        skip: int = 0,
+    ) -> Tensor:
+        """Vectors of windows of rows, [`texts`, D], each in its place; settings as of `encode_ids`."""
         if dtype is not None and dtype not in DTYPES:
             raise UserError("unknown dtype", key="dtype", value=dtype, fix=", ".join(DTYPES))
         with (
             self.evaluating(device),
             _precision(self.device.type, dtype),
-            progress_bar("encoding", "texts", len(rows), show_progress_bar) as move,
+            progress_bar("encoding", "texts", texts, show_progress_bar) as move,
         ):
-            here = self.device
-            target = torch.device("cpu") if to_host else here
-            out = torch.empty(len(rows), self.dim, device=target)
-            waiting: list[tuple[Tensor, Tensor]] = []
-            done = 0
-            for batch in self.batches([len(r) for r in rows], batch_size, batch_tokens):
-                tokens = self.tokenization.pad([rows[i] for i in batch], 8 if here.type == "cuda" else 1)
-                inputs = [tokens[k].to(here, non_blocking=True) for k in ("input_ids", "attention_mask")]
-                vectors = self(*inputs, **({"skip": skip} if skip else {})).float()[:, : self.dim]
-                if normalize:
-                    vectors = nn.functional.normalize(vectors, dim=-1)
-                waiting.append((torch.tensor(batch, device=target), vectors))
-                if sum(len(v) for _, v in waiting) >= _KEPT_ON_DEVICE:
-                    _fill(out, waiting)
-                done += len(batch)
+            # An inference tensor could not be used in a training step.
+            out = torch.empty(texts, self.dim, device="cpu" if to_host else self.device)
+            run = Encoding(self, out, batch_size, batch_tokens, normalize, skip)
+            for done in run(windows, texts):
                 move(done, done)
                 if on_batch is not None:
-                    on_batch(done, len(rows))
-            _fill(out, waiting)
-        # An inference tensor could not be used in a training step.
+                    on_batch(done, texts)
         return out
 
+    def reader(self, skip: int) -> Reader | None:
+        """How rows are read without padding, by the weights as they are now; None: they have to be padded.
+
+        Args:
+            skip: tokens at the start of each row that the pooling leaves out.
+        """
+        return None
+
     def batches(self, lengths: list[int], size: int | None, tokens: int | None) -> Iterator[list[int]]:
-        """Row numbers of similar lengths, longest first: what does not fit into memory fails at once."""
-        if size is not None and size < 1:
-            raise UserError("not a whole number from 1 up", key="batch_size", value=size)
-        if size is None and tokens is None:
-            tokens = _AUTO_TOKENS.get(self.device.type, _AUTO_TOKENS["cpu"])
-        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-        at = 0
-        while at < len(order):
-            longest = max(1, lengths[order[at]])
-            n = size if size is not None else max(1, (tokens or 0) // longest)
-            yield order[at : at + n]
-            at += n
+        """`padded_batches` for the encoder's device."""
+        for batch in padded_batches(lengths, size, tokens, self.device):
+            yield batch.tolist()
 
     @contextmanager
     def evaluating(self, device: str | torch.device | None) -> Iterator[None]:
-        """Evaluation mode on `device` without gradients, and everything as before afterwards.
+        """Evaluation mode on `device` (None: where the encoder is at home) without gradients, and everything as before
+        afterwards.
 
-        Threads may be here together: the mode is as before once the last of them leaves.
+        Threads may be here together: mode and device are as before once the last of them leaves. One that wants
+        another device than the others waits for them.
         """
-        home = self.device
         stance: AbstractContextManager[Any] = nullcontext()
         if any(tower.backbone.compiled for tower in self.towers):
             # The many shapes of scoring would each be compiled.
             stance = torch.compiler.set_stance("force_eager")
-        with _MODE:
-            if not self._users:
-                self._trained = [m for m in self.modules() if m.training]
-                self.eval()
-            self._users += 1
+        with _USE:
+            before = self._enter(None if device is None else torch.empty(0, device=device).device)
         try:
-            if device is not None and torch.device(device) != home:
-                self.to(device)
             with torch.no_grad(), stance:
                 yield
         finally:
-            if self.device != home:
-                self.to(home)
-            with _MODE:
-                self._users -= 1
-                if not self._users:
-                    for module in self._trained:
-                        module.training = True
-                    self._trained = []
+            with _USE:
+                self._leave(before)
+
+    def _enter(self, device: torch.device | None) -> torch.device:
+        """A thread begins to use the encoder; returns where the encoder was."""
+        me = get_ident()
+        inside = me in self._users  # already: None is then where that use is
+
+        def wanted() -> torch.device:
+            return device or (self.device if inside or not self._users else self._home)
+
+        while set(self._users) - {me} and wanted() != self.device:
+            _USE.wait()
+        before = self.device
+        if not self._users:
+            self._home = before
+            self._trained = [m for m in self.modules() if m.training]
+            self.eval()
+        self._users.append(me)
+        try:
+            if wanted() != before:
+                self.to(wanted())
+        except BaseException:
+            self._leave(before)
+            raise
+        return before
+
+    def _leave(self, before: torch.device) -> None:
+        me = get_ident()
+        self._users.remove(me)
+        home = before if me in self._users else self._home
+        if not set(self._users) - {me} and self.device != home:
+            self.to(home)
+        if not self._users:
+            for module in self._trained:
+                module.training = True
+            self._trained = []
+        _USE.notify_all()
 
     # folders
 
@@ -378,10 +398,3 @@ def _precision(device_type: str, dtype: str | None) -> AbstractContextManager[An
     if dtype is None:
         return nullcontext()
     return torch.autocast(device_type, dtype=DTYPES[dtype], enabled=dtype != "float32")
-
-
-def _fill(out: Tensor, waiting: list[tuple[Tensor, Tensor]]) -> None:
-    """Put finished vectors into their rows."""
-    for index, vectors in waiting:
-        out[index] = vectors.to(out.device)
-    waiting.clear()

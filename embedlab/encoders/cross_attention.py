@@ -10,14 +10,19 @@ its alternatives are options.
 from __future__ import annotations
 
 import hashlib
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from torch import Tensor
 
+from embedlab.backbones import last_block
 from embedlab.backbones.blocks import BlockAdapter, BlockContext, Heads, block_adapter
+from embedlab.backbones.slots import InSlots, in_slots
 from embedlab.encoders.twin import TwinEncoder, check_addable
 from embedlab.errors import UserError
+from embedlab.kernels import fused_block, fused_twin
+from embedlab.kernels.packing import FullRows, Slots
 
 if TYPE_CHECKING:
     from embedlab.backbones.backbone import Backbone
@@ -51,6 +56,8 @@ class Streams(NamedTuple):
 
     main: tuple[States, States] | None
     side: tuple[States, States]
+    slots: Slots | FullRows | None = None
+    """Of states ``[1, C, D]``, which have no padding. None: they are ``[B, L, D]``, or one token's, ``[B, 1, D]``."""
 
 
 class CrossAttention:
@@ -69,6 +76,7 @@ class CrossAttention:
     def __init__(
         self, first: Backbone, second: Backbone, layers: tuple[int, ...], route: Route = "query_owner"
     ) -> None:
+        self.backbones = first, second
         self.layers = frozenset(layers)
         self.depth = first.info.layers
         self.route = route
@@ -77,24 +85,70 @@ class CrossAttention:
         self.fork = min(layers, default=self.depth + 1) - 1
         """Blocks before the first exchange: up to there the side streams are the main ones."""
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor, main: bool = True) -> Streams:
-        """Both towers' streams over tokens ``[B, L]``; ``main=False`` leaves the main ones at the fork."""
-        with self.first.backbone.autocast_context(input_ids.device):
-            towers = (self.first, self.second)
-            starts = [parts.embed(input_ids, attention_mask) for parts in towers]
-            frames = [parts.frame(x, attention_mask) for parts, x in zip(towers, starts, strict=True)]
-            shared = [
-                [x, *parts.run(x, frame, last=min(self.fork, self.depth))]
-                for parts, x, frame in zip(towers, starts, frames, strict=True)
+    def __call__(
+        self, input_ids: Tensor, attention_mask: Tensor, main: bool = True, capacity: int | None = None,
+        position: Tensor | None = None,
+    ) -> Streams:  # fmt: skip
+        """Both towers' streams.
+
+        Args:
+            input_ids, attention_mask: [B, L].
+            main: False leaves the main streams at the fork.
+            capacity: compute that many tokens, the true ones and no padding (`Backbone.forward`).
+            position: [B], the one token of each row that is read of the last state; the others, and all states
+                before, may be left out.
+        """
+        towers = (self.first, self.second)
+        with self.first.backbone.autocast_context(input_ids.device), ExitStack() as stack:
+            if capacity is None:
+                starts = [parts.embed(input_ids, attention_mask) for parts in towers]
+                frames = [parts.frame(x, attention_mask) for parts, x in zip(towers, starts, strict=True)]
+                return self._streams(starts, frames, main)
+            rows = in_slots(self.first.backbone, input_ids, attention_mask, capacity)
+            if all(fused_block.applies(backbone, input_ids.device) for backbone in self.backbones):
+                return self._fused(rows, main, position)
+            for backbone in self.backbones:
+                stack.enter_context(backbone.packing())
+            starts = [parts.embed_packed(rows) for parts in towers]
+            frames = [parts.packed_frame(x, rows) for parts, x in zip(towers, starts, strict=True)]
+            return self._streams(starts, frames, main)._replace(slots=rows.slots)
+
+    def _streams(self, starts: list[Tensor], frames: list[BlockContext], main: bool) -> Streams:
+        """From the states before the first blocks."""
+        towers = (self.first, self.second)
+        shared = [
+            [x, *parts.run(x, frame, last=min(self.fork, self.depth))]
+            for parts, x, frame in zip(towers, starts, frames, strict=True)
+        ]
+        whole = None
+        if main:
+            whole = [
+                [*states, *parts.run(states[-1], frame, first=self.fork)]
+                for parts, states, frame in zip(towers, shared, frames, strict=True)
             ]
-            whole = None
-            if main:
-                whole = [
-                    [*states, *parts.run(states[-1], frame, first=self.fork)]
-                    for parts, states, frame in zip(towers, shared, frames, strict=True)
-                ]
-            side = self._side([*shared[0]], [*shared[1]], (frames[0], frames[1]))
-            return Streams(None if whole is None else self._ended(*whole), self._ended(*side))
+        side = self._side([*shared[0]], [*shared[1]], (frames[0], frames[1]))
+        return Streams(None if whole is None else self._ended(*whole), self._ended(*side))
+
+    def _fused(self, rows: InSlots, main: bool, position: Tensor | None) -> Streams:
+        """By `embedlab.kernels.fused_twin`."""
+        exchange = fused_twin.Exchange(self.layers, main, self.route == "value_owner")
+        slot, real = (None, None) if position is None else rows.slots.of(position)
+        both = fused_twin.states(
+            self.backbones, rows.ids, rows.positions, rows.slots.bounds,
+            rows.longest, exchange, slot,
+        )  # fmt: skip
+        size = rows.ids.shape[1]
+        streams = []
+        for states in both:
+            if slot is None or real is None:
+                parts = [x.chunk(len(x) // size) for x in states]
+                streams.append([tuple(x[i][None] for x in parts) for i in (0, -1)])
+            else:
+                last = states[-1].chunk(len(states[-1]) // len(slot))
+                streams.append([(last_block.zero_where_absent(last[i], real),) for i in (0, -1)])
+        one, two = streams
+        slots = rows.slots if slot is None else None
+        return Streams((one[0], two[0]) if main else None, (one[1], two[1]), slots)
 
     def _ended(self, one: list[Tensor], two: list[Tensor]) -> tuple[States, States]:
         return (*one[:-1], self.first.last(one[-1])), (*two[:-1], self.second.last(two[-1]))
@@ -181,6 +235,9 @@ class CrossedTwin(TwinEncoder):
             for tower, weight, hidden in zip(self.towers, self.weights, states, strict=True)
         ]
         return parts[0] + parts[1]
+
+    def reader(self, skip: int) -> None:
+        return None
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{super().fingerprint()} {self._name}".encode()).hexdigest()[:16]

@@ -23,11 +23,15 @@ from embedlab.config.backbone import Attention, BackboneConfig, Dtype
 from embedlab.encoders.base import DTYPES, Encoder
 from embedlab.encoders.folder import CARD, POOLING_WEIGHTS, EncoderFile, whole_folder
 from embedlab.encoders.grad_cache import cached
+from embedlab.encoders.pipeline import Reader
 from embedlab.encoders.sentence_transformers import write_modules
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 from embedlab.files import corruption, scratch_folder
+from embedlab.kernels import inference
+from embedlab.kernels.available import has_foreign_hooks
+from embedlab.kernels.packed_rows import PackedRows
 from embedlab.pooling import build_pooling
 
 if TYPE_CHECKING:
@@ -96,7 +100,37 @@ class SentenceEncoder(Encoder):
             position=position,
         )
         vectors: Tensor = self.pooling(hidden, pooled, self.tokenization.marks)
+        if (
+            skip and self.pooling.config.stock_mode == "lasttoken"
+        ):  # of nothing: zeros, as in sentence-transformers
+            vectors = vectors.where(pooled.any(dim=1, keepdim=True), 0.0)
         return vectors
+
+    def reader(self, skip: int) -> Reader | None:
+        backbone, device = self.backbone, self.device
+        watched = any(has_foreign_hooks(module) for module in (self, backbone, self.pooling))
+        own = type(self).forward is not SentenceEncoder.forward
+        if watched or own or self.pooling.config.counts_padding or not inference.applies(backbone, device):
+            return None
+        dtype = backbone.model.embeddings.word_embeddings.weight.dtype
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        weights = inference.Weights(backbone, dtype)
+
+        def vectors(rows: PackedRows) -> Tensor:
+            pooling, marks = self.pooling, self.tokenization.marks
+            mask = rows.mask()
+            position = pooling.position(mask, marks)
+            if position is None:
+                states = weights.states(rows, every=pooling.needs_all_layers)
+                return pooling.packed(tuple(states), rows, marks)
+            # Behind the last row's end there is a slot for an empty one too.
+            slot = (rows.bounds[:-1] + position).clamp(max=len(rows.ids) - 1)
+            state = weights.states(rows, slot=slot)[-1]
+            one: Tensor = pooling((torch.where(mask.any(1)[:, None], state, 0.0)[:, None],), mask, marks)
+            return one
+
+        return Reader(vectors, weights.longest, backbone.position_offset)
 
     def read_by(self, config: PoolingConfig) -> None:
         """Read the hidden states by another pooling, in place.

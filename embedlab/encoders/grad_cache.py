@@ -131,11 +131,11 @@ class RepeatedDraws:
         offset = own.get_offset()
         for i, pair in enumerate(self._pairs):
             for generator in pair:
-                generator.manual_seed((own.initial_seed() + _STRIDE * (offset + 1) + i) % 2**63)
+                generator.manual_seed((own.initial_seed() + _STRIDE * (offset + 1) + _PAIR * i) % 2**63)
         own.set_offset(offset + 4)  # a draw's worth
 
 
-_STRIDE = 0x9E3779B97F4A7C15
+_STRIDE, _PAIR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # ranks have seeds that follow one another
 
 
 @contextmanager

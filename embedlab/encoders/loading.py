@@ -27,7 +27,7 @@ from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.encoders.usage import DOCUMENT, Usage
 from embedlab.errors import UserError
-from embedlab.files import assets_dir, corruption, scratch_folder
+from embedlab.files import PACKED, assets_dir, corruption, packed, scratch_folder
 from embedlab.pooling import build_pooling
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,11 @@ def _folder(path: Path, name: str, code: bool) -> Encoder:
 
 def _encoder(folder: Path, code: bool) -> Encoder:
     several = EncoderFile.read(folder).towers is not None
-    return (TwinEncoder if several else SentenceEncoder).load(folder, trust_remote_code=code)
+    try:
+        return (TwinEncoder if several else SentenceEncoder).load(folder, trust_remote_code=code)
+    except UserError as error:
+        error.file = error.file or str(folder / CARD)
+        raise
 
 
 def _hub(name: str, revision: str | None, code: bool) -> Encoder:
@@ -208,11 +212,13 @@ def load_checkpoint(path: Path, trust_remote_code: bool = False) -> Encoder:
     Raises:
         UserError: no checkpoint of this project, or a broken one.
     """
+    fix = "another copy of it, or a run's last.ckpt, previous.ckpt or folder"
+    if packed(path):
+        raise UserError(PACKED, file=path, fix=fix)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         kept, state = checkpoint["embedlab"]["encoder"], dict(checkpoint["state_dict"])
     except Exception as error:
-        fix = "another copy of it, or a run's last.ckpt, previous.ckpt or folder"
         if (problem := corruption(error)) is None and not isinstance(
             error, OSError | RuntimeError | MemoryError
         ):

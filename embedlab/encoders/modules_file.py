@@ -15,7 +15,7 @@ from torch import Tensor
 from embedlab.config.read import read_values
 from embedlab.encoders.usage import SIMILARITIES, Usage
 from embedlab.errors import UserError
-from embedlab.files import corruption
+from embedlab.files import PACKED, corruption, packed
 from embedlab.pooling.modules import ACTIVATIONS
 
 FLAGS = {
@@ -217,6 +217,8 @@ def _settings(file: Path, known: set[str]) -> dict[str, Any]:
 def _weights(place: Path) -> dict[str, Tensor]:
     safe, old = place / "model.safetensors", place / "pytorch_model.bin"
     file = safe if safe.is_file() else old
+    if packed(file):
+        raise UserError(PACKED, file=file, fix="another copy of the model")
     try:
         state: dict[str, Tensor] = (
             load_file(file) if file == safe else torch.load(file, map_location="cpu", weights_only=True)

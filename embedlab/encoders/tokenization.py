@@ -7,23 +7,24 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import tokenizers
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.config.build import from_dict
 from embedlab.config.template import Template
 from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS, lower_case, lower_cases
-from embedlab.encoders.windows import LONGEST, beginnings, splits_at_spaces, windows
+from embedlab.encoders.token_rows import Row, TokenRows
+from embedlab.encoders.windows import LONGEST, beginnings, numbered, splits_at_spaces, windows
 from embedlab.errors import UserError
 
 _RULES = 1  # raised when a change here alters ids, so that token caches of older code are not taken
 _UNLIMITED = 1_000_000  # `model_max_length` of a tokenizer that knows no limit is 1e30
-_AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
+AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
 _LETTERS = 1000  # tokens that are tried as texts, where "a" has none
 
 
@@ -261,65 +262,63 @@ class Tokenization:
             raise TypeError("give a sequence of sentences, not one string")
         rows: list[list[int]] = []
         cut: list[bool] = []
-        for more, shortened in self.tokenised(texts):
-            rows += more
-            cut += shortened
+        for tokens in self.tokenised(texts):
+            rows += tokens.rows()
+            cut += tokens.cut.tolist()
         return rows, cut
 
-    def tokenised(self, texts: Iterable[str]) -> Iterator[tuple[list[list[int]], list[bool]]]:
-        """`ids_and_cut` of a bounded number of texts at a time.
+    def tokenised(self, texts: Iterable[str]) -> Iterator[TokenRows]:
+        """`tokenise`, a bounded number of texts at a time."""
+        for before, window in numbered(windows(texts, size=AT_ONCE)):
+            yield self.tokenise(window, before)
+
+    def tokenise(self, texts: list[str], before: int = 0) -> TokenRows:
+        """Rows of texts that are held in memory together, so many after the first; threads may be here at once.
 
         Raises:
             UserError: a text of millions of characters, of which this tokenizer would have to read all.
         """
-        for window in windows(texts, size=_AT_ONCE):
-            chunk = self._needed(window)
-            yield self._rows_of_text(chunk) if self._joins_text else self._rows_of_ids(chunk)
+        needed = self._needed(texts, before)
+        return self._rows_of_text(needed) if self._joins_text else self._rows_of_ids(needed)
 
     def count_cut(self, texts: Iterable[str]) -> int:
         """How many of the texts are cut."""
-        return sum(sum(cut) for _, cut in self.tokenised(texts))
+        return sum(int(tokens.cut.sum()) for tokens in self.tokenised(texts))
 
     @cached_property
     def _splits_at_spaces(self) -> bool:
         return splits_at_spaces(self.tokenizer)
 
-    def _needed(self, texts: list[str]) -> list[str]:
-        """Prepared texts; of long ones as much as has more tokens than a row takes, and a word after them."""
+    def _needed(self, texts: list[str], before: int) -> list[str]:
+        """Prepared texts, so many after the first; of long ones what has more tokens than a row takes, and a word."""
         prepare = TEXT_NORMALIZATIONS[self.preparation]
         if self._limit is not None and self._splits_at_spaces:
             texts = beginnings(texts, self._limit, lambda some: self.plain_ids([prepare(t) for t in some]))
-        for text in texts:
+        for i, text in enumerate(texts):
             if len(text) > LONGEST:
-                raise UserError(
-                    f"a text of {len(text):,} characters has no space where this tokenizer could stop reading",
-                    key="text",
-                    value=text[:20] + "…",
-                    fix=f"texts of at most {LONGEST:,} characters",
+                problem = (
+                    f"a text of {len(text):,} characters has no space where this tokenizer could stop reading"
                 )
+                fix, value = f"texts of at most {LONGEST:,} characters", text[:20] + "…"
+                raise UserError(problem, key="text", value=value, fix=fix, index=before + i)
         return [prepare(text) for text in texts]
 
     @property
     def _joins_text(self) -> bool:
         return self.template is not None and self.template.join == "text"
 
-    def _rows_of_ids(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
+    def _rows_of_ids(self, texts: list[str]) -> TokenRows:
         """Each part tokenised apart."""
-        prefix, suffix = self.prefix_ids, self.suffix_ids
         # An empty sentence has no tokens; a lone space would be one.
-        encoded = self.plain_ids([self._lead + t if t else "" for t in texts])
-        rows = [self._filled(prefix + self._cut(ids) + suffix) for ids in encoded]
-        return rows, [self._limit is not None and len(ids) > self._limit for ids in encoded]
+        plain = self.plain_ids([self._lead + t if t else "" for t in texts])
+        lengths = np.fromiter(map(len, plain), np.int64, len(plain))
+        flat = np.fromiter(chain.from_iterable(plain), np.int32, int(lengths.sum()))
+        prefix, suffix = self.prefix_ids, self.suffix_ids
+        from_left = self.tokenizer.truncation_side == "left"
+        filler = 0 if prefix or suffix or lengths.all() else self._filled([])[0]
+        return TokenRows.framed(flat, lengths, prefix, suffix, self._limit, from_left, filler)
 
-    def _cut(self, ids: list[int]) -> list[int]:
-        """The sentence within its limit, cut on the tokenizer's `truncation_side`."""
-        if self._limit is None or len(ids) <= self._limit:
-            return ids
-        return (
-            ids[len(ids) - self._limit :] if self.tokenizer.truncation_side == "left" else ids[: self._limit]
-        )
-
-    def _rows_of_text(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
+    def _rows_of_text(self, texts: list[str]) -> TokenRows:
         """The sentence cut as a string, put into the template and tokenised with it."""
         assert self.template is not None
         before = self.template.before
@@ -340,7 +339,7 @@ class Tokenization:
             if self._tail and row[-len(self._tail) :] != self._tail:
                 row = self.prefix_ids + self.plain_ids([text])[0][: self._limit] + self.suffix_ids
             rows.append(self._filled(row))
-        return rows, [len(short) < len(text) for short, text in zip(kept, texts, strict=True)]
+        return TokenRows.of(rows, [len(short) < len(text) for short, text in zip(kept, texts, strict=True)])
 
     def _shorten(self, text: str, ids: list[int], limit: int | None) -> str:
         """`text` cut where its first `limit` tokens end, again while the rest alone has more than that."""
@@ -374,29 +373,32 @@ class Tokenization:
         """Ids of each text as it is: without special tokens, not cut, not padded."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
+            if not texts:  # which such a tokenizer refuses
+                return []
             return list(self.tokenizer(texts, add_special_tokens=False, truncation=False)["input_ids"])
-        # A tokenizer file may carry a truncation and a padding of its own (MiniLM's cuts at 128).
-        backend.no_truncation()
-        backend.no_padding()
+        # A tokenizer file may carry a truncation and a padding of its own (MiniLM's cuts at 128). Where there is none
+        # nothing is set: another thread may be tokenising.
+        if backend.truncation is not None:
+            backend.no_truncation()
+        if backend.padding is not None:
+            backend.no_padding()
         return [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     # rows to tensors
 
-    def pad(self, rows: Sequence[Sequence[int] | NDArray[np.int32]], multiple: int = 1) -> dict[str, Tensor]:
+    def pad(self, rows: Sequence[Row], multiple: int = 1) -> dict[str, Tensor]:
         """``input_ids`` and ``attention_mask``, int64 [B, L]: L is the longest row, rounded up to `multiple`.
 
         Filled up on the tokenizer's `padding_side`.
         """
-        longest = max((len(r) for r in rows), default=0)
-        length = max(1, -(-longest // multiple) * multiple)
-        ids = np.full((len(rows), length), self.pad_id, dtype=np.int64)
-        mask = np.zeros((len(rows), length), dtype=np.int64)
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        length = max(1, -(-int(lengths.max(initial=0)) // multiple) * multiple)
+        place = np.arange(length)
         left = self.tokenizer.padding_side == "left"
-        for i, row in enumerate(rows):
-            at = slice(length - len(row), length) if left else slice(0, len(row))
-            ids[i, at] = row
-            mask[i, at] = 1
-        return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+        real = place >= length - lengths[:, None] if left else place < lengths[:, None]
+        ids = np.full(real.shape, self.pad_id, dtype=np.int64)
+        ids[real] = TokenRows.of(rows).ids
+        return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(real.astype(np.int64))}
 
     # identity
 

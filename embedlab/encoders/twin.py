@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from embedlab.config.backbone import Attention, Dtype
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.folder import CARD, EncoderFile, whole_folder
+from embedlab.encoders.pipeline import Reader
 from embedlab.encoders.sentence_transformers import summed_mode, write_index, write_sum
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.usage import Usage
@@ -88,13 +90,18 @@ class TwinEncoder(Encoder):
             raise UserError(
                 "the towers have no token ids in common: they read text differently", fix="encode texts"
             )
-        total = None
-        for tower, weight in zip(self.towers, self.weights, strict=True):
-            vectors = tower(input_ids, attention_mask, capacity)
-            vectors = vectors if weight == 1.0 else weight * vectors
-            total = vectors if total is None else total + vectors
-        assert total is not None
-        return total
+        return _sum([tower(input_ids, attention_mask, capacity) for tower in self.towers], self.weights)
+
+    def reader(self, skip: int) -> Reader | None:
+        found = [] if self.mixed else [tower.reader(skip) for tower in self.towers]
+        readers = [reader for reader in found if reader is not None]
+        if len(readers) < len(self.towers) or len({reader.offset for reader in readers}) > 1:
+            return None
+        return Reader(
+            lambda rows: _sum([reader.vectors(rows) for reader in readers], self.weights),
+            min(reader.longest for reader in readers),
+            readers[0].offset,
+        )
 
     def encode_texts(self, texts: Sequence[str], *, normalize: bool = False, **settings: Any) -> Tensor:
         if not self.mixed:
@@ -183,6 +190,11 @@ def check_widths(first: Encoder, second: Encoder, name: str) -> None:
             f"vectors of {first.dim} and {second.dim} features cannot be added ({name})",
             fix="encoders of one width",
         )
+
+
+def _sum(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    parts = [x if weight == 1.0 else weight * x for x, weight in zip(vectors, weights, strict=True)]
+    return reduce(torch.add, parts)
 
 
 def check_addable(first: Encoder, second: Encoder, name: str) -> None:

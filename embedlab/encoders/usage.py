@@ -55,6 +55,8 @@ class Usage:
         if prompt is not None and name is not None:
             raise UserError("give the prompt or its name, not both", key="prompt_name", value=name)
         if prompt is not None:
+            if not isinstance(prompt, str):
+                raise UserError("not text", key="prompt", value=prompt, fix=f"quoted: \"prompt='{prompt}'\"")
             return prompt
         name = self.default_prompt if name is None else name
         if name is None:

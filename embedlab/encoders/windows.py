@@ -37,6 +37,14 @@ def _itself(text: Any) -> str:
     return str(text)
 
 
+def numbered(windows: Iterable[list[T]]) -> Iterator[tuple[int, list[T]]]:
+    """Each window with how many items were before it."""
+    before = 0
+    for window in windows:
+        yield before, window
+        before += len(window)
+
+
 def windows(
     items: Iterable[T], rows: int | None = ROWS, size: int = BYTES, text: Callable[[T], str] = _itself
 ) -> Iterator[list[T]]:

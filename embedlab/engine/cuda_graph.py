@@ -128,6 +128,7 @@ class StepGraphs(WholeStep):
 
     def close(self) -> None:
         """Graphs that hold messages end before the connection does, which would wait for them."""
+        super().close()
         if self._graphs and world_size() > 1:
             torch.cuda.synchronize(self.device)
             self._graphs.clear()
@@ -141,24 +142,18 @@ class StepGraphs(WholeStep):
             with self._computing(self.method.longest(shapes.lengths)), self._gradients_kept():
                 for _ in range(_WARM_UPS):
                     loss, logged = self._loss(shapes)
-                    loss.backward()
+                    with self._coming(shapes):
+                        loss.backward()
             if len(self.totals) == 0:
                 self.totals = torch.zeros(2, len(logged) + 1, device=self.device)
             # Compiled here, on copies: inside the capture it could not be.
             rows, bad_rows = (x.clone() for x in self._rows[shapes.rows])
             found_inf, totals = self.found_inf.clone(), self.totals.clone()
             loss, norm = loss.detach(), torch.ones_like(found_inf)
+            # That two arguments are one tensor is a part of what is compiled.
+            mean = loss if self._sum is None or not shapes.updates else loss.clone()
             self._finalize_step(
-                loss,
-                loss.clone(),
-                norm,
-                logged,
-                rows,
-                bad_rows,
-                found_inf,
-                totals,
-                self._clip,
-                shapes.updates,
+                loss, mean, norm, logged, rows, bad_rows, found_inf, totals, self._clip, shapes.updates
             )
             del loss, logged
         torch.cuda.current_stream().wait_stream(self._stream)
@@ -193,7 +188,8 @@ def _check_agreed(shapes: Shapes, device: torch.device) -> None:
     """Raise where devices are about to capture different steps, whose messages would wait for each other for ever."""
     if world_size() == 1:
         return
-    digest = hashlib.sha256(repr(shapes.key).encode()).digest()
+    # The devices' own numbers of rows may differ, and are a part of what they agree upon.
+    digest = hashlib.sha256(repr(shapes.key[1:]).encode()).digest()
     own = torch.tensor(list(digest[:8]), dtype=torch.int32, device=device)
     both = torch.cat([own, -own])
     dist.all_reduce(both, dist.ReduceOp.MAX)

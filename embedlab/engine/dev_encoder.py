@@ -1,4 +1,4 @@
-"""Vectors of the same rows at every scoring: padded once, and in a captured run encoded by one CUDA graph."""
+"""Vectors of the same rows at every scoring: in a captured run by one CUDA graph, on the CPU padded once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class DevEncoder:
         batch_tokens: tokens a forward, padding included.
 
     Once there is a captured step, all forward passes are one graph, on the weights that the step computes with, and
-    without padding where the step leaves it out (`KernelOptions.dev_graph`).
+    without padding where the step leaves it out (`KernelOptions.dev_graph`). Another step's encoder on a card encodes
+    them as any others, which leaves out padding too.
     """
 
     def __init__(self, method: Method, rows: Sequence[Sequence[int]], batch_tokens: int) -> None:
@@ -42,8 +43,9 @@ class DevEncoder:
         self._packs = self._capturable and packs(method, max(lengths, default=1))
         padded = self._capturable and not self._packs
         tokens_at_once = min(batch_tokens, _GRAPH_TOKENS) if padded else batch_tokens
+        self._rows, self._tokens = rows, batch_tokens
         self._batches: list[tuple[Tensor, Tensor, Tensor, int]] = []
-        for batch in encoder.batches(lengths, None, tokens_at_once):
+        for batch in encoder.batches(lengths, None, tokens_at_once) if self._capturable or not cuda else ():
             tokens = encoder.tokenization.pad([rows[i] for i in batch], 8 if cuda else 1)
             parts = (torch.tensor(batch), tokens["input_ids"], tokens["attention_mask"])
             index, ids, mask = (t.to(self.device) for t in parts)
@@ -64,6 +66,8 @@ class DevEncoder:
                 with _same_randomness(self.device):  # some kernels draw a seed though nothing is dropped
                     self._graph.replay()
                 return self._out.clone()
+        if self.device.type == "cuda":
+            return self.method.encoder.encode_ids(self._rows, batch_tokens=self._tokens)
         with self.method.encoder.evaluating(None):
             self._encode()
         return self._out.clone()

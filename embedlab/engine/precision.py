@@ -91,6 +91,16 @@ class ComputeCopy:
             for owner, name, parameter, _ in self._slots:
                 owner._parameters[name] = parameter
 
+    def gradients(self) -> Iterator[tuple[nn.Parameter, list[nn.Parameter]]]:
+        """Of each of `leaves`, the masters whose gradients come in its own, one below the other."""
+        master = {id(t): m for m, t in zip(self.masters, self.twins, strict=True)}
+        for twin in self.twins:
+            yield twin, [master[id(twin)]]
+        for joint in self._joints:
+            for name, whole in joint.whole.items():
+                if whole.requires_grad and all(id(part) in master for part in joint.parts[name]):
+                    yield whole, [master[id(part)] for part in joint.parts[name]]
+
     @torch.no_grad()
     def collect(self) -> None:
         """After a backward pass: twins whose gradients came as one have their slices of it."""

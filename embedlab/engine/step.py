@@ -132,8 +132,11 @@ class EagerStep(StepRunner):
             return batch
         masks = {k: v["attention_mask"] for k, v in batch.items() if isinstance(v, dict)}
         true = {name: int(mask.sum()) for name, mask in masks.items()}
-        padded = sum(map(len, masks.values())) * max(mask.shape[1] for mask in masks.values())
+        longest = max(mask.shape[1] for mask in masks.values())
+        padded = sum(map(len, masks.values())) * longest
         if sum(true.values()) > (1 - LEAST_PADDING) * padded:
+            return batch
+        if not all(b.unpads(longest, on_card=False) for b in backbones_of(method)):
             return batch
         self.packed_tokens = sum(true.values())
         return {k: {**v, "token_budget": true[k]} if k in true else v for k, v in batch.items()}

@@ -4,7 +4,7 @@ backward, the sum over devices, clipping, update."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -84,9 +84,10 @@ class WholeStep:
         }
         self._direct = [p for p in self.parameters if id(p) not in self._twins]
         steps = _prepare(optimizer, self.device)
-        self._sum = self._gradient_sum()
+        fused = bool(self._copies) and usable(self.parameters)
+        self._sum = self._gradient_sum(fused)
         self._update: FusedUpdate | None = None
-        if self._copies and usable(self.parameters):
+        if fused:
             fp32 = self.accumulate > 1 or (self._sum is not None and self._sum.fp32)
             self._update = FusedUpdate(
                 optimizer, steps, lambda p: self._twins.get(id(p)), fp32_gradients=fp32
@@ -108,12 +109,23 @@ class WholeStep:
         trained = any(p.requires_grad for p in backbone.parameters())
         return self._dtype is not None and trained and backbone.adapter is None and copyable(backbone)
 
-    def _gradient_sum(self) -> GradientSum | None:
-        """The sum of gradients over the devices; None: there is one device."""
+    def _gradient_sum(self, fused: bool) -> GradientSum | None:
+        """The sum of gradients over the devices; None: there is one device.
+
+        torch's update, which is not `fused`, reads gradients in the weights' type.
+        """
         if world_size() == 1:
             return None
-        fp32 = self.accumulate > 1 or self.method.optimizer_config.reduce_dtype == "fp32"
-        return GradientSum(self.parameters, {} if fp32 else self._twins, fp32, self.device)
+        fp32 = self.accumulate > 1 or not fused or self.method.optimizer_config.reduce_dtype == "fp32"
+        found = GradientSum(self.parameters, {} if fp32 else self._twins, fp32, self.device)
+        # In several passes, a gradient comes in several parts.
+        if self.accumulate == 1 and self.method.optimizer_config.chunk is None:
+            for p in self._direct:
+                found.watch(p, [p])
+            for copy in self._copies:
+                for leaf, masters in copy.gradients():
+                    found.watch(leaf, masters)
+        return found
 
     def load(self, batch: dict[str, Any]) -> bool:
         """Bring a batch's row numbers to the device; True when its replay ends in an update."""
@@ -164,7 +176,15 @@ class WholeStep:
             raise non_finite(self.method, rows)
 
     def close(self) -> None:
-        """Let go of what must not outlive the processes' connection."""
+        """Let go of what must not outlive the fit, or the processes' connection."""
+        if self._sum is not None:
+            self._sum.close()
+
+    @contextmanager
+    def _coming(self, shapes: Shapes) -> Iterator[None]:
+        """Around a backward pass: gradients are sent as they come."""
+        with self._sum.coming(shapes.key) if self._sum is not None and shapes.updates else nullcontext():
+            yield
 
     def _autocast(self) -> torch.autocast:
         # Autocast's cache of cast weights would tie one graph to the memory of another.
@@ -199,14 +219,15 @@ class WholeStep:
     def _gradients(self, shapes: Shapes) -> tuple[Tensor, Tensor]:
         """Forward and backward; gradients are where `_gradient` finds them afterwards."""
         add = self.accumulate > 1
-        if not add:
-            for p in self._direct:
+        if not add:  # those of the step before may be where the sums will be
+            for p in self.parameters:
                 p.grad = None
         if self._update is None:
             self.refresh()
         with self._computing(self.method.longest(shapes.lengths)):
             loss, logged = self._loss(shapes)
-            (loss / (self.accumulate * world_size())).backward()
+            with self._coming(shapes):
+                (loss / (self.accumulate * world_size())).backward()
         for copy in self._copies:
             copy.collect()
         if add or self._update is None:

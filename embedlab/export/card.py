@@ -70,7 +70,7 @@ def model_card(encoder: Encoder, name: str, licence: str | None = None, folder: 
 def _use(encoder: Encoder, folder: Path | None) -> str:
     """How the folder is loaded, with its prompts."""
     lines = ["import embedlab", "", 'encoder = embedlab.load("FOLDER")']
-    asked = ""
+    asked = more = ""
     modules = folder / "modules.json" if folder is not None else None
     if folder is not None and (folder / "model.onnx").is_file():
         lines = ["from pathlib import Path", "", "from embedlab.export.onnx import load_onnx  # needs onnxruntime", "",
@@ -82,10 +82,12 @@ def _use(encoder: Encoder, folder: Path | None) -> str:
         lines = ["from sentence_transformers import SentenceTransformer", "",
                  f'encoder = SentenceTransformer("FOLDER"{trust})']  # fmt: skip
         asked = "The pooling is a module of embedlab: `pip install embedlab` first.\n\n" if own else ""
+        if not own and not encoder.tokenization.overhead:
+            more = "\n\nAn empty text has no token for these modules, which fail on it or give zeros: leave it out."
     lines.append('vectors = encoder.encode(["a cat", "a dog"])')
     if "query" in encoder.usage.prompts:
         lines.append('queries = encoder.encode_query(["which animal purrs?"])')
-    return asked + _code(lines)
+    return asked + _code(lines) + more
 
 
 def _code(lines: list[str]) -> str:
@@ -111,6 +113,7 @@ def _recipe(config: Mapping[str, Any], training: Mapping[str, Any]) -> str:
         return "Not known: the encoder was not trained by a run of embedlab."
     sections = {k: config[k] for k in _RECIPE if k in config}
     text = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
+    text = "".join(f"{printable(line)}\n" for line in text.splitlines())
     fence = "```"
     while fence in text:
         fence += "`"

@@ -18,8 +18,12 @@ SWITCHES = "EMBEDLAB_KERNELS"
 SHORT = "embedlab_short"
 """Attention for short sequences, by the name that transformers knows it by."""
 SHORT_LONGEST = 128
-_COLLECTS = "transformers.utils.output_capturing"
-"""Its hooks collect hidden states for the forward of transformers' models, and do nothing else."""
+"""Tokens of a row that one program can hold."""
+LONGEST = 512
+"""Tokens of a row whose padding is left out: the encoders' limit, and nobody has timed more."""
+_HARMLESS = ("transformers.utils.output_capturing", "embedlab.backbones.adapters")
+"""Modules whose hooks do not count: they collect hidden states for the forward of transformers' models, and give the
+parts of a LoRA layer in fp32."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +33,16 @@ class KernelOptions:
     dev_graph: bool = True
     """Development scoring by a CUDA graph."""
     fused_block: bool = True
-    """Blocks whose backward pass is written out (`embedlab.kernels.fused_block`), instead of compiled ones."""
+    """Blocks whose backward pass is written out (`embedlab.kernels.fused_block`), instead of compiled ones; and
+    encoding without padding (`embedlab.kernels.inference`)."""
     fused_qkv: bool = True
     """One product for query, key and value (`embedlab.kernels.fused_qkv`)."""
     fused_update: bool = True
     """Weights, moments and bf16 copies in one pass (`embedlab.engine.fused_adamw`), instead of torch's AdamW."""
     graph: bool = True
     """A CUDA graph of the step; without it, the same work is launched piece by piece."""
+    joined_lora: bool = True
+    """LoRA layers of one input as one (`embedlab.backbones.joined_lora`), instead of PEFT's products one by one."""
     last_block: bool = True
     """The last block for one token, where a pooling reads no other (`embedlab.backbones.last_block`)."""
     static: bool = False
@@ -75,18 +82,33 @@ def short_kernel(config: Any, longest: int) -> bool:
 
     It needs CUDA and Triton, bidirectional or causal masks given as tensors, and a head width that is a power of two.
     """
-    heads = getattr(config, "num_attention_heads", None) or getattr(config, "n_heads", None)
-    width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) // heads if heads else 0)
+    heads, width = _heads(config)
+    fits = longest <= SHORT_LONGEST and width in (16, 32, 64, 128)
     same = getattr(config, "num_key_value_heads", None) in (None, heads)
-    if not (torch.cuda.is_available() and has_triton() and same):
-        return False
-    if longest > SHORT_LONGEST or width not in (16, 32, 64, 128):
+    if not (torch.cuda.is_available() and has_triton() and fits and same):
         return False
     from embedlab.kernels.attention import register
     from embedlab.kernels.short_attention import attention_function
 
     register(SHORT, attention_function)
     return True
+
+
+def packed_kernel(config: Any, longest: int) -> bool:
+    """Whether the kernel for rows without padding can run: as `short_kernel`, with groups of heads too.
+
+    In fp32 a program has no room for the longest rows of the widest heads.
+    """
+    _, width = _heads(config)
+    most = SHORT_LONGEST // 2 if width == 128 else SHORT_LONGEST
+    return torch.cuda.is_available() and has_triton() and longest <= most and width in (16, 32, 64, 128)
+
+
+def _heads(config: Any) -> tuple[int, int]:
+    """Heads of queries, and their width; 0 where an architecture has none."""
+    heads = getattr(config, "num_attention_heads", None) or getattr(config, "n_heads", None) or 0
+    width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) // heads if heads else 0)
+    return heads, width
 
 
 def is_transformers(module: nn.Module) -> bool:
@@ -104,4 +126,4 @@ def has_foreign_hooks(module: nn.Module) -> bool:
         for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         for hook in getattr(module, kind).values()
     ]
-    return "forward" in vars(module) or any(getattr(h, "__module__", "") != _COLLECTS for h in hooks)
+    return "forward" in vars(module) or any(getattr(h, "__module__", "") not in _HARMLESS for h in hooks)

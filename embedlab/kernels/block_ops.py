@@ -65,8 +65,9 @@ def gelu_rows(u: Tensor) -> int:
 
 
 def add_norm(
-    x: Tensor, residual: Tensor, gamma: Tensor, beta: Tensor, seed: Tensor, dropout: float, eps: float
-) -> Normed:
+    x: Tensor, residual: Tensor, gamma: Tensor, beta: Tensor, seed: Tensor, dropout: float, eps: float,
+    overwrite: bool = False,
+) -> Normed:  # fmt: skip
     """Layer norm of ``dropout(x) + residual``.
 
     Args:
@@ -75,8 +76,9 @@ def add_norm(
         seed: int64, one number on the device.
         dropout: share of `x` dropped.
         eps: of the norm.
+        overwrite: write the output over `x` and keep no input, for passes without a gradient.
     """
-    z, y = torch.empty_like(residual), torch.empty_like(residual)
+    z, y = (x, x) if overwrite else (torch.empty_like(residual), torch.empty_like(residual))
     stats = torch.empty(2, len(z), dtype=torch.float32, device=z.device)
     if x.is_cuda:
         _kernels().launch_add_norm(x, residual, gamma, beta, seed, z, y, stats, dropout, eps)
@@ -147,11 +149,11 @@ def norm_backward(
     return dz, dx
 
 
-def gelu(u: Tensor) -> Tensor:
-    """``u Phi(u)`` of [C, F], with the exact normal distribution function."""
+def gelu(u: Tensor, overwrite: bool = False) -> Tensor:
+    """``u Phi(u)`` of [C, F], with the exact normal distribution function; over `u` where told to."""
     if not u.is_cuda:
         return torch_gelu(u)
-    out = torch.empty_like(u)
+    out = u if overwrite else torch.empty_like(u)
     _kernels().launch_gelu(u, out)
     return out
 

@@ -17,7 +17,15 @@ from torch.nn.functional import linear
 
 from embedlab.kernels import block_ops
 from embedlab.kernels.available import has_foreign_hooks, has_triton, is_transformers, kernel_options
-from embedlab.kernels.varlen_attention import joined_backward, joined_forward
+from embedlab.kernels.block_parts import (
+    AfterAttention,
+    Kept,
+    Settings,
+    Weights,
+    after_attention,
+    attend,
+    attend_backward,
+)
 
 _BERTS = ("Bert", "Roberta", "XLMRoberta", "Camembert")
 _BLOCKS = {f"{name}Layer": "bert" for name in _BERTS} | {"TransformerBlock": "distilbert"}
@@ -35,19 +43,9 @@ class Transformer(Protocol):
     def blocks(self) -> nn.ModuleList: ...
 
 
-class Settings(NamedTuple):
-    """Of a block: what is no tensor."""
+class Layers(NamedTuple):
+    """What a block is made of, whatever transformers calls it."""
 
-    heads: int
-    longest: int
-    scale: float
-    drop_weights: float
-    drop_attended: float
-    drop_fed: float
-    eps: tuple[float, float]
-
-
-class _Layers(NamedTuple):
     attention: Any
     output: nn.Linear
     drop_attended: nn.Dropout | None
@@ -69,12 +67,21 @@ def applies(backbone: Transformer, device: torch.device) -> bool:
 
 
 def fusable(backbone: Transformer) -> bool:
-    """Whether embeddings and blocks are of a build that is known here, and nobody else looks at them or runs them.
+    """Whether embeddings and blocks are `known`, all of them trained, and query, key and value joined
+    (`embedlab.kernels.fused_qkv`)."""
+    model: Any = backbone.model
+    return (
+        known(backbone)
+        and _one_mind(model.embeddings)
+        and all(_one_mind(block) and _trainable(block) for block in backbone.blocks)
+    )
 
-    Query, key and value must be joined (`embedlab.kernels.fused_qkv`).
-    """
+
+def known(backbone: Transformer) -> bool:
+    """Whether embeddings and blocks are of a build that is known here, and nobody else looks at them or runs them."""
     model = backbone.model
-    config, embeddings = model.config, model.embeddings
+    config = model.config
+    embeddings: Any = getattr(model, "embeddings", None)
     if (getattr(config, "hidden_act", None) or getattr(config, "activation", None)) != "gelu":
         return False
     if any(has_foreign_hooks(m) for m in model.modules()) or not _plain(embeddings, _EMBEDDINGS):
@@ -82,11 +89,15 @@ def fusable(backbone: Transformer) -> bool:
     tables = [m for m in embeddings.modules() if isinstance(m, nn.Embedding)]
     if any(t.max_norm is not None or t.scale_grad_by_freq or t.sparse for t in tables):
         return False
-    return (
-        _ordinary([embeddings.LayerNorm], [embeddings.dropout])
-        and _one_mind(embeddings)
-        and all(_block_fits(block) for block in backbone.blocks)
+    return _ordinary([embeddings.LayerNorm], [embeddings.dropout]) and all(
+        _block_fits(block) for block in backbone.blocks
     )
+
+
+def _trainable(block: Any) -> bool:
+    if block.training and getattr(block, "gradient_checkpointing", False):
+        return False
+    return "joined_weight" in layers(block).attention._parameters
 
 
 def _plain(module: Any, names: Any) -> bool:
@@ -109,17 +120,14 @@ def _one_mind(module: nn.Module) -> bool:
 
 
 def _block_fits(block: Any) -> bool:
-    if not _plain(block, _BLOCKS) or (block.training and getattr(block, "gradient_checkpointing", False)):
+    if not _plain(block, _BLOCKS):
         return False
-    if getattr(block, "is_decoder", False) or getattr(block, "add_cross_attention", False):
-        return False
-    if getattr(block, "chunk_size_feed_forward", 0) or not _one_mind(block):
+    others = ("chunk_size_feed_forward", "is_decoder", "add_cross_attention")
+    if any(getattr(block, name, False) for name in others):
         return False
     if not all(_plain(module, (name,)) for name, module in _inner(block).items()):
         return False
-    parts = _layers(block)
-    if "joined_weight" not in parts.attention._parameters:
-        return False
+    parts = layers(block)
     return type(parts.activation).__name__ == "GELUActivation" and _ordinary(
         [parts.first_norm, parts.second_norm],
         [x for x in (parts.attention.dropout, parts.drop_attended, parts.drop_fed) if x is not None],
@@ -140,15 +148,16 @@ def _inner(block: Any) -> dict[str, nn.Module]:
     }
 
 
-def _layers(block: Any) -> _Layers:
+def layers(block: Any) -> Layers:
+    """The parts of a block of known build."""
     if _BLOCKS[type(block).__name__] == "bert":
         attended, up, fed = block.attention.output, block.intermediate, block.output
-        return _Layers(
+        return Layers(
             block.attention.self, attended.dense, attended.dropout, attended.LayerNorm, up.dense,
             up.intermediate_act_fn, fed.dense, fed.dropout, fed.LayerNorm,
         )  # fmt: skip
     attention, fed = block.attention, block.ffn
-    return _Layers(
+    return Layers(
         attention, attention.out_lin, None, block.sa_layer_norm, fed.lin1, fed.activation, fed.lin2, fed.dropout,
         block.output_layer_norm,
     )  # fmt: skip
@@ -177,9 +186,9 @@ def states(
     # One draw for all: of each block's three dropouts (weights, after attention, after the feed-forward), 16 bytes
     # apart, at which kernels take addresses to be aligned.
     seeds = torch.randint(2**31 - 1, (len(blocks) + 1, 3, 2), device=ids.device)[..., 0]
-    outputs = [_embed(backbone.model.embeddings, ids[0], positions[0], seeds[-1, 0])]
+    outputs = [embed(backbone.model.embeddings, ids[0], positions[0], seeds[-1, 0])]
     for block, seed in zip(blocks[:last], seeds, strict=False):
-        outputs = [*(outputs if every else ()), _run(block, outputs[-1], seed, bounds, longest, None)]
+        outputs = [*(outputs if every else ()), run_block(block, outputs[-1], seed, bounds, longest, None)]
     return [x[None] for x in outputs]
 
 
@@ -189,31 +198,46 @@ def one_token(
     """The last block's output ``[B, D]`` in the slots of ``slot`` [B] alone; other arguments as `states`."""
     before = states(backbone, ids, positions, bounds, longest, last=len(backbone.blocks) - 1)[-1][0]
     seed = torch.randint(2**31 - 1, (3, 2), device=ids.device)[:, 0]
-    return _run(backbone.blocks[-1], before, seed, bounds, longest, slot)
+    return run_block(backbone.blocks[-1], before, seed, bounds, longest, slot)
 
 
-def _run(block: Any, x: Tensor, seed: Tensor, bounds: Tensor, longest: int, slot: Tensor | None) -> Tensor:
-    parts = _layers(block)
+def run_block(
+    block: Any, x: Tensor, seed: Tensor, bounds: Tensor, longest: int, slot: Tensor | None, streams: int = 1
+) -> Tensor:
+    """A block's output [S C, D], or in the slots of ``slot`` alone; ``x`` [S C, D] has `streams` streams."""
+    settings, weights = settings_of(block, x.shape[1], longest, streams), weights_of(block)
+    out: Tensor = _Block.apply(x, bounds, seed, slot, settings, *weights)
+    return out
+
+
+def settings_of(block: Any, width: int, longest: int, streams: int = 1) -> Settings:
+    """Of a block that `fusable` knows, over rows of at most `longest` tokens with `width` features."""
+    parts = layers(block)
     attention = parts.attention
     drop_weights, drop_attended, drop_fed = (
         float(module.p) if block.training and module is not None else 0.0
         for module in (attention.dropout, parts.drop_attended, parts.drop_fed)
     )
     eps = parts.first_norm.eps, parts.second_norm.eps
-    heads = x.shape[1] // attention.attention_head_size
+    heads = width // attention.attention_head_size
     scale = float(attention.scaling)
-    settings = Settings(heads, longest, scale, drop_weights, drop_attended, drop_fed, eps)
-    layers = (parts.output, parts.first_norm, parts.up, parts.down, parts.second_norm)
-    tensors = [
+    return Settings(heads, longest, scale, drop_weights, drop_attended, drop_fed, eps, streams)
+
+
+def weights_of(block: Any) -> Weights:
+    """Of a block that `fusable` knows."""
+    parts = layers(block)
+    rest = (parts.output, parts.first_norm, parts.up, parts.down, parts.second_norm)
+    attention = parts.attention
+    return Weights(
         attention.joined_weight,
         attention.joined_bias,
-        *(t for m in layers for t in (m.weight, m.bias)),
-    ]
-    out: Tensor = _Block.apply(x, bounds, seed, slot, settings, *tensors)
-    return out
+        *(t for m in rest for t in (m.weight, m.bias)),
+    )
 
 
-def _embed(embeddings: Any, ids: Tensor, positions: Tensor, seed: Tensor) -> Tensor:
+def embed(embeddings: Any, ids: Tensor, positions: Tensor, seed: Tensor) -> Tensor:
+    """The states before the first block, [C, D]; ``ids`` and ``positions`` [C]."""
     kinds = getattr(embeddings, "token_type_embeddings", None)
     norm = embeddings.LayerNorm
     dropout = float(embeddings.dropout.p) if embeddings.training else 0.0
@@ -230,67 +254,27 @@ class _Block(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bounds: Tensor, seed: Tensor, slot: Tensor | None, settings: Settings,
-        wj: Tensor, bj: Tensor, wo: Tensor, bo: Tensor, g1: Tensor, b1: Tensor,
-        wu: Tensor, bu: Tensor, wd: Tensor, bd: Tensor, g2: Tensor, b2: Tensor,
+        ctx: Any, x: Tensor, bounds: Tensor, seed: Tensor, slot: Tensor | None, settings: Settings, *weights: Tensor
     ) -> Tensor:  # fmt: skip
-        joined = linear(x, wj, bj)
-        context = joined_forward(
-            joined, bounds, seed[0], settings.heads, settings.longest, settings.scale, settings.drop_weights
-        )
-        read, residual = (context, x) if slot is None else (context[slot], x[slot])
-        first = block_ops.add_norm(
-            linear(read, wo, bo), residual, g1, b1, seed[1], settings.drop_attended, settings.eps[0]
-        )
-        raised = linear(first.y, wu, bu)
-        active = block_ops.gelu(raised)
-        second = block_ops.add_norm(
-            linear(active, wd, bd), first.y, g2, b2, seed[2], settings.drop_fed, settings.eps[1]
-        )
-        ctx.save_for_backward(
-            x, bounds, seed, slot, joined, read, raised, active, *first, second.z, second.stats,
-            wj, wo, g1, wu, wd, g2,
-        )  # fmt: skip
+        w = Weights(*weights)
+        joined, context = linear(x, w.wj, w.bj), torch.empty_like(x)
+        attend(joined, bounds, seed, settings, context)
+        out, kept = after_attention(context, x, slot, seed, settings, w)
+        ctx.save_for_backward(x, bounds, seed, slot, joined, *kept, *weights)
         ctx.settings = settings
-        return second.y
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        x, bounds, seed, slot, joined, read, raised, active, *saved = ctx.saved_tensors
-        h, z1, stats1, z2, stats2, wj, wo, g1, wu, wd, g2 = saved
+        x, bounds, seed, slot, joined, *saved = ctx.saved_tensors
+        kept, w = Kept(*saved[: len(Kept._fields)]), Weights(*saved[len(Kept._fields) :])
         settings: Settings = ctx.settings
-        width, feed = x.shape[1], raised.shape[1]
-        norms = (block_ops.norm_rows(h), 3 * width)
-        rows = len(bounds) - 1
-        sums = block_ops.Sums([norms, (block_ops.gelu_rows(raised), feed), norms, (rows, 3 * width)], wj)
-        dh, dfed = block_ops.norm_backward(
-            grad.contiguous(), z2, stats2, g2, seed[2], sums.parts[0], settings.drop_fed
-        )
-        dwd = dfed.t() @ active
-        draised = block_ops.gelu_backward(dfed @ wd, raised, sums.parts[1])
-        dwu = draised.t() @ h
-        # `dfed` may be `dh`: it has been read.
-        dh.addmm_(draised, wu)
-        dx, dattended = block_ops.norm_backward(
-            dh, z1, stats1, g1, seed[1], sums.parts[2], settings.drop_attended
-        )
-        dwo = dattended.t() @ read
-        dread = dattended @ wo
-        if slot is not None:
-            # Rows without a token share a slot with another; theirs is 0, so that the sums repeat.
-            dread = torch.zeros_like(x).index_add_(0, slot, dread)
-            dx = torch.zeros_like(x).index_add_(0, slot, dx)
-        djoined = joined_backward(
-            dread, joined, bounds, seed[0], settings.heads, settings.longest, settings.scale,
-            settings.drop_weights, sums.parts[3],
-        )  # fmt: skip
-        dwj = djoined.t() @ x
-        dx.addmm_(djoined, wj)
-        second, dbu, first, dbj = sums.total()
-        dg2, db2, dbd = second.split(width)
-        dg1, db1, dbo = first.split(width)
-        return dx, None, None, None, None, dwj, dbj, dwo, dbo, dg1, db1, dwu, dbu, dwd, dbd, dg2, db2
+        rows, djoined = settings.streams * (len(bounds) - 1), torch.empty_like(joined)
+        after = AfterAttention(grad, x, rows, slot, seed, settings, kept, w)
+        attend_backward(after.context, joined, bounds, seed, settings, after.joined_sums, djoined)
+        dx, *gradients = after.end(djoined)
+        return dx, None, None, None, None, *gradients
 
 
 class _Embed(torch.autograd.Function):

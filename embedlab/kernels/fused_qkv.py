@@ -58,6 +58,23 @@ def joined_class(of: type[nn.Module]) -> type[nn.Module]:
     return type(f"Joined{of.__name__}", (_Joined, of), {"__module__": __name__})
 
 
+def projections(module: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear] | None:
+    """The layers of query, key and value of a self-attention of known build in which all tokens see all; else None.
+
+    Each is a product and a bias: adapters, quantisation, parametrisations and hooks do more.
+    """
+    names = _LAYERS.get(type(module).__name__) if is_transformers(module) else None
+    if names is None or getattr(module, "is_decoder", False) or getattr(module, "is_causal", False):
+        return None
+    query, key, value = (getattr(module, name) for name in names)
+    for layer in (query, key, value):
+        if type(layer) is not nn.Linear or has_foreign_hooks(layer):
+            return None
+        if layer.bias is None or layer.weight.shape != query.weight.shape:
+            return None
+    return query, key, value
+
+
 def joinable(module: nn.Module, dtype: torch.dtype) -> tuple[nn.Linear, nn.Linear, nn.Linear] | None:
     """The layers of query, key and value of a self-attention whose products can be one; else None.
 
@@ -65,21 +82,11 @@ def joinable(module: nn.Module, dtype: torch.dtype) -> tuple[nn.Linear, nn.Linea
         module: any.
         dtype: that it will compute in.
     """
-    names = _LAYERS.get(type(module).__name__) if is_transformers(module) else None
-    if names is None or not kernel_options().fused_qkv:
+    layers = projections(module)
+    if layers is None or not kernel_options().fused_qkv:
         return None
-    if getattr(module, "is_decoder", False) or getattr(module, "is_causal", False):
-        return None
-    layers = tuple(getattr(module, name) for name in names)
-    for layer in layers:
-        # Adapters, quantisation, parametrisations and hooks do more than a product.
-        if type(layer) is not nn.Linear or has_foreign_hooks(layer):
+    parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
+    for p in parameters:
+        if not p.requires_grad or p.dtype != torch.float32 or p.numel() * dtype.itemsize % _ALIGNED:
             return None
-        if layer.bias is None or layer.weight.shape != layers[0].weight.shape:
-            return None
-        for p in (layer.weight, layer.bias):
-            if not p.requires_grad or p.dtype != torch.float32 or p.numel() * dtype.itemsize % _ALIGNED:
-                return None
-    if len({id(p) for layer in layers for p in layer.parameters()}) != 6:
-        return None
-    return layers
+    return layers if len({id(p) for p in parameters}) == 6 else None

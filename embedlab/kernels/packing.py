@@ -13,9 +13,30 @@ from torch import Tensor
 
 from embedlab.kernels.available import has_triton
 
-MODEL_TYPES = frozenset(("bert", "roberta", "xlm-roberta", "camembert", "distilbert"))
+MODEL_TYPES = frozenset(("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "modernbert"))
 """Encoders whose tokens meet in attention alone, reached through transformers' interface, and whose positions are
 told by ids."""
+DECODER_TYPES = frozenset(
+    (
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma3_text",
+        "opt",
+        "gpt_neox",
+        "smollm3",
+        "olmo2",
+        "granite",
+    )
+)
+"""Decoders of which the same is true."""
+
+
+def packable(model_type: str, kind: str) -> bool:
+    """Whether a model (``kind``: encoder or decoder, `BackboneInfo`) can compute rows without their padding."""
+    return model_type in (DECODER_TYPES if kind == "decoder" else MODEL_TYPES)
 
 
 def token_capacity(tokens: int) -> int:
@@ -105,6 +126,32 @@ class Slots:
         # of an indexing would be a sum over sorted indices.)
         cells = x.new_zeros(rows * length + 1, x.shape[-1]).index_copy(0, self.cell, x[0])
         return cells[:-1].view(rows, length, -1)
+
+    def unpack_all(self, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(self.unpack(x) for x in states)
+
+
+class FullRows:
+    """`Slots` of a batch whose cells all hold tokens: nothing is moved.
+
+    Args:
+        like: any tensor ``[B, L]`` of the batch.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        rows, length = self.shape = like.shape
+        number = torch.arange(rows * length, device=like.device)
+        self.cell, self.index = number, number % length
+        self.bounds = torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=like.device)
+
+    def of(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        return self.bounds[:-1] + position, torch.ones_like(position, dtype=torch.bool)
+
+    def pack(self, x: Tensor, value: int) -> Tensor:
+        return x.reshape(1, -1)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        return x.view(*self.shape, -1)
 
     def unpack_all(self, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple(self.unpack(x) for x in states)

@@ -27,10 +27,11 @@ from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
+from embedlab.kernels.packing import row_capacity
 from embedlab.methods.alignment import AlignmentConfig, Sides, Vectors, align
 from embedlab.methods.bepa_views import FIRST, SECOND, Packed, block_diagonal_mask, mask_side, pack
 from embedlab.methods.masked_lm import MaskedPrediction, check_masking
-from embedlab.methods.simcse import stacked
+from embedlab.methods.simcse import joint_token_budget, stacked, widened
 from embedlab.objectives.language_model import Rule
 
 View = dict[str, Tensor]
@@ -43,6 +44,7 @@ class BEPAConfig(AlignmentConfig):
     kinds: ClassVar[tuple[str, ...]] = ("parallel",)
     backbone_kind = "encoder"
     """A decoder has no masks to fill."""
+    can_unpad: ClassVar[bool] = True
     shardable: ClassVar[bool] = False
 
     name: str = "bepa"
@@ -151,19 +153,26 @@ class BEPA(Method):
 
     def longest(self, lengths: dict[str, int]) -> int:
         packs = self.config.mlm_pack == "bi" or self.config.align_input != "separate_clean"
-        return sum(lengths.values()) if packs else max(lengths.values())
+        longest = max(lengths.values())
+        # Both halves of a row have the width that all views get where padding is left out.
+        return 2 * row_capacity(longest) if packs else longest
 
     def losses(self, batch: Batch) -> LossOutput:
         config, first, second = self.config, batch["source"], batch["target"]
-        loss, accuracy = self.prediction(self.encoder.backbone, *self.masked_views(first, second))
+        capacity = joint_token_budget((first, second))
+        if capacity is not None and config.lam > 0 and config.align_input != "packed_masked":
+            (loss, accuracy), online = self._by_one_pass(first, second, capacity)
+        else:
+            views = self.masked_views(first, second)
+            loss, accuracy = self.prediction(self.encoder.backbone, *views, capacity)
+            if config.lam == 0:
+                return LossOutput({"masked_lm": loss}, {"mlm_accuracy": accuracy})
+            online = self.vectors(self.encoder, first, second, capacity)
         stats = {"mlm_accuracy": accuracy}
-        if config.lam == 0:
-            return LossOutput({"masked_lm": loss}, stats)
-        online = self.vectors(self.encoder, first, second)
         hashes = [config.in_batch.text_hashes(v) for v in (first, second)]
         texts = None if hashes[0] is None or hashes[1] is None else (hashes[0], hashes[1])
         predicted = self.predictor(online[0]), self.predictor(online[1])
-        targets = self.targets(online, first, second)
+        targets = self.targets(online, first, second, capacity)
         distance, more = align(Vectors(online, predicted, targets, texts), config)  # (2), (3)
         return LossOutput({"masked_lm": loss, "align": config.lam * distance}, stats | more)  # (1)
 
@@ -175,30 +184,54 @@ class BEPA(Method):
         packed = pack(first, second, pad_id)
         return packed.input_ids, packed.attention_mask
 
-    def vectors(self, encoder: SentenceEncoder, first: View, second: View) -> Sides:
-        """Alignment vectors ``[B, D]`` of both sides, by one forward pass."""
-        pad_id = encoder.tokenization.pad_id
-        if self.config.align_input == "separate_clean":
-            z = encoder(*stacked((first, second), pad_id)).chunk(2)
+    def vectors(
+        self, encoder: SentenceEncoder, first: View, second: View, capacity: int | None = None
+    ) -> Sides:
+        """Alignment vectors ``[B, D]`` of both sides, by one forward pass.
+
+        With a `capacity` it computes that many tokens for both sides together (`Backbone.forward`).
+        """
+        pad_id, kind = encoder.tokenization.pad_id, self.config.align_input
+        # Out of sight of each other is the same as apart, and without padding the cheaper way.
+        if kind == "separate_clean" or (kind == "packed_blockmask" and capacity is not None):
+            z = encoder(*stacked((first, second), pad_id), capacity).chunk(2)
             return z[0], z[1]
         packed = pack(first, second, pad_id)
-        if self.config.align_input == "packed_masked":
-            return self._of_masked_sides(encoder, packed)
+        if kind == "packed_masked":
+            return self._of_masked_sides(encoder, packed, capacity)
         return self._of_separate_blocks(encoder, packed)
+
+    def _by_one_pass(self, first: View, second: View, capacity: int) -> tuple[Sides, Sides]:
+        """The prediction's loss and accuracy, and the alignment vectors: masked rows and clean ones together.
+
+        Half the launches of two passes, and one gradient of each weight.
+        """
+        encoder = self.encoder
+        pad_id, pooling = encoder.tokenization.pad_id, encoder.pooling
+        ids, mask = self.masked_views(first, second)
+        clean, clean_mask = stacked((first, second), pad_id)
+        masked = self.prediction.mask(ids, mask)
+        rows, attended = widened([masked.input_ids, clean], pad_id), widened([mask, clean_mask], 0)
+        hidden = encoder.backbone(rows, attended, all_layers=pooling.needs_all_layers, capacity=2 * capacity)
+        n, width = ids.shape
+        states = tuple(h[n:] for h in hidden)
+        z = pooling(states, attended[n:], encoder.tokenization.marks).chunk(2)
+        return self.prediction.score(encoder.backbone, hidden[-1][:n, :width], masked), (z[0], z[1])
 
     # ---- variants -------------------------------------------------------------------------------------------------
 
-    def targets(self, online: Sides, first: View, second: View) -> Sides:
+    def targets(self, online: Sides, first: View, second: View, capacity: int | None = None) -> Sides:
         """What predictions are held against: the vectors themselves, without gradient, or a moving average's."""
         if self.target is not None:
             with torch.no_grad():
-                return self.vectors(self.target, first, second)
+                return self.vectors(self.target, first, second, capacity)
         return (online[0].detach(), online[1].detach()) if self.config.target == "stopgrad" else online
 
-    def _of_masked_sides(self, encoder: SentenceEncoder, packed: Packed) -> Sides:
+    def _of_masked_sides(self, encoder: SentenceEncoder, packed: Packed, capacity: int | None) -> Sides:
         mask_id = encoder.tokenizer.mask_token_id
         ids = torch.cat([mask_side(packed, SECOND, mask_id), mask_side(packed, FIRST, mask_id)])
-        hidden = self._hidden(encoder, ids, packed.attention_mask.repeat(2, 1))
+        doubled = None if capacity is None else 2 * capacity
+        hidden = self._hidden(encoder, ids, packed.attention_mask.repeat(2, 1), capacity=doubled)
         halves = [tuple(h.chunk(2)[i] for h in hidden) for i in (0, 1)]
         return self._pool(encoder, halves[0], packed, FIRST), self._pool(encoder, halves[1], packed, SECOND)
 
@@ -210,9 +243,13 @@ class BEPA(Method):
         hidden = self._hidden(encoder, packed.input_ids, allowed, positions)
         return self._pool(encoder, hidden, packed, FIRST), self._pool(encoder, hidden, packed, SECOND)
 
-    def _hidden(self, encoder: SentenceEncoder, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def _hidden(
+        self, encoder: SentenceEncoder, *inputs: Tensor, capacity: int | None = None
+    ) -> tuple[Tensor, ...]:
         every = encoder.pooling.needs_all_layers
-        return self.by_chunks(lambda *rows: encoder.backbone(*rows, all_layers=every), *inputs)
+        return self.by_chunks(
+            lambda *rows: encoder.backbone(*rows, all_layers=every, capacity=capacity), *inputs
+        )
 
     def _pool(
         self, encoder: SentenceEncoder, hidden: tuple[Tensor, ...], packed: Packed, side: int

@@ -11,6 +11,7 @@ with tau = 0.05. What is encoded afterwards is Rep2. (Numbers are this file's; t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -26,6 +27,7 @@ from embedlab.pooling.marked import Marked, up_to
 @dataclass(frozen=True)
 class CSESFPConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    can_unpad: ClassVar[bool] = True
     backbone_kind = "decoder"
     """Rep1 must not have seen the second stage."""
 
@@ -59,7 +61,8 @@ class CSESFP(Method):
 
     def losses(self, batch: Batch) -> LossOutput:
         view, config = batch["sentence"], self.config
-        rep2, rep1 = self.by_chunks(self.stages, view["input_ids"], view["attention_mask"])
+        stages = partial(self.stages, capacity=view.get("token_budget"))
+        rep2, rep1 = self.by_chunks(stages, view["input_ids"], view["attention_mask"])
         hashes = [config.in_batch.text_hashes(view)] * 2
         anchor, other = (rep1, rep2) if config.anchor == "rep1" else (rep2, rep1)
         result = contrast([anchor, other], hashes, config)  # (1)
@@ -68,14 +71,19 @@ class CSESFP(Method):
             loss = (loss + contrast([other, anchor], hashes, config).loss) / 2
         return LossOutput({"info_nce": loss}, result.stats)
 
-    def stages(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    def stages(
+        self, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Rep2 and Rep1 ``[B, D]`` of one pass: the pooling over the tokens up to each mark.
 
-        For the poolings that read marks at inference, and for ``last``, that is the marked token.
+        For the poolings that read marks at inference, and for ``last``, that is the marked token. With a `capacity`
+        that many tokens are computed instead of B x L (`Backbone.forward`).
         """
         encoder = self.encoder
         pooling, marks = encoder.pooling, encoder.tokenization.marks
-        hidden = encoder.backbone(input_ids, attention_mask, all_layers=pooling.needs_all_layers)
+        hidden = encoder.backbone(
+            input_ids, attention_mask, all_layers=pooling.needs_all_layers, capacity=capacity
+        )
         if isinstance(pooling, Marked):
             rep2, rep1 = (pooling.at(hidden, attention_mask, marks, m) for m in ("rep2", "rep1"))
         else:

@@ -31,6 +31,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.twin import TwinEncoder, check_addable
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
+from embedlab.kernels.packing import FullRows, Slots
 from embedlab.methods.contrast import ContrastConfig, contrast_rows, interleaved_hashes
 from embedlab.methods.towers import gradient_norms, load_tower, tower_pooler, towers_apart
 from embedlab.objectives.modulus import FLOOR, Clamp, modulus_term
@@ -67,6 +68,7 @@ def terms_of_loss(
 class JTCSEConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
     backbone_kind = "encoder"
+    can_unpad: ClassVar[bool] = True
     shardable: ClassVar[bool] = False
     towers = 2
 
@@ -267,7 +269,9 @@ class JTCSE(Method):
     def losses(self, batch: Batch) -> LossOutput:
         view, config = batch["sentence"], self.config
         ids, mask = (interleave(x, x) for x in (view["input_ids"], view["attention_mask"]))
-        u, v, s, t = self.by_chunks(self.streams, ids, mask)
+        budget = view.get("token_budget")
+        capacity = None if budget is None else 2 * budget
+        u, v, s, t = self.by_chunks(lambda i, m: self.streams(i, m, capacity), ids, mask)
         hashes = config.in_batch.text_hashes(view)
         loss = TwinLoss(config, interleaved_hashes(hashes, hashes))
         terms = terms_of_loss(loss.x, loss.y, self.pooled, u, v, s, t)
@@ -282,18 +286,26 @@ class JTCSE(Method):
             stats |= gradient_norms(losses, [u, v] if self._cross is None else [u, v, s, t])
         return LossOutput(losses, stats)
 
-    def streams(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """u, v of the main streams and s, t of the side streams, ``[2N, D]`` each (u, v again without one)."""
+    def streams(
+        self, ids: Tensor, mask: Tensor, capacity: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """u, v of the main streams and s, t of the side streams, ``[2N, D]`` each (u, v again without one).
+
+        With a `capacity` that many tokens are computed, the true ones (`Backbone.forward`).
+        """
         first, second = self.encoder.towers
         if self._cross is None:
-            u, v = first(ids, mask), second(ids, mask)
+            u, v = first(ids, mask, capacity), second(ids, mask, capacity)
             return u, v, u, v
-        main, (g1, g2) = self._cross(ids, mask, main=self.config.wiring == "side")
-        u, v = pool(first, g1, mask), pool(second, g2, mask)
+        beside, position = self.config.wiring == "side", None
+        if beside and first.backbone.reads_one(ids.device, capacity is not None):
+            position = first.pooling.position(mask, first.tokenization.marks)
+        main, (g1, g2), slots = self._cross(ids, mask, main=beside, capacity=capacity, position=position)
+        u, v = pool(first, g1, mask, slots), pool(second, g2, mask, slots)
         if main is not None:
-            return pool(first, main[0], mask), pool(second, main[1], mask), u, v
+            return pool(first, main[0], mask, slots), pool(second, main[1], mask, slots), u, v
         s, t = last_exchange(g1, self._layers), last_exchange(g2, self._layers)
-        return u, v, pool(first, (s,), mask), pool(second, (t,), mask)
+        return u, v, pool(first, (s,), mask, slots), pool(second, (t,), mask, slots)
 
     def pooled(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """p and q ``[2N, D]``, whose modulus counts: u and v themselves without poolers."""
@@ -309,6 +321,11 @@ class TNCSE(JTCSE):
     config_class = TNCSEConfig
 
 
-def pool(tower: SentenceEncoder, states: tuple[Tensor, ...], mask: Tensor) -> Tensor:
+def pool(
+    tower: SentenceEncoder, states: tuple[Tensor, ...], mask: Tensor, slots: Slots | FullRows | None
+) -> Tensor:
     """A tower's sentence vectors ``[B, D]`` from hidden states of its form, of the main or of the side stream."""
-    return tower.pooling(states, mask, tower.tokenization.marks)
+    pooling = tower.pooling
+    if slots is not None:
+        states = slots.unpack_all(states if pooling.needs_all_layers else states[-1:])
+    return pooling(states, mask, tower.tokenization.marks)

@@ -32,6 +32,7 @@ class MaskedLMConfig(MethodConfig):
     """A decoder has no masks to fill."""
     # BERT's release: exclude_from_weight_decay=["LayerNorm", "layer_norm", "bias"].
     decays_norms_and_biases: ClassVar[bool] = False
+    can_unpad: ClassVar[bool] = True
     shardable: ClassVar[bool] = False
 
     name: str = "masked_lm"
@@ -81,14 +82,28 @@ class MaskedPrediction(nn.Module):
         special = torch.tensor(sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}))
         self.register_buffer("special_ids", special, persistent=False)
 
-    def forward(self, backbone: Backbone, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy in nats, and the share of the selected tokens that were guessed, of rows ``[B, L]``."""
+    def forward(
+        self, backbone: Backbone, input_ids: Tensor, attention_mask: Tensor, capacity: int | None = None,
+        full: bool = False,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Mean cross-entropy in nats, and the share of the selected tokens that were guessed, of rows ``[B, L]``.
+
+        With a `capacity` the backbone computes that many tokens (`Backbone.forward`); `full` rows have no padding.
+        """
         masked = self.mask(input_ids, attention_mask)
-        hidden = cached(
-            lambda ids, mask: backbone(ids, mask)[-1], masked.input_ids, attention_mask, chunk=self.chunk
+
+        def encode(ids: Tensor, mask: Tensor) -> Tensor:
+            return backbone(ids, None if full and capacity is not None else mask, capacity=capacity)[-1]
+
+        return self.score(
+            backbone, cached(encode, masked.input_ids, attention_mask, chunk=self.chunk), masked
         )
+
+    def score(self, backbone: Backbone, hidden: Tensor, masked: Masked) -> tuple[Tensor, Tensor]:
+        """`forward` from the last states of the corrupted rows, ``[B, L, D]``."""
         assert backbone.head is not None
-        logits = backbone.head(hidden.flatten(0, 1)[masked.positions])
+        # No position comes twice, and the gradient of this selection sorts none.
+        logits = backbone.head(hidden.flatten(0, 1).index_select(0, masked.positions))
         return token_cross_entropy(logits, masked.labels), token_accuracy(logits, masked.labels)
 
     def mask(self, input_ids: Tensor, attention_mask: Tensor) -> Masked:
@@ -111,5 +126,8 @@ class MaskedLM(Method):
 
     def losses(self, batch: Batch) -> LossOutput:
         view = batch["sentence"]
-        loss, accuracy = self.prediction(self.encoder.backbone, view["input_ids"], view["attention_mask"])
+        loss, accuracy = self.prediction(
+            self.encoder.backbone, view["input_ids"], view["attention_mask"], view.get("token_budget"),
+            view.get("full", False),
+        )  # fmt: skip
         return LossOutput({"masked_lm": loss}, {"accuracy": accuracy})

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.architecture import position_offset
+from embedlab.backbones.body import token_positions
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.build import from_dict
 from embedlab.config.optimizer import OptimizerConfig
@@ -90,6 +91,18 @@ class PromptBERTConfig(ContrastConfig):
         return warnings
 
 
+class Rows(NamedTuple):
+    """Rows of which each template has an equal share."""
+
+    ids: Tensor
+    """``[R, L]``."""
+    mask: Tensor
+    """``[R, L]``."""
+    positions: Tensor | None
+    """``[R, L]``; None: counted from the mask."""
+    templates: Sequence[Tokenization]
+
+
 class PromptBERT(Method):
     """h(x) - delta(|x|) in one template against the same in the other.
 
@@ -134,12 +147,16 @@ class PromptBERT(Method):
         which = [len(self.templates) - 1 if v == "second" else 0 for v in views]
         tokens = [batch[v][part] for v in views for part in ("input_ids", "attention_mask")]
         token_budget = joint_token_budget(batch[v] for v in views)
-        vectors = self.by_chunks(lambda *rows: self.pooled(which, rows, token_budget), *tokens)
+        masks, lengths = tokens[1::2], 0
         if self.denoise:
-            masks = tokens[1::2]
             longest = max(m.shape[1] - self.templates[w].overhead for w, m in zip(which, masks, strict=True))
             lengths = int(max(self.lengths, min(longest + 1, self.most_lengths)))
-            noise = self.template_vectors(1 + max(which), lengths)
+        if self.denoise and token_budget is not None:
+            vectors, noise = self.pooled_beside(which, tokens, lengths, token_budget)
+        else:
+            vectors = self.by_chunks(lambda *rows: self.pooled(which, rows, token_budget), *tokens)
+            noise = self.template_vectors(1 + max(which), lengths) if self.denoise else ()
+        if self.denoise:
             vectors = tuple(
                 v - noise[w][(m.sum(1) - self.templates[w].overhead).clamp(min=0, max=lengths - 1)]
                 for v, w, m in zip(vectors, which, masks, strict=True)
@@ -158,40 +175,61 @@ class PromptBERT(Method):
             rows: ids and mask ``[B, L]`` of each view in turn.
             token_budget: tokens to compute of all views together (`Backbone.forward`).
         """
-        ids = widened(list(rows[0::2]), self.templates[0].pad_id)
-        mask = widened(list(rows[1::2]), 0)
-        templates = [self.templates[w] for w in which]
-        return self._pool(self._hidden(ids, mask, templates, token_budget=token_budget), mask, templates)
+        views = self._stacked(which, rows)
+        return self._pool(self._hidden([views], token_budget), views)
+
+    def pooled_beside(
+        self, which: Sequence[int], rows: Sequence[Tensor], lengths: int, token_budget: int
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """`pooled` and `template_vectors` by one forward pass: few and short rows have no pass of their own."""
+        views, bare = self._stacked(which, rows), self._bare(1 + max(which), lengths)
+        budget = token_budget + lengths * sum(t.overhead for t in bare.templates)
+        hidden, n = self._hidden([views, bare], budget), len(views.ids)
+        return self._pool(tuple(h[:n] for h in hidden), views), self._pool(tuple(h[n:] for h in hidden), bare)
 
     def template_vectors(self, templates: int, lengths: int) -> tuple[Tensor, ...]:
         """delta of the first templates, ``[lengths, D]`` each: row t is for sentences of t tokens."""
-        ids, mask, positions = self.bare(templates, lengths)
-        tokenizations = self.templates[:templates]
-        return self._pool(self._hidden(ids, mask, tokenizations, positions), mask, tokenizations)
+        bare = self._bare(templates, lengths)
+        return self._pool(self._hidden([bare]), bare)
 
-    def _hidden(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        templates: Sequence[Tokenization],
-        positions: Tensor | None = None,
-        token_budget: int | None = None,
-    ) -> tuple[Tensor, ...]:
-        """Hidden states of rows of which each template has an equal share."""
-        pooling, masks = self.encoder.pooling, mask.chunk(len(templates))
-        backbone, position = self.encoder.backbone, None
-        if positions is None and backbone.reads_one(ids.device, token_budget is not None):
-            read = [pooling.position(m, t.marks) for m, t in zip(masks, templates, strict=True)]
+    def _stacked(self, which: Sequence[int], rows: Sequence[Tensor]) -> Rows:
+        ids, mask = (
+            widened(list(rows[i::2]), value) for i, value in enumerate((self.templates[0].pad_id, 0))
+        )
+        return Rows(ids, mask, None, [self.templates[w] for w in which])
+
+    def _bare(self, templates: int, lengths: int) -> Rows:
+        ids, mask, positions = self.bare(templates, lengths)
+        return Rows(ids, mask, positions, self.templates[:templates])
+
+    def _hidden(self, parts: Sequence[Rows], token_budget: int | None = None) -> tuple[Tensor, ...]:
+        """Hidden states of all rows of the parts, by one forward pass."""
+        pooling, backbone = self.encoder.pooling, self.encoder.backbone
+        ids = widened([p.ids for p in parts], self.templates[0].pad_id)
+        mask = widened([p.mask for p in parts], 0)
+        positions = position = None
+        if any(p.positions is not None for p in parts):
+            offset = backbone.position_offset
+            told = [token_positions(p.mask, offset) if p.positions is None else p.positions for p in parts]
+            positions = widened(told, offset)
+        if (positions is None or token_budget is not None) and backbone.reads_one(
+            ids.device, token_budget is not None
+        ):
+            read = [
+                pooling.position(m, t.marks)
+                for p in parts
+                for m, t in zip(p.mask.chunk(len(p.templates)), p.templates, strict=True)
+            ]
             position = None if None in read else torch.cat([r for r in read if r is not None])
         every = pooling.needs_all_layers
         return backbone(ids, mask, positions, all_layers=every, capacity=token_budget, position=position)
 
-    def _pool(
-        self, hidden: tuple[Tensor, ...], mask: Tensor, templates: Sequence[Tokenization]
-    ) -> tuple[Tensor, ...]:
+    def _pool(self, hidden: tuple[Tensor, ...], rows: Rows) -> tuple[Tensor, ...]:
         """Equal shares of the rows, each by its template's marks."""
-        states = zip(*(h.chunk(len(templates)) for h in hidden), strict=True)
-        masks = mask.chunk(len(templates))
+        templates = rows.templates
+        width = rows.mask.shape[1]
+        states = zip(*(h[:, :width].chunk(len(templates)) for h in hidden), strict=True)
+        masks = rows.mask.chunk(len(templates))
         return tuple(
             self.encoder.pooling(h, m, t.marks) for h, m, t in zip(states, masks, templates, strict=True)
         )

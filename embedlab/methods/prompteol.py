@@ -15,11 +15,13 @@ from embedlab.config.run import RunConfig
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast
+from embedlab.methods.simcse import joint_token_budget
 
 
 @dataclass(frozen=True)
 class PromptEOLConfig(ContrastConfig):
     kinds: ClassVar[tuple[str, ...]] = ("wikipedia",)
+    can_unpad: ClassVar[bool] = True
     backbone_kind = "decoder"
     """The prompt is read at its last token, which a bidirectional encoder does not predict."""
 
@@ -59,6 +61,7 @@ class PromptEOL(Method):
     def losses(self, batch: Batch) -> LossOutput:
         view, config = batch["sentence"], self.config
         twice = torch.cat([view["input_ids"]] * 2), torch.cat([view["attention_mask"]] * 2)
+        budget = joint_token_budget([view] * 2)
         hashes = [config.in_batch.text_hashes(view)] * 2
-        result = contrast(self.encoder(*twice).chunk(2), hashes, config)
+        result = contrast(self.encoder(*twice, budget).chunk(2), hashes, config)
         return LossOutput({"info_nce": result.loss}, result.stats)

@@ -12,6 +12,7 @@ from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
 from embedlab.errors import UserError
+from embedlab.kernels.packed_rows import PackedRows
 from embedlab.objectives.precision import to_fp32
 
 Marks = Mapping[str, int]
@@ -39,6 +40,8 @@ class Pooling(nn.Module):
         super().__init_subclass__(**options)
         if "config_class" in vars(cls):
             cls.name = cls.config_class.name  # type: ignore[misc]  # its default
+        if "forward" in vars(cls) and "packed" not in vars(cls):
+            cls.packed = Pooling.packed  # type: ignore[method-assign]  # a base's is of the base's forward
 
     def __init__(self, config: PoolingConfig, info: BackboneInfo) -> None:
         super().__init__()
@@ -57,6 +60,20 @@ class Pooling(nn.Module):
             [B, `dim`], fp32 or wider.
         """
         raise NotImplementedError
+
+    def packed(self, hidden: tuple[Tensor, ...], rows: PackedRows, marks: Marks) -> Tensor:
+        """`forward` of rows without padding; a subclass may know a way that does not put it back.
+
+        Args:
+            hidden: of the layers, [C, D] each.
+            rows: R of them, of which the first `PackedRows.rows` count.
+            marks: of the template.
+
+        Returns:
+            [R, `dim`], fp32 or wider.
+        """
+        vectors: Tensor = self(tuple(rows.padded(x) for x in hidden), rows.mask(), marks)
+        return vectors
 
     def position(self, attention_mask: Tensor, marks: Marks) -> Tensor | None:
         """The only token of each row that `forward` reads in the last layer, [B]; None: it reads more."""
@@ -134,3 +151,14 @@ def mean_tokens(hidden: Tensor, mask: Tensor) -> Tensor:
     """
     kept = to_fp32(hidden).masked_fill(~mask.bool()[..., None], 0.0)
     return kept.sum(dim=-2) / mask.sum(dim=1, keepdim=True).clamp(min=1).to(kept.dtype)
+
+
+def mean_packed(hidden: Tensor, rows: PackedRows) -> Tensor:
+    """`mean_tokens` of `hidden` [C, D] over the tokens of packed rows that are read: [R, D]."""
+    tokens = to_fp32(hidden[: rows.tokens])
+    if rows.skip:
+        tokens = tokens.masked_fill((rows.within < rows.skip)[:, None], 0.0)
+    lengths = rows.bounds.diff()
+    # Its own checks would wait for the device.
+    sums = torch.segment_reduce(tokens, "sum", lengths=lengths.long(), initial=0.0, unsafe=True)
+    return sums / (lengths - rows.skip).clamp(min=1)[:, None].to(sums.dtype)

@@ -10,7 +10,8 @@ from embedlab.backbones.architecture import check_layer_states
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
-from embedlab.pooling.base import Marks, Pooling, mean_tokens
+from embedlab.kernels.packed_rows import PackedRows
+from embedlab.pooling.base import Marks, Pooling, mean_packed, mean_tokens
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Mean(Pooling):
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
         return mean_tokens(hidden[-1], attention_mask)
+
+    def packed(self, hidden: tuple[Tensor, ...], rows: PackedRows, marks: Marks) -> Tensor:
+        return mean_packed(hidden[-1], rows)
 
 
 @dataclass(frozen=True)
@@ -58,5 +62,12 @@ class FirstLast(Pooling):
     config: FirstLastConfig
 
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
-        first = hidden[0 if self.config.embeddings else 1]
-        return (mean_tokens(first, attention_mask) + mean_tokens(hidden[-1], attention_mask)) / 2
+        return (
+            mean_tokens(self._first(hidden), attention_mask) + mean_tokens(hidden[-1], attention_mask)
+        ) / 2
+
+    def packed(self, hidden: tuple[Tensor, ...], rows: PackedRows, marks: Marks) -> Tensor:
+        return (mean_packed(self._first(hidden), rows) + mean_packed(hidden[-1], rows)) / 2
+
+    def _first(self, hidden: tuple[Tensor, ...]) -> Tensor:
+        return hidden[0 if self.config.embeddings else 1]

@@ -105,9 +105,12 @@ class Modules(Pooling):
         last = to_fp32(hidden[-1])
         pooled = torch.cat([_pooled(mode, last, attention_mask) for mode in self.settings.modes], dim=-1)
         with torch.autocast(pooled.device.type, enabled=False):
-            dtype = next((p.dtype for p in self.head.parameters()), pooled.dtype)
-            vectors: Tensor = self.head(pooled.to(torch.promote_types(dtype, torch.float32)))
-        return vectors
+            given = next((p.dtype for p in self.head.parameters()), pooled.dtype)
+            dtype = torch.promote_types(given, torch.float32)
+            if dtype == given:
+                return cast(Tensor, self.head(pooled.to(dtype)))
+            wide = {name: p.to(dtype) for name, p in self.head.named_parameters()}
+            return cast(Tensor, torch.func.functional_call(self.head, wide, pooled.to(dtype)))
 
 
 def _part(kind: Any, width: int, settings: dict[str, Any]) -> nn.Module:
@@ -124,7 +127,7 @@ def _pooled(mode: Mode, last: Tensor, mask: Tensor) -> Tensor:
         case "cls":
             return token_at(last, first_index(mask))
         case "lasttoken":
-            return token_at(last, last_index(mask))
+            return token_at(last, last_index(mask)).where(mask.any(dim=1)[:, None], 0.0)
         case "max":
             largest = last.masked_fill(~mask.bool()[..., None], -torch.inf).amax(dim=1)
             return largest.where(

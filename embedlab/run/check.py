@@ -18,7 +18,7 @@ from embedlab.distributed.devices import device_count, on_cuda, precision_of
 from embedlab.errors import UserError
 from embedlab.evaluation.core.suite import suite
 from embedlab.kernels.available import kernel_options
-from embedlab.kernels.packing import MODEL_TYPES
+from embedlab.kernels.packing import DECODER_TYPES, MODEL_TYPES, packable
 
 
 def check_run(run: RunConfig) -> list[str]:
@@ -107,7 +107,8 @@ def resolved_step(run: RunConfig) -> str:
         UserError: a captured step that cannot be.
     """
     cuda = on_cuda(run.trainer)
-    whole = _world(run) == 1 or run.trainer.strategy in ("auto", "ddp")
+    one = _world(run) == 1 and not run.trainer.strategy.startswith("fsdp")
+    whole = one or run.trainer.strategy in ("auto", "ddp")
     capturable = cuda and whole and precision_of(run.trainer) in ("bf16-mixed", "32-true")
     recomputes = run.adapter.gradient_checkpointing
     model_type = backbone_info(run).model_type if cuda or run.step not in ("auto", "eager") else ""
@@ -161,11 +162,9 @@ def _cannot_pack(run: RunConfig) -> str | None:
         return f"method={run.method.name} computes padded rows"
     if run.pooling.counts_padding:
         return f"pooling={run.pooling.name} counts it here (pooling.invalid=grid6, as released)"
-    if run.data.pack is not None:
-        return "packed rows (data.pack) have none"
-    model_type = backbone_info(run).model_type
-    if model_type not in MODEL_TYPES:
-        return f"{model_type} is none of {', '.join(sorted(MODEL_TYPES))}"
+    info = backbone_info(run)
+    if not packable(info.model_type, info.kind):
+        return f"{info.model_type} is none of {', '.join(sorted(MODEL_TYPES | DECODER_TYPES))}"
     if run.backbone.attention != "sdpa":
         return f"it needs backbone.attention=sdpa, not {run.backbone.attention}"
     return None

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedlab.console import SAID
+from embedlab.console import SAID, say_once
 from embedlab.distributed.devices import device_count, launched
 from embedlab.errors import UserError
 
@@ -42,11 +42,15 @@ def start(command: Sequence[str], environment: Mapping[str, str], output: Path |
     arguments, more = [sys.executable, "-m", *command], os.environ | environment | {STARTER: str(pipe)}
     if output is None:
         return subprocess.Popen(arguments, env=more, pass_fds=[pipe])
-    with output.open("ab") as file:
+    with open(output, "ab", opener=_not_through_a_link) as file:
         return subprocess.Popen(
             arguments, env=more, pass_fds=[pipe], stdin=subprocess.DEVNULL, stdout=file, stderr=file,
             start_new_session=True,
         )  # fmt: skip
+
+
+def _not_through_a_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 @functools.cache
@@ -125,6 +129,9 @@ def start_ranks(command: Sequence[str], processes: int) -> int:
             for rank in range(processes):
                 ranks.append(start(command, _environment(rank, processes) | shared))
             status = _wait(ranks, received)
+            if status > 128 and not received and not Path(said.name).read_text():
+                name = signal.Signals(status - 128).name
+                say_once(f"embedlab: a process of the run was ended by {name}; go on with ckpt_path=auto")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -53,6 +53,12 @@ def check_recipe(checkpoint: Path, values: dict[str, Any]) -> None:
         # A key that the record lacks is of a later version.
         if above & MAY_CHANGE or (was is None and not _holds(saved, parts)):
             continue
+        if (key, was, now) == (
+            "trainer.precision",
+            "bf16-mixed",
+            "auto",
+        ):  # what trainer=gpu, ddp and fsdp said
+            continue
         was, now = ("null" if value is None else value for value in (was, now))
         raise UserError(
             f"the checkpoint is of another recipe: it was trained with {key}={was}",

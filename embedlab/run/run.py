@@ -26,6 +26,7 @@ from embedlab.data.module import SentenceDataModule
 from embedlab.data.rows import iter_texts
 from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count, global_rank, on_cuda, precision_of
+from embedlab.distributed.lost import PeerLost, peer_is_gone
 from embedlab.encoders.folder import whole_folder
 from embedlab.encoders.loading import load_checkpoint
 from embedlab.engine.cuda_graph import CapturedStep
@@ -43,6 +44,7 @@ from embedlab.run.callbacks.checkpoints import (
     WholeFile,
     check_parameters,
     find_checkpoint,
+    how_to_go_on,
     kept_in,
     read_checkpoint,
     step_of,
@@ -173,6 +175,8 @@ class Run:
                     raise
                 except Exception as error:
                     self._not_begun(error)
+                    if trainer.world_size > 1 and peer_is_gone(error):
+                        raise PeerLost(how_to_go_on(self.folder)) from error
                     raise
             if not trainer.is_global_zero:
                 return {}
@@ -206,7 +210,7 @@ class Run:
         if self.record is not None:
             self.record.put_back()
         # torch's own errors of memory and of a card are of further types.
-        of_torch = type(error) is RuntimeError
+        of_torch = type(error) is RuntimeError and not peer_is_gone(error)
         if self.checkpoint is not None and (of_torch or isinstance(error, _OF_STRUCTURE)):
             raise UserError(
                 f"the checkpoint cannot be restored ({type(error).__name__}: {error})",
@@ -305,21 +309,17 @@ def _trainer(**arguments: Any) -> Trainer:
 
 
 def _strategy(config: RunConfig) -> Any:
-    settings = config.trainer
-    devices = device_count(settings) * settings.num_nodes
-    if settings.strategy.startswith("fsdp"):
+    devices = device_count(config.trainer) * config.trainer.num_nodes
+    if config.trainer.strategy.startswith("fsdp"):
         return Sharded(devices)
-    if devices > 1 and resolved_step(config) == "graph":
-        return SummedInStep()
-    return settings.strategy
+    summed = devices > 1 and resolved_step(config) == "graph"
+    return SummedInStep() if summed else config.trainer.strategy
 
 
 def _plugins() -> list[Any]:
     """How checkpoints are written, and on SLURM that Lightning leaves its signals to `GracefulStop`."""
-    plugins: list[Any] = [WholeFile()]
-    if SLURMEnvironment.detect():
-        plugins.append(SLURMEnvironment(auto_requeue=False))
-    return plugins
+    slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+    return [WholeFile(), *slurm]
 
 
 def _early_stopping(config: RunConfig, finale: FinalEvaluation) -> Callback:
@@ -381,8 +381,14 @@ def _wandb(config: RunConfig, folder: Path) -> Logger:
     offline = "WANDB_MODE" not in os.environ and not (os.environ.get("WANDB_API_KEY") or _has_netrc())
     if offline:
         log.info("No W&B key: recording offline in %s; upload with `wandb sync`.", folder / "wandb")
-    logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
-    logger.experiment.config.update(config.plain, allow_val_change=True)
+    try:
+        logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
+        logger.experiment.config.update(config.plain, allow_val_change=True)
+    except TypeError as error:
+        fix = "keys of wandb.init"
+        raise UserError(
+            f"W&B refuses a setting: {error}", key="logger.wandb", value=settings, fix=fix
+        ) from error
     return logger
 
 

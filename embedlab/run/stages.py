@@ -21,6 +21,7 @@ import copy
 import gc
 import logging
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,10 @@ class Stage:
     def read(cls, name: str, content: Any) -> Stage:
         """From its place under ``stages``; ``UserError`` names what is wrong."""
         key = f"stages.{name}"
+        if not re.fullmatch(r"\w[\w.-]*", str(name)):  # it names a folder
+            raise UserError(
+                "a stage has a name of letters, digits, dots and dashes", key="stages", value=name
+            )
         if not isinstance(content, dict):
             raise UserError("a stage is a group of keys", key=key, value=content)
         rest = dict(content)

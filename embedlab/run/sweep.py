@@ -1,4 +1,4 @@
-"""The trials of a sweep: fresh processes, one GPU each, finished ones skipped, a failed one survived."""
+"""The trials of a sweep: fresh processes, each with its own GPUs, finished ones skipped, a failed one survived."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,13 +55,47 @@ class Running:
 
     trial: Trial
     process: Process
-    device: int | None
+    devices: Devices
     began: float
 
 
-def free_devices(parallel: int | None) -> list[int | None]:
-    """Where trials may run at once: CUDA devices, at most ``parallel``; without any so many, or one, on the CPU."""
-    return list(_devices()[:parallel]) or [None] * (parallel or 1)
+Devices = tuple[int, ...]
+"""Indices of CUDA devices; none on the CPU."""
+
+
+def free_devices(parallel: int | None, wanted: int = 1) -> list[Devices]:
+    """Where trials may run at once, at most ``parallel``; without CUDA so many, or one, on the CPU.
+
+    Args:
+        parallel: trials at once; None: as many as there are devices for.
+        wanted: devices of a trial.
+
+    Raises:
+        UserError: a trial wants more than there are.
+    """
+    there = _devices()
+    if not there:
+        return [()] * (parallel or 1)
+    if wanted > len(there):
+        raise UserError(
+            f"this machine has {len(there)} for a trial",
+            key="trainer.devices",
+            value=wanted,
+            fix=str(len(there)),
+        )
+    groups = [tuple(there[i : i + wanted]) for i in range(0, len(there) - wanted + 1, wanted)]
+    return groups[:parallel]
+
+
+def devices_wanted(config: Mapping[str, Any]) -> int:
+    """CUDA devices of a trial of this configuration; 1 where it takes what is there."""
+    trainer = config.get("trainer") or {}
+    devices = trainer.get("devices")
+    if trainer.get("accelerator") == "cpu":
+        return 1
+    if isinstance(devices, list | tuple):
+        return max(1, len(devices))
+    return max(1, int(str(devices))) if str(devices).isdigit() else 1
 
 
 def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None) -> list[str]:
@@ -73,7 +107,7 @@ def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None
     Args:
         trials: of the sweep.
         sweep: its folder; gets ``sweep.json`` with every trial's overrides and status.
-        parallel: trials at once; None: one for each CUDA device, else one.
+        parallel: trials at once; None: as many as there are CUDA devices for, else one.
 
     Returns:
         Each trial's status: ``finished``, ``failed`` or ``interrupted``.
@@ -90,7 +124,8 @@ def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None
         for trial in trials:
             wait_for_orphan(trial.folder)
         claim(trials)
-        _run(trials, sweep, free_devices(parallel))
+        wanted = max((devices_wanted(t.config) for t in trials), default=1)
+        _run(trials, sweep, free_devices(parallel, wanted))
     return [status_of(t.folder) or FAILED for t in trials]
 
 
@@ -100,7 +135,7 @@ def wait_for_orphan(folder: Path) -> None:
         pass
 
 
-def _run(trials: Sequence[Trial], sweep: Path, free: list[int | None]) -> None:
+def _run(trials: Sequence[Trial], sweep: Path, free: list[Devices]) -> None:
     waiting = [t for t in trials if status_of(t.folder) != FINISHED]
     skipped = len(trials) - len(waiting)
     if skipped:
@@ -117,7 +152,7 @@ def _run(trials: Sequence[Trial], sweep: Path, free: list[int | None]) -> None:
                 time.sleep(0.2)
                 for run in [r for r in running if r.process.poll() is not None]:
                     running.remove(run)
-                    free.append(run.device)
+                    free.append(run.devices)
                     _record_end(run, f"{len(trials) - len(waiting) - len(running)} of {len(trials)}")
                     _record(sweep, trials)
             except KeyboardInterrupt:
@@ -220,12 +255,12 @@ def _devices() -> list[int]:
     return list(range(sum(line.startswith("GPU ") for line in found.splitlines())))
 
 
-def start_trial(trial: Trial, device: int | None, same: Collection[str] = ()) -> Running:
-    """In a process of its own, on one device; a trial that left a checkpoint goes on from it.
+def start_trial(trial: Trial, devices: Devices, same: Collection[str] = ()) -> Running:
+    """In a process of its own, on its own devices; a trial that left a checkpoint goes on from it.
 
     Args:
         trial: to start.
-        device: of CUDA.
+        devices: that it sees.
         same: overrides of all trials, which need not be said.
     """
     config = dict(trial.config)
@@ -236,14 +271,14 @@ def start_trial(trial: Trial, device: int | None, same: Collection[str] = ()) ->
     write_config(path, config)
     # Trials are grouped by their sweep on W&B, unless the configuration or the environment says otherwise.
     environment = {"WANDB_RUN_GROUP": os.environ.get("WANDB_RUN_GROUP", trial.folder.parent.name)}
-    if device is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = str(device)
+    if devices:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
     process = start([*RUNNER, str(path), str(trial.folder)], environment, trial.folder / OUTPUT)
-    where = "" if device is None else f" on GPU {device}"
+    where = f" on GPU {' and '.join(map(str, devices))}" if devices else ""
     log.info(
         "started %s%s: %s", trial.folder.name, where, " ".join(o for o in trial.overrides if o not in same)
     )
-    return Running(trial, process, device, time.monotonic())
+    return Running(trial, process, devices, time.monotonic())
 
 
 def _record_end(run: Running, progress: str) -> None:

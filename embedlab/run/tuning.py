@@ -1,4 +1,4 @@
-"""A search over configurations with Optuna's ask and tell: fresh processes, one GPU each, poor trials ended early."""
+"""A search over configurations with Optuna's ask and tell: trials in fresh processes, poor ones ended early."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
 
 from embedlab.config.build import Record, within
 from embedlab.config.run_files import read_numbers
@@ -76,6 +78,17 @@ class Space:
                 fix="'optimizer.lr=tag(log,interval(1e-6,1e-4))' or method.tau=0.03,0.05,0.07",
             )
 
+    @property
+    def devices(self) -> int:
+        """The most CUDA devices that a trial may want."""
+        given = dict(line.lstrip("+").partition("=")[::2] for line in self.fixed)
+        asked = self._swept.get("trainer.devices")
+        values = [given.get("trainer.devices")] if asked is None else list(asked.sweep_string_iterator())
+        cpu = "cpu" in (given.get("trainer"), given.get("trainer.accelerator"))
+        accelerator = "cpu" if cpu else "cuda"
+        wanted = ({"accelerator": accelerator, "devices": yaml.safe_load(str(v))} for v in values)
+        return max(launcher.devices_wanted({"trainer": trainer}) for trainer in wanted)
+
     def suggest(self, trial: optuna.Trial) -> list[str]:
         """One value of each key, as overrides."""
         return [f"{key}={self._value(trial, key, override)}" for key, override in self._swept.items()]
@@ -120,7 +133,7 @@ def tune(config: TuneConfig, space: Space, compose: Compose, folder: Path) -> op
 
 def _search(config: TuneConfig, space: Space, compose: Compose, folder: Path) -> optuna.Study:
     study = _study(config, folder)
-    free = launcher.free_devices(config.parallel)
+    free = launcher.free_devices(config.parallel, space.devices)
     live: list[_Live] = []
     try:
         while True:
@@ -132,7 +145,7 @@ def _search(config: TuneConfig, space: Space, compose: Compose, folder: Path) ->
             for one in list(live):
                 if not _goes_on(one, study, config):
                     live.remove(one)
-                    free.append(one.run.device)
+                    free.append(one.run.devices)
     except KeyboardInterrupt:
         log.warning("Interrupted. To go on: the same command, with tune.folder=%s", folder)
         raise
@@ -178,7 +191,9 @@ def _states() -> Any:
     return TrialState
 
 
-def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, device: int | None) -> _Live:
+def _begin(
+    trial: optuna.Trial, space: Space, compose: Compose, folder: Path, devices: launcher.Devices
+) -> _Live:
     try:
         chosen = space.suggest(trial)
     except ValueError as error:
@@ -189,7 +204,7 @@ def _begin(trial: optuna.Trial, space: Space, compose: Compose, folder: Path, de
         ) from None  # fmt: skip
     one = Trial(folder / str(trial.number), compose([*space.fixed, *chosen]), chosen)
     launcher.claim([one])
-    return _Live(trial, launcher.start_trial(one, device))
+    return _Live(trial, launcher.start_trial(one, devices))
 
 
 def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
@@ -216,7 +231,7 @@ def _goes_on(one: _Live, study: optuna.Study, config: TuneConfig) -> bool:
         log.info("%s: %s = %.4f", folder.name, config.metric, best)
     elif code != 0 and one.tries < config.retries:
         one.tries += 1
-        one.run = launcher.start_trial(one.run.trial, one.run.device)
+        one.run = launcher.start_trial(one.run.trial, one.run.devices)
         return True
     elif code == 0:
         raise _no_metric(folder, config.metric)  # nor will the other trials have it

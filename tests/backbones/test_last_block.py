@@ -154,8 +154,8 @@ def test_compiled_it_is_the_same_by_one_compilation(tiny: Tiny, model_type: str)
 
 def test_in_a_captured_step_the_host_waits_for_nothing(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     def as_on_a_card(*args: Any) -> torch.Tensor:
-        *tensors, scale, dropout = args
-        return varlen_attention.varlen_attention(*tensors, torch.zeros(1).long(), 32, scale, dropout)
+        *tensors, scale, dropout, causal, _ = args
+        return varlen_attention.varlen_attention(*tensors, torch.zeros(1).long(), 32, scale, dropout, causal)
 
     monkeypatch.setattr(varlen_attention, "padded_attention", as_on_a_card)
     backbone = load(tiny, "bert").eval()

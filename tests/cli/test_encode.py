@@ -248,3 +248,29 @@ def test_a_text_without_end_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert "a line of more than 32 MiB" in line or "5,242,880 characters" in line
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["in.txt", "in.csv", "in.jsonl"])
+@pytest.mark.parametrize("chunk", [2, 100])
+@pytest.mark.parametrize("command", [["encode"], ["search", "index"], ["train"]])
+def test_a_text_that_is_too_long_is_named_by_its_row(
+    tmp_path: Path,
+    ckpt: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    chunk: int,
+    name: str,
+) -> None:
+    monkeypatch.setattr("embedlab.encoders.tokenization.LONGEST", 5000)
+    monkeypatch.setattr("embedlab.data.build._CHUNK", chunk)
+    source = write(tmp_path / name, [*SENTENCES[:5], "x" * 6000, *SENTENCES[:5]])
+    told = [str(source), str(tmp_path / "o.npy"), f"ckpt={ckpt}", f"chunk={chunk}"]
+    if command == ["train"]:
+        told = ["backbone=local", f"backbone.path={ckpt}", "trainer=cpu", f"data.files={source}", "data.batch_size=2",
+                "data.max_chars=10000", f"data.cache_dir={tmp_path}", f"hydra.run.dir={tmp_path / 'run'}"]  # fmt: skip
+    assert main([*command, *told]) == 2
+    (line,) = [e for e in capsys.readouterr().err.splitlines() if e.startswith("embedlab: ")]
+    row = 6 + (name == "in.csv")
+    assert line.startswith(f"embedlab: {source}:{row}: a text of 6,000 characters has no space")
+    assert not (tmp_path / "o.npy").exists()

@@ -69,6 +69,21 @@ def test_the_run_folder_is_the_users_choice(tmp_path: Path) -> None:
     assert task.folders == [tmp_path / "mine"]
 
 
+@pytest.mark.parametrize("flag", [[], ["-m"]])
+@pytest.mark.parametrize("name", [".hydra", ".hydra/config.yaml", "demo.log", "multirun.yaml"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, name: str, flag: list[str]) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    link = tmp_path / "run" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim)
+    key = "hydra.sweep.dir" if flag else "hydra.run.dir"
+    guard = "+hydra.callbacks.free_folder._target_=embedlab.cli.hydra_main.FreeFolder"
+    with pytest.raises(UserError, match=rf"{name}: is a link \({key}="):
+        run(job(Task()), "demo", [*flag, *GIVEN, guard, f"{key}={tmp_path / 'run'}"])
+    assert victim.read_text() == "mine"
+
+
 @pytest.mark.parametrize("flag", ["-m", "--multirun"])
 def test_multirun(here: Path, flag: str) -> None:
     task = Task()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedlab.cli import compose as composing
 from embedlab.cli import lightning_cli
 from embedlab.cli.compose import compose
 from embedlab.cli.main import COMMANDS, main
@@ -130,3 +131,44 @@ def test_fit_names_keys_and_fixes_by_its_own_flags(
 
 def test_fit_without_a_file_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert "embedlab fit --config FILE" in refusal(["fit"], capsys)
+
+
+def text_keys() -> list[tuple[str, str]]:
+    commands = ("encode", "evaluate", "export", "search_index", "search_query")
+    return [
+        (command, key)
+        for command in commands
+        for key in composing._defaults(command)
+        if key in composing._TEXTS
+    ]
+
+
+@pytest.mark.parametrize("value", ["[a]", "[a,b]", "{a: b}"])
+@pytest.mark.parametrize(("command", "key"), text_keys())
+def test_a_name_is_one_text(command: str, key: str, value: str) -> None:
+    places = {
+        "encode": ("input", "output"),
+        "search_index": ("input", "index"),
+        "search_query": ("index", "text"),
+    }
+    needed = (*places.get(command, ()), "ckpt", *(("to", "out") if command == "export" else ()))
+    given = [f"{name}=x" for name in needed if name != key]
+    with pytest.raises(UserError, match=rf"^not text \({key}="):
+        compose(command, [*given, f"{key}={value}"], positional=places.get(command, ()))
+
+
+@pytest.mark.parametrize("arguments", [
+    ["encode", "{text}", "{out}.npy", "ckpt=mini", "device=meta"],
+    ["encode", "{text}", "{out}.npy", "ckpt=mini", "prompt=5"],
+    ["search", "index", "{text}", "/", "ckpt=mini", "overwrite=true"],
+    ["export", "ckpt=mini", "to=hf", "out=/", "overwrite=true"],
+    ["evaluate", "ckpt=mini", "suite=sts", "tasks=5", "data_dir={folder}"],
+    ["evaluate", "ckpt=mini", "suite=bitext", "languages=5", "data_dir={folder}"],
+])  # fmt: skip
+def test_what_no_command_can_do_is_one_line(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.txt").write_text("a cat\n")
+    names = {"text": tmp_path / "in.txt", "out": tmp_path / "out", "folder": tmp_path}
+    refusal([argument.format(**names) for argument in arguments], capsys)
+    assert not list(tmp_path.glob("out*"))

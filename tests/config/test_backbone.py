@@ -141,9 +141,8 @@ def test_a_wrong_hub_name_offline_is_one_line_with_the_fix() -> None:
 def test_broken_configurations(tiny: Tiny, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny("bert"), tmp_path / "m")
     (folder / "config.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read") as caught:
+    with pytest.raises(UserError, match=r"config\.json:1: is not JSON"):
         probe(local(folder))
-    assert caught.value.file == str(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "no_such_type"}))
     with pytest.raises(UserError, match="no_such_type"):
         probe(local(folder))

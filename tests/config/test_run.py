@@ -23,6 +23,11 @@ from embedlab.run.run import train
         ("trainer.max_steps=x", r"not a whole number \(trainer.max_steps=x\)"),
         ("trainer.devices=x", r"trainer.devices=x\). Fix: 1, auto"),
         ("trainer.devices=0", r"trainer.devices=0\). Fix: 1, auto"),
+        ("trainer.devices=[0,0]", r"names a device twice \(trainer.devices=\[0, 0\]\)"),
+        (
+            "trainer.devices=[0,1]",
+            r"a CPU has no numbers \(trainer.devices=\[0, 1\]\). Fix: trainer.devices=2",
+        ),
         ("trainer.num_nodes=0", r"must be at least 1 \(trainer.num_nodes=0\)"),
         ("callbacks.checkpoint.every_minutes=x", r"not a number \(callbacks.checkpoint.every_minutes=x\)"),
         ("adapter.r=x", r"not a whole number \(adapter.r=x\)"),
@@ -129,7 +134,7 @@ def test_steps_are_captured_where_each_device_has_the_whole_model(  # type: igno
     monkeypatch.setattr("embedlab.run.check.on_cuda", lambda trainer: True)
     monkeypatch.setattr("embedlab.run.check.device_count", lambda trainer: devices)
     cuda = ("trainer.precision=bf16-mixed", f"trainer.strategy={strategy}")
-    captured = devices == 1 or strategy in ("auto", "ddp")
+    captured = strategy in ("auto", "ddp") or (devices == 1 and strategy != "fsdp")
     for drop in ("true", "false"):
         run = compose_run(*cuda, f"data.drop_last={drop}")
         assert resolved_step(run) == ("graph" if captured else "compile")
@@ -167,11 +172,15 @@ def test_unpad_names_what_it_cannot_do(compose_run, monkeypatch):  # type: ignor
     monkeypatch.setattr("embedlab.run.check.resolved_step", lambda run: "graph")
     assert resolved_packing(compose_run()) is True
     assert resolved_packing(compose_run("unpad=false")) is False
-    assert resolved_packing(compose_run("unpad=auto", model_type="modernbert")) is False
+    assert resolved_packing(compose_run("unpad=auto", "pooling=mean", model_type="gpt2")) is False
+    for more in (("csesfp", "rep2", "eol_sum"), ("prompteol", "last", "eol")):
+        named = (f"{key}={value}" for key, value in zip(("method", "pooling", "template"), more, strict=True))
+        assert resolved_packing(compose_run(*named, "adapter=lora", model_type="llama")) is True
     for overrides, model_type, cause in (
         (("backbone.attention=eager",), "bert", "attention"),
-        ((), "modernbert", "modernbert"),
-        (("data.pack=32", "method=masked_lm"), "bert", "masked_lm"),
+        (("pooling=mean",), "gpt2", "gpt2"),
+        (("method=csesfp", "pooling=rep2", "template=eol_sum"), "gpt2", "gpt2 is none of .*llama"),
+        (("data.pack=32", "method=causal_lm"), "gpt2", "causal_lm"),
     ):
         with pytest.raises(UserError, match=cause):
             resolved_packing(compose_run("unpad=true", *overrides, model_type=model_type))

@@ -405,6 +405,22 @@ def test_a_damaged_table_is_built_anew(many: Path, name: str) -> None:
     assert again.n_rows == 3000
 
 
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_table_with_ids_past_the_vocabulary_is_built_anew(
+    many: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    monkeypatch.setattr("embedlab.data.table._LOOKED_AT", 100)
+    table = build_token_table(DataConfig(files=str(many)), FIELDS)
+    path = table.folder / "ids0.bin"
+    whole = np.fromfile(path, np.uint16)
+    damaged = whole.copy()
+    damaged[place] = max(WORDS.tokenizer.get_vocab().values()) + 1
+    damaged.tofile(path)
+    build_token_table(DataConfig(files=str(many)), FIELDS)
+    assert "sentence has ids past the vocabulary" in caplog.text
+    assert np.array_equal(np.fromfile(path, np.uint16), whole)
+
+
 def test_an_older_format_is_built_anew(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = build_token_table(DataConfig(files=str(many)), FIELDS)
     meta = (table.folder / "meta.json").read_text()

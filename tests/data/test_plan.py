@@ -139,4 +139,5 @@ def test_fewer_rows_than_a_batch(n_rows: int, world: int, says: str) -> None:
     with pytest.raises(UserError, match=says) as caught:
         BatchPlan(n_rows, 8, world=world)
     assert caught.value.key == "data.batch_size"
+    assert len(BatchPlan(8 * world, 8, world=world)) == 1
     assert len(BatchPlan(n_rows, 8, world=world, drop_last=False)) >= 1

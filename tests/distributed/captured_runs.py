@@ -15,7 +15,15 @@ from tests.methods.golden import METHODS, Inputs
 
 WORLD = 2
 EXACT = ("simcse", "simcse_supervised", "jtcse", "csesfp", "bepa", "promptbert")
-EPOCHS = {"uneven-20": 6, "uneven-21": 6, "accumulated": 4, "chunked": 4, "skewed": 4}
+EPOCHS = {
+    "uneven-20": 6,
+    "uneven-21": 6,
+    "accumulated": 4,
+    "chunked": 4,
+    "skewed": 4,
+    "half": 4,
+    "half-fp32": 4,
+}
 """Runs that are compared by their gradients' norms, and how many updates they make."""
 BASICS = (
     "backbone=local", "trainer.log_every_n_steps=1", "callbacks.progress=none", "optimizer.lr=1e-3",
@@ -51,13 +59,17 @@ def compared(inputs: Inputs, world: int, *more: str, precision: str) -> dict[str
         return Spec(line(inputs, name, world, *more, f"trainer.precision={precision}", *own))
 
     short = ("trainer.max_steps=4", "trainer.max_epochs=9")
-    runs = {name: spec(name, "trainer.max_steps=1") for name in EXACT}
+    # In the second step, gradients are sent as they come.
+    runs = {name: spec(name, "trainer.max_steps=2") for name in EXACT}
     # 20 rows: batches of 8, 8 and 4, of which two ranks have 2 each; 21: the last is shared 3 to 2.
     for rows in (20, 21):
         uneven = (f"data.limit={rows}", "data.drop_last=false", "trainer.max_epochs=2")
         runs[f"uneven-{rows}"] = spec("simcse", *uneven)
     runs["accumulated"] = spec("simcse", "optimizer.accumulate=3", *short)
     runs["chunked"] = spec("simcse", "optimizer.chunk=3", *short)
+    half = ("trainer.precision=bf16-mixed", *short)  # copies of weights, whose gradients come joined
+    runs["half"] = spec("simcse", *half)
+    runs["half-fp32"] = spec("simcse", "optimizer.reduce_dtype=fp32", *half)
     skewed = inputs.folder / "skewed.txt"
     texts = [" ".join(["dog", "river"][i % 2] for i in range(n)) + f" {n} x{n}" for n in range(1, 13)]
     skewed.write_text("\n".join([*texts, *(f"a{i} cat" for i in range(28))]) + "\n")
@@ -79,7 +91,7 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
 
 
 def gradient_error(one: Path, two: Path) -> float:
-    """Largest difference of any gradient, as a share of the largest; by the first moments after one step."""
+    """Largest difference of any gradient, as a share of the largest; by the first moments after two steps."""
     a, b = (checkpoint(f)["optimizer_states"][0]["state"] for f in (one, two))
     assert a.keys() == b.keys()
     largest = max(float(s["exp_avg"].abs().max()) for s in a.values())

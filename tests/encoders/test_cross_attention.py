@@ -41,7 +41,7 @@ def streams(
     first: Backbone, second: Backbone, layers: tuple[int, ...], route: str = "query_owner"
 ) -> tuple[tuple[Tensor, ...], ...]:
     """H1, H2, T1, T2 with all layers."""
-    main, side = CrossAttention(first, second, layers, route)(*batch())  # type: ignore[arg-type]
+    main, side, _ = CrossAttention(first, second, layers, route)(*batch())  # type: ignore[arg-type]
     assert main is not None
     return *main, *side
 
@@ -157,7 +157,7 @@ def test_the_main_streams_are_the_backbones_own_forward_pass(tiny: Tiny, kind: s
         for ours, theirs in zip(states, backbone(ids, mask, all_layers=True), strict=True):
             assert torch.equal(ours, theirs)
     left = ids.flip(1), mask.flip(1)  # padding on the left
-    main, _ = CrossAttention(first, second, (4,))(*left)
+    main, *_ = CrossAttention(first, second, (4,))(*left)
     assert main is not None
     assert torch.equal(main[0][-1], first(*left)[-1])
     assert CrossAttention(first, second, (4,))(ids, mask, main=False).main is None
@@ -169,7 +169,7 @@ def test_invariant_19_padding_changes_no_first_token(tiny: Tiny, kind: str) -> N
     ids, mask = batch()
 
     def first_tokens(ids: Tensor, mask: Tensor) -> Tensor:
-        main, side = cross(ids, mask)
+        main, side, _ = cross(ids, mask)
         assert main is not None
         return torch.cat([states[-1][:, 0] for states in (*main, *side)], 1)
 

@@ -406,3 +406,20 @@ def test_the_fingerprint_follows_what_decides_the_vectors(tiny: Tiny) -> None:
 def test_half_of_a_character_is_named_by_its_sentence(tiny: Tiny) -> None:
     with pytest.raises(UserError, match="sentence 1 holds half of a character"):
         build(tiny("bert")).encode(["a", "b \udc80 c"])
+
+
+def test_on_another_device_and_back(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder on the processor that says it is elsewhere."""
+    encoder = build(tiny())
+    expected = encoder.encode(TEXTS[:3])
+    at = [torch.device("meta")]
+    monkeypatch.setattr(SentenceEncoder, "device", property(lambda self: at[-1]))
+    monkeypatch.setattr(encoder, "to", lambda device: at.append(torch.device(device)))
+    seen: list[torch.device] = []
+    found = encoder.encode(TEXTS[:3], device="cpu", on_batch=lambda *_: seen.append(encoder.device))
+    assert np.array_equal(found, expected)
+    assert set(seen) == {torch.device("cpu")}
+    assert [str(device) for device in at] == ["meta", "cpu", "meta"]
+    at.append(torch.device("cpu"))
+    encoder.encode(TEXTS[:3], device="cpu:0")  # another name of where it is
+    assert len(at) == 4

@@ -246,8 +246,8 @@ def test_lower_case_stays(tiny: Tiny, tmp_path: Path, kind: str) -> None:
     agree(tmp_path / "exported")
 
 
-@pytest.mark.parametrize("mode", ["mean", "cls", "max"])
-def test_a_prompt_longer_than_the_row(tiny: Tiny, tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["mean", "cls", "max", "lasttoken", ("mean", "lasttoken")])
+def test_a_prompt_longer_than_the_row(tiny: Tiny, tmp_path: Path, mode: str | tuple[str, ...]) -> None:
     body = transformer(tiny, max_seq_length=8)
     prompts = {"query": "a prompt of far more words than a row has tokens"}
     folder = write(tmp_path / "st", [body, models.Pooling(32, mode, include_prompt=False)], prompts=prompts)

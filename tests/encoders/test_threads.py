@@ -62,3 +62,58 @@ def test_modes_are_as_before_after_an_error_and_inside_of_another(tiny: Callable
     with pytest.raises(ZeroDivisionError):
         fail()
     assert [m.training for m in encoder.modules()] == before
+
+
+class Moved(SentenceEncoder):
+    """Says that it is where it was last sent; a CPU has no second device to go to."""
+
+    place = torch.device("cpu")
+
+    @property
+    def device(self) -> torch.device:
+        return self.place
+
+    def to(self, device: torch.device) -> Moved:  # type: ignore[override]
+        self.place = device
+        return self
+
+
+def test_a_thread_waits_for_the_device_that_others_use(tiny: Callable[..., Path]) -> None:
+    encoder: SentenceEncoder = embedlab.load(tiny("bert"))
+    encoder.__class__ = Moved
+    home, away = torch.device("cpu"), torch.device("meta")
+    entered, go_on = Event(), Event()
+    seen: list[tuple[str, torch.device]] = []
+
+    def use(name: str, device: torch.device | None, *, hold: bool = False) -> None:
+        with encoder.evaluating(device):
+            seen.append((name, encoder.device))
+            if hold:
+                entered.set()
+                assert go_on.wait(60)
+                assert encoder.device == device
+                with encoder.evaluating(None):
+                    assert encoder.device == device
+
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(use, "first", away, hold=True)
+        assert entered.wait(60)
+        others = [pool.submit(use, "home", None), pool.submit(use, "home", home)]
+        pool.submit(use, "beside", away).result()
+        assert [name for name, _ in seen] == ["first", "beside"]
+        go_on.set()
+        for task in (first, *others):
+            task.result()
+    assert seen == [("first", away), ("beside", away), ("home", home), ("home", home)]
+    assert encoder.device == home
+
+
+def test_a_device_that_cannot_be_had_leaves_the_encoder_free(tiny: Callable[..., Path]) -> None:
+    encoder: SentenceEncoder = embedlab.load(tiny("bert"))
+    encoder.__class__ = type("Full", (Moved,), {"to": lambda self, device: 1 / 0})
+    encoder.train()
+    with pytest.raises(ZeroDivisionError), encoder.evaluating("meta"):
+        pass
+    assert encoder.training
+    with encoder.evaluating(None):
+        assert not encoder.training

@@ -144,6 +144,19 @@ def test_joined_as_text_is_the_whole_string_tokenised(tokenizers: dict[str, Any]
     assert Tokenization(hf, EOL).ids([text])[0] == expected
 
 
+@pytest.mark.parametrize("model_type", ["bert", "gpt2", "llama"])
+def test_a_cut_text_is_a_beginning_within_its_limit(tokenizers: dict[str, Any], model_type: str) -> None:
+    tokens = Tokenization(tokenizers[model_type])
+    for text in (SENTENCES[0], "é" * 9, "unheard-of words"):
+        ids = tokens.plain_ids([text])[0]
+        for limit in range(len(ids) + 1):
+            short = tokens._shorten(text, ids, limit)
+            assert text.startswith(short)
+            assert len(tokens.plain_ids([short])[0]) <= limit
+        assert tokens._shorten(text, ids, 0) == ""
+        assert tokens._shorten(text, ids, len(ids)) == tokens._shorten(text, ids, None) == text
+
+
 def test_joined_as_text_the_sentence_is_cut_to_its_limit(tokenizers: dict[str, Any]) -> None:
     hf = tokenizers["gpt2"]
     rows, cut = Tokenization(hf, EOL, 5).ids_and_cut(["the cat sat on the mat", "a"])
@@ -151,6 +164,17 @@ def test_joined_as_text_the_sentence_is_cut_to_its_limit(tokenizers: dict[str, A
     sentence = hf.decode(rows[0]).split('"')[1]
     assert len(hf(sentence)["input_ids"]) <= 5
     assert "the cat sat on the mat".startswith(sentence)
+
+
+def test_a_sentence_without_room_in_its_context_is_left_out() -> None:
+    """A word of one token alone has more after the quotation mark: its cut is at 0, and the row as without it."""
+    template = Template('Say"{sentence}" in one word{rep1}, it means{rep2}', "text")
+    room = Tokenization(tokenizer("llama"), template).overhead + 1
+    tokens = Tokenization(tokenizer("llama", max_length=room), template)
+    rows = tokens.ids([word for sentence in SENTENCES for word in sentence.split()])
+    assert max(map(len, rows)) == room
+    assert tokens.ids([""])[0] in rows
+    assert tokens.ids(["playing"]) == tokens.ids([""])
 
 
 def test_a_cut_inside_a_character_drops_the_character(tokenizers: dict[str, Any]) -> None:

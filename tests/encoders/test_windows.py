@@ -81,7 +81,7 @@ def test_of_a_long_text_the_beginning_gives_the_same_row(
         with monkeypatch.context() as patch:
             patch.setattr(tokens, "beginnings", counted)
             patch.setattr(module, "LONG", 8)
-            patch.setattr(tokens, "_AT_ONCE", 400)
+            patch.setattr(tokens, "AT_ONCE", 400)
             assert tokenization.ids_and_cut(texts) == whole
 
     same()

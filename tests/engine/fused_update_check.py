@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.engine import cuda_graph as captured
 from embedlab.engine.fused_adamw import FusedUpdate
 from embedlab.engine.optimizer import ReplayableAdamW
+from embedlab.engine.whole_step import _prepare
 
 SIZES = [(1,), (7,), (1023,), (1025,), (2048,), (64, 96), (4099,)]
 RATES = (1e-3, 5e-3)
@@ -50,7 +50,7 @@ def compare(
     """`steps` updates here and by torch; one tensor has no gradient at the second, and the third is not finite."""
     ours, theirs = weights(sizes, device), weights(sizes, device)
     fused, plain = optimizer(ours, decay, ReplayableAdamW), optimizer(theirs, decay, torch.optim.AdamW)
-    counts = captured._prepare(fused, torch.device(device))
+    counts = _prepare(fused, torch.device(device))
     twins = {id(p): p.detach().to(torch.bfloat16) for p in ours[:-1]}  # the last is a head in fp32
     update = FusedUpdate(fused, counts, lambda p: twins.get(id(p)), fp32_gradients=grad == torch.float32)
     norms: list[float] = []

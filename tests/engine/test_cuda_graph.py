@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 import embedlab
+from embedlab.config.run import RunConfig
 from embedlab.engine.cuda_graph import StepGraphs
 from embedlab.engine.dev_encoder import DevEncoder
+from embedlab.kernels import fused_block
 from embedlab.run.callbacks.checkpoints import LAST, Interrupted
 from embedlab.run.run import train
 from tests.run.test_resume import StopAt
@@ -21,6 +24,21 @@ GPU = ("method=simcse", "pooling=mean", "trainer=gpu", "data.pad_to_multiple=4",
 NO_DROPOUT = "backbone.dropout=1e-9"  # none is refused: the views of SimCSE would be equal
 FP32 = ("trainer.precision=32-true", NO_DROPOUT)
 HALF = ("trainer.precision=bf16-mixed", NO_DROPOUT, "step=graph")
+WIDE = {"width": 32, "heads": 2, "ffn": 64}  # heads of 16, the narrowest that the kernels take
+
+
+@pytest.fixture
+def compose_run(compose_run: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
+    return lambda *overrides, **arch: compose_run(*overrides, **(WIDE | arch))
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each pass through the fused blocks."""
+    ran: list[int] = []
+    apply = fused_block._Embed.apply
+    monkeypatch.setattr(fused_block._Embed, "apply", lambda *a: [ran.append(1), apply(*a)][1])
+    return ran
 
 
 def by_step(folder: Path, name: str) -> dict[int, float]:
@@ -62,13 +80,16 @@ def test_losses_norms_and_rates_are_those_of_eager(compose_run, tmp_path, more):
     assert b == pytest.approx(a, abs=2e-3)
 
 
-def test_half_precision_is_within_its_rounding(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+def test_half_precision_is_within_its_rounding(compose_run, tmp_path, fused):  # type: ignore[no-untyped-def]
     eager, graph = both(compose_run, tmp_path, "trainer.precision=bf16-mixed", NO_DROPOUT)
     assert column(graph, "train/loss") == pytest.approx(column(eager, "train/loss"), rel=0.05, abs=0.02)
+    assert fused
 
 
 @pytest.mark.parametrize("pooling", ["cls_mlp", "last"])
-def test_the_last_block_for_one_token_trains_as_the_whole_one(compose_run, tmp_path, monkeypatch, pooling):  # type: ignore[no-untyped-def]
+def test_the_last_block_for_one_token_trains_as_the_whole_one(  # type: ignore[no-untyped-def]
+    compose_run, tmp_path, monkeypatch, pooling, fused
+):
     for name, switch in (("one", "1"), ("whole", "0")):
         monkeypatch.setenv("EMBEDLAB_KERNELS", f"last_block={switch}")
         train(compose_run(*GPU, *HALF, f"pooling={pooling}", "optimizer.lr=1e-4"), tmp_path / name)
@@ -77,6 +98,7 @@ def test_the_last_block_for_one_token_trains_as_the_whole_one(compose_run, tmp_p
         assert one == pytest.approx(whole, rel=0.05, abs=0.02), name
     a, b = (embedlab.load(str(tmp_path / n)).encode(["a cat", "two dogs ran"]) for n in ("one", "whole"))
     assert b == pytest.approx(a, abs=0.05)
+    assert fused
 
 
 def test_memory_is_pinned_while_a_graph_is_captured(  # type: ignore[no-untyped-def]
@@ -119,10 +141,19 @@ def test_dropout_differs_between_replays(compose_run, tmp_path):  # type: ignore
     assert without == pytest.approx([without[0]] * 6, rel=1e-5)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_a_resumed_run_is_the_uninterrupted_one(compose_run, tmp_path, monkeypatch, precision):  # type: ignore[no-untyped-def]
-    """Dropout included: the capture leaves the generator as it was."""
-    settings = (*GPU, "step=graph", f"trainer.precision={precision}", "trainer.max_epochs=4")
+def test_a_resumed_run_is_the_uninterrupted_one(  # type: ignore[no-untyped-def]
+    compose_run, tmp_path, monkeypatch, precision, pooling, fused
+):
+    """Dropout included: the capture leaves the generator as it was. By the fused blocks to the last bit."""
+    settings = (
+        *GPU,
+        "step=graph",
+        f"pooling={pooling}",
+        f"trainer.precision={precision}",
+        "trainer.max_epochs=4",
+    )
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(compose_run(*settings), whole)
     with monkeypatch.context() as patch:
@@ -130,11 +161,16 @@ def test_a_resumed_run_is_the_uninterrupted_one(compose_run, tmp_path, monkeypat
         with pytest.raises(Interrupted):
             train(compose_run(*settings), parts)
     train(compose_run(*settings, "ckpt_path=last"), parts)
+    half = precision == "bf16-mixed"
+    assert bool(fused) == half
+    if half:
+        assert column(parts, "train/loss") == column(whole, "train/loss")
     # Sums in another order (atomics of the embeddings' gradients) are all that may differ.
     assert column(parts, "train/loss") == pytest.approx(column(whole, "train/loss"), rel=1e-3)
     one, other = (torch.load(f / LAST, weights_only=True) for f in (whole, parts))
     assert one["global_step"] == other["global_step"] == 6
     for name, value in one["state_dict"].items():
+        assert not half or torch.equal(other["state_dict"][name], value), name
         torch.testing.assert_close(other["state_dict"][name], value, rtol=1e-2, atol=1e-4)
 
 
@@ -199,13 +235,10 @@ def test_weights_written_from_outside_reach_the_next_step(compose_run, tmp_path,
     assert losses[0] != pytest.approx(2.0794, abs=1e-4)
 
 
-WIDE = {"width": 32, "heads": 2, "ffn": 64}  # heads of 16, the narrowest that the kernels take
-
-
 def unpadded(compose_run, tmp_path, *overrides, model_type="bert"):  # type: ignore[no-untyped-def]
     for unpad in ("false", "true"):
         settings = (*GPU, "step=graph", f"unpad={unpad}", *overrides)
-        train(compose_run(*settings, model_type=model_type, **WIDE), tmp_path / unpad)
+        train(compose_run(*settings, model_type=model_type), tmp_path / unpad)
     return tmp_path / "false", tmp_path / "true"
 
 
@@ -235,12 +268,83 @@ def test_half_precision_without_padding_over_several_capacities(compose_run, tmp
     assert column(packed, "train/loss") == pytest.approx(column(padded, "train/loss"), rel=0.05, abs=0.02)
 
 
-def test_dropout_without_padding_differs_between_replays(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_dropout_without_padding_differs_between_replays(compose_run, tmp_path, precision, fused):  # type: ignore[no-untyped-def]
     still = ("optimizer.lr=1e-12", "data.limit=8", "trainer.max_epochs=6", "data.shuffle=false")
-    settings = (*GPU, *still, "step=graph", "unpad=true", "backbone.dropout=0.1", "trainer.precision=32-true")
-    train(compose_run(*settings, **WIDE), tmp_path)
+    settings = (
+        *GPU,
+        *still,
+        "step=graph",
+        "unpad=true",
+        "backbone.dropout=0.1",
+        f"trainer.precision={precision}",
+    )
+    train(compose_run(*settings), tmp_path)
+    assert bool(fused) == (precision == "bf16-mixed")
     losses = column(tmp_path, "train/loss")
     assert len(set(losses)) == len(losses) == 6
+
+
+DECODER = (
+    "trainer=gpu", "data.pad_to_multiple=4", "trainer.max_steps=6", "adapter=lora", "adapter.r=16", "optimizer.lr=2e-3",
+    "data.max_length=24",
+)  # fmt: skip
+DECODING = pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("csesfp", ("pooling=rep2", "template=eol_sum")),
+        ("prompteol", ("pooling=last", "template=eol")),
+    ],
+)
+
+
+@DECODING
+def test_a_packed_decoder_trains_as_the_eager_padded_one(compose_run, tmp_path, method, more):  # type: ignore[no-untyped-def]
+    """Causal attention with shared heads and joined LoRA layers in a graph, against PEFT's and torch's attention.
+
+    With a dropout that drops nothing: PromptEOL refuses none.
+    """
+    settings = (*DECODER, f"method={method}", *more, "adapter.dropout=1e-9", "trainer.precision=32-true")
+    for name, step, unpad in (("eager", "eager", "false"), ("packed", "graph", "true")):
+        train(
+            compose_run(*settings, f"step={step}", f"unpad={unpad}", model_type="llama", **WIDE),
+            tmp_path / name,
+        )
+    for name in ("train/loss", "train/grad_norm"):
+        packed, eager = (column(tmp_path / n, name) for n in ("packed", "eager"))
+        assert packed == pytest.approx(eager, rel=5e-3, abs=1e-4), name
+    a, b = (embedlab.load(str(tmp_path / n)).encode(["a cat", "two dogs ran"]) for n in ("eager", "packed"))
+    assert b == pytest.approx(a, abs=5e-3)
+
+
+@DECODING
+def test_a_packed_decoder_in_half_precision(compose_run, tmp_path, method, more):  # type: ignore[no-untyped-def]
+    settings = (*DECODER, f"method={method}", *more, "adapter.dropout=1e-9", "trainer.precision=bf16-mixed")
+    for name, unpad in (("padded", "false"), ("packed", "true")):
+        run = compose_run(*settings, "step=graph", f"unpad={unpad}", model_type="llama", **WIDE)
+        train(run, tmp_path / name)
+    padded, packed = (column(tmp_path / n, "train/loss") for n in ("padded", "packed"))
+    assert packed == pytest.approx(padded, rel=0.05, abs=0.05)
+
+
+def test_dropout_of_updates_differs_between_replays(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    """CSE-SFP learns at a rate that leaves the loss where it is; B is not 0 after the first steps."""
+    still = (
+        "data.limit=8",
+        "trainer.max_epochs=6",
+        "data.shuffle=false",
+        "method=csesfp",
+        "step=graph",
+        "unpad=true",
+    )
+    more = (*DECODER, *still, "pooling=rep2", "template=eol_sum", "trainer.precision=32-true")
+    for dropout in ("0.3", "1e-9"):
+        train(
+            compose_run(*more, f"adapter.dropout={dropout}", model_type="llama", **WIDE), tmp_path / dropout
+        )
+    with_, without = (column(tmp_path / d, "train/loss") for d in ("0.3", "1e-9"))
+    assert with_[0] == pytest.approx(without[0], rel=1e-4)  # B is 0
+    assert with_[1:] != pytest.approx(without[1:], rel=1e-4)
 
 
 @pytest.mark.parametrize("drop", ["true", "false"])

@@ -49,6 +49,9 @@ def test_vectors_are_those_of_encode_ids(compose_run, tmp_path, monkeypatch):  #
     assert encoder.training
     assert len(DevEncoder(method, rows[:2], 16)()) == 2
     assert not again.requires_grad
+    dev.device = torch.device("cuda")  # as of a run on a card that is not captured
+    assert torch.equal(dev(), again)
+    assert padded
 
 
 def test_the_record_has_the_share_of_scoring(compose_run, sts_dir, tmp_path):  # type: ignore[no-untyped-def]

@@ -83,7 +83,7 @@ def test_the_captured_gradient_is_that_of_the_whole_batch(name: str, trained: Pa
 def test_a_captured_run_on_two_cards_is_the_run_on_one(name: str, trained: Path) -> None:
     one, two = (column(trained / w / name, "train/grad_norm") for w in ("one", "two"))
     assert len(one) == EPOCHS[name]
-    assert two == pytest.approx(one, rel=5e-3)
+    assert two == pytest.approx(one, rel=2e-2 if name.startswith("half") else 5e-3)
 
 
 @pytest.mark.gpu(2)

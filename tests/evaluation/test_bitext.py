@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,15 @@ def test_directions_are_told_apart() -> None:
 def test_a_collapsed_encoder_scores_chance() -> None:
     assert bitext_accuracy(torch.ones(20, 4), torch.ones(20, 4))["mean"] == 5.0
     assert bitext_accuracy(torch.zeros(20, 4), torch.zeros(20, 4))["mean"] == 5.0
+
+
+@pytest.mark.parametrize(("gap", "first_wins"), [(3e-7, True), (3e-6, False)])
+def test_cosines_that_differ_by_rounding_are_equal(gap: float, first_wins: bool) -> None:
+    """The second source's own target is nearer by `gap` than the first one, a millionth being no difference."""
+    angle = math.acos(1 - gap)
+    source = torch.tensor([[math.cos(2 * angle), math.sin(2 * angle)], [1.0, 0.0]])
+    target = torch.tensor([[math.cos(angle), math.sin(angle)], [1.0, 0.0]])
+    assert bitext_accuracy(source, target)["forward"] == (50 if first_wins else 100)
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

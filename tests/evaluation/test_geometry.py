@@ -12,6 +12,7 @@ from torch import Tensor
 from embedlab.errors import UserError
 from embedlab.evaluation import suite
 from embedlab.evaluation.core import geometry
+from embedlab.evaluation.core.nearest import TopK
 from embedlab.evaluation.core.ratings import read, separation
 from tests.evaluation.helpers import HashedWords, write_sts_folder
 
@@ -41,6 +42,19 @@ def test_nearly_identical_float32_vectors_have_rank_one() -> None:
     """What batch effects leave of a collapsed encoder is float32 rounding: not a full-rank cloud."""
     x = random(1, 64).repeat(300, 1) * (1 + 1e-7 * random(300, 64, 1))
     assert float(geometry.effective_rank(x)) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 2, 300])
+def test_tensors_are_made_where_the_vectors_are(rows: int) -> None:
+    """The default is a device without values, as a second card would be another one."""
+    x, y, z = random(rows, 6), random(4, 6, 1), random(4, 6, 2)
+    expected = geometry.summary(x, y, z)
+    with torch.device("meta"):
+        found = geometry.summary(x, y, z)
+        top = TopK(y, 3)
+        top.add(x)
+    assert found == pytest.approx(expected, nan_ok=True)
+    assert top.rows.device == top.scores.device == x.device
 
 
 def test_two_antipodal_vectors() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from embedlab.errors import UserError
 from embedlab.evaluation import suite
-from embedlab.evaluation.probes.pawsx import load
+from embedlab.evaluation.probes.pawsx import load, score
 from tests.evaluation.helpers import Lookup, write_tsv
 from tests.evaluation.real import needs_data
 
@@ -28,6 +29,11 @@ def test_order_by_cosine_decides(tmp_path: Path) -> None:
     assert scores["pawsx-en/average_precision"] == pytest.approx(100 * (1 + 2 / 3) / 2, abs=1e-3)
     assert scores["pawsx-en/roc_auc"] == pytest.approx(75.0)
     assert block["data"]["pawsx-en"]["paraphrases"] == 2
+
+
+def test_cosines_next_to_each_other_are_no_tie() -> None:
+    found = score(torch.tensor([1e-9, 2e-9]), torch.tensor([0, 1]))
+    assert found == {"average_precision": 100.0, "roc_auc": 100.0}
 
 
 def test_the_mean_over_languages(tmp_path: Path) -> None:

@@ -108,6 +108,11 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_text_is_written_as_it_is(tmp_path: Path) -> None:
+    protocol.write_json(tmp_path / "s.json", {"note": "naïve – 中文"})
+    assert "naïve – 中文" in (tmp_path / "s.json").read_text(encoding="utf-8")
+
+
 def test_written_files_follow_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:

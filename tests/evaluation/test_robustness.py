@@ -20,6 +20,7 @@ from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import check
 from embedlab.evaluation.core.suite import suite
 from embedlab.evaluation.core.vectors import Vectors
+from embedlab.evaluation.probes import robustness
 from embedlab.evaluation.probes.noise import NOISES, perturb
 from embedlab.evaluation.probes.robustness import Robustness, noisy_pairs, score_lengths
 from embedlab.evaluation.sts.sts import STSPairs, evaluate_sts, load_sts
@@ -122,6 +123,26 @@ def test_suite(folder: Path) -> None:
     assert block["noise_rates"] == dict.fromkeys(NOISES, 0.2)
     assert block["sentences_changed"]["truncation"] == 1
     assert isinstance(suite("robustness"), Robustness)
+
+
+def test_few_pairs_of_a_length_and_the_share_of_changed_sentences_are_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"data_dir": folder, "noises": "typos", "tasks": ["stsb"], "noise_rate": 0.1}
+    counts = run(HashedWords(), settings)[1]["length_pairs"]
+    most = max(counts.values())
+    for few, said in ((most, False), (most + 1, True)):
+        monkeypatch.setattr(robustness, "_FEW", few)
+        _, block = run(HashedWords(), settings)
+        for bucket, n in counts.items():
+            warned = f"length {bucket} has {n} pairs: its score says little" in block["warnings"]
+            assert warned == (n < most or said)
+    clean = load_sts("stsb", folder)
+    noisy = noisy_pairs(clean, "typos", 0.1, 0)
+    sides = [(clean.first, noisy.first), (clean.second, noisy.second)]
+    share = np.mean([a != b for before, after in sides for a, b in zip(before, after, strict=True)])
+    assert block["sentences_changed"]["typos"] == round(share, 4)
+    assert 0 < share < 1
 
 
 def test_without_noise_there_are_the_lengths_alone(folder: Path) -> None:

@@ -14,6 +14,7 @@ from scipy import stats
 
 from embedlab.errors import UserError
 from embedlab.evaluation import suite
+from embedlab.evaluation.core.files import read_tsv
 from embedlab.evaluation.core.vectors import Vectors
 from embedlab.evaluation.sts import sts
 from embedlab.evaluation.sts.sts import SEVEN, STSPairs, evaluate_sts, load_sts, score_pairs
@@ -321,3 +322,13 @@ def test_equals_sentence_transformers_evaluator(folder: Path) -> None:
 
 def test_labels_cover_the_tasks() -> None:
     assert set(sts.LABELS) == {*SEVEN, "sts7"}
+
+
+def test_repeats_are_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a small archive can hold much of."""
+    monkeypatch.setattr("embedlab.evaluation.core.files._SHARED", 3)
+    rows = [f"{word}\t{word}" for word in ("one", "two", "six", "ten") * 3]
+    (tmp_path / "a.tsv").write_text("\n".join(["x\ty", *rows]) + "\n")
+    table = read_tsv(tmp_path / "a.tsv", ["x", "y"])
+    assert table["x"] == table["y"] == [row.split("\t")[0] for row in rows]
+    assert len({id(text) for text in table["x"] if text in ("one", "two", "six")}) == 3

@@ -41,6 +41,9 @@ def test_both_kinds_of_pairs(tmp_path: Path) -> None:
         assert scores["stsb-monolingual/spearman"] == scores["stsb-de/spearman"]
         assert scores["stsb-crosslingual/pearson"] == scores["stsb-en-de/pearson"]
         assert any("1379" in warning for warning in block["warnings"])
+    _, block = suite("sts_multilingual").run(Lookup(TABLE), {"data_dir": str(tmp_path), "limit": 2})
+    (warning,) = block["warnings"]
+    assert warning.startswith("limit=2")
 
 
 def test_without_english_there_is_no_cross_lingual_score(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from embedlab.evaluation.core.files import Labelled
 from embedlab.evaluation.core.protocol import check
 from embedlab.evaluation.core.suite import suite
 from embedlab.evaluation.transfer import transfer
-from embedlab.evaluation.transfer.classifier import ClassifierConfig, LabelledVectors
+from embedlab.evaluation.transfer.classifier import ClassifierConfig, Fitted, Job, LabelledVectors
 from embedlab.evaluation.transfer.transfer import Mode, Transfer, evaluate_task, nested_kfold_outcome
 from embedlab.evaluation.transfer.transfer_data import SEVEN, TASKS, load_transfer, source
 from tests.evaluation.everything import write_transfer
@@ -51,6 +51,35 @@ def test_nested_folds_are_those_of_one_classifier_at_a_time() -> None:
     dev, test, chosen = nested_folds(x, y, 4, transfer.L2_GRID, config)
     assert (found.dev_accuracy, found.accuracy, found.l2) == (dev, test, chosen)
     assert found.accuracy == round(float(np.mean(found.folds)), 2)
+
+
+@pytest.mark.parametrize("best", range(4))
+def test_a_fixed_dev_set_chooses_the_classifier_that_is_scored(
+    best: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the four classifiers of the grid the chosen one is right on the test rows but for one, the others wrong."""
+    x = torch.tensor([[1.0], [1.0], [-1.0], [-1.0], [1.0]])
+    data = LabelledVectors(x, np.array([1, 1, 0, 0, 0]), 2)
+    right = torch.tensor([[-1.0, 0.0], [1.0, 0.0]])
+    weight = torch.stack([right if r == best else -right for r in range(4)])
+    dev = [0.9 if r == best else 0.1 for r in range(4)]
+    asked: list[Any] = []
+
+    def fitted(given: LabelledVectors, jobs: list[Job], config: ClassifierConfig) -> list[Fitted]:
+        assert given is data
+        asked.extend(jobs)
+        return [Fitted(weight, dev, [3] * 4)]
+
+    monkeypatch.setattr(transfer, "fit_linear", fitted)
+    train, held, test = np.array([2, 3]), np.array([4]), np.array([0, 1, 4])
+    found = transfer.split_outcome(data, train, held, test, transfer.MODES["fast"])
+    assert found.l2 == [transfer.L2_GRID[best]]
+    assert (found.accuracy, found.dev_accuracy, found.folds) == (66.67, 90.0, [66.67])
+    assert found.predictions is not None
+    assert found.predictions.tolist() == [1, 1, 1]
+    (job,) = asked
+    assert job.l2 == transfer.L2_GRID
+    assert (job.train.tolist(), job.dev.tolist()) == ([2, 3], [4])
 
 
 def test_modes_are_the_published_ones() -> None:

@@ -38,20 +38,12 @@ def test_any_float_type_becomes_float32(kind: object) -> None:
     assert vectors.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_texts_of_the_same_tokens_are_encoded_once(
-    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_of_the_same_tokens_are_encoded_once(tiny: Callable[..., Path]) -> None:
     """An uncased tokenizer makes SentEval's lower-cased tokens and the raw text one row: STS costs half."""
     encoder = embedlab.load(tiny("bert"))
     texts = ["A man is playing.", "a man is playing .", "Dogs run.", "A man  is playing.", "dogs run ."]
     seen: list[int] = []
-    original = type(encoder).encode_ids
-
-    def counted(self, rows, *arguments, **more):  # type: ignore[no-untyped-def]
-        seen.append(len(rows))
-        return original(self, rows, *arguments, **more)
-
-    monkeypatch.setattr(type(encoder), "encode_ids", counted)
+    encoder.backbone.register_forward_pre_hook(lambda m, args: seen.append(len(args[0])))
     together = encoder.encode(texts)
     assert seen == [2]
     one_by_one = np.stack([encoder.encode(text) for text in texts])
@@ -96,3 +88,18 @@ def test_shared_vectors_keep_only_what_is_still_needed() -> None:
     assert set(shared._kept) == {"b"}
     shared.take("two")
     assert not shared._kept
+
+
+def test_cosines_of_many_pairs_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"text {i}" for i in range(50)]
+    rows = torch.randn(50, 7, generator=torch.Generator().manual_seed(0))
+
+    class Known:
+        def encode(self, sentences: list[str]) -> torch.Tensor:
+            return rows[[texts.index(text) for text in sentences]]
+
+    vectors = Vectors(Known(), texts)
+    whole = vectors.cosine(texts[:49], texts[1:])
+    monkeypatch.setattr("embedlab.evaluation.core.vectors._AT_ONCE", 8)
+    assert torch.equal(vectors.cosine(texts[:49], texts[1:]), whole)
+    assert vectors.cosine([], []).shape == (0,)

@@ -136,6 +136,15 @@ def test_a_push_that_is_not_taken_keeps_the_folder(
         main([f"ckpt={tiny('bert')}", "to=hf", f"out={tmp_path / 'other'}", "push_revision=x"])
 
 
+@pytest.mark.parametrize("model_type", ["bert", "gpt2"])
+def test_the_card_says_what_becomes_of_an_empty_text(
+    tiny: Callable[..., Path], tmp_path: Path, model_type: str
+) -> None:
+    main([f"ckpt={tiny(model_type)}", "to=sentence-transformers", f"out={tmp_path / 'out'}"])
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("An empty text has no token" in card) == (model_type == "gpt2")
+
+
 def test_from_the_command_line(hub: Hub, tiny: Callable[..., Path], tmp_path: Path) -> None:
     """Training text from the hub, a push, and the encoder back by its commit; no other library says a word."""
     texts = "\n".join(json.dumps({"text": f"sentence number {i} of many"}) for i in range(64))

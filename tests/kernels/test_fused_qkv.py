@@ -30,9 +30,18 @@ def joints(twins: ComputeCopy) -> int:
     return len(twins._joints)
 
 
-def by_operator(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, scale: float, dropout: float) -> Tensor:
+def by_operator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: Tensor,
+    scale: float,
+    dropout: float,
+    causal: bool,
+    window: int | None,
+) -> Tensor:
     seed = torch.randint(2**31 - 1, (1,))
-    return varlen_attention.varlen_attention(q, k, v, bounds, seed, 128, scale, dropout)
+    return varlen_attention.varlen_attention(q, k, v, bounds, seed, 128, scale, dropout, causal)
 
 
 def pair(tiny: Tiny, model_type: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Backbone, ComputeCopy]]:

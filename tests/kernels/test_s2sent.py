@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from embedlab.config.backbone import BackboneInfo
 from embedlab.pooling import build_pooling
@@ -72,6 +75,43 @@ def interpreted() -> None:
     """Run in a process of its own: the variable decides when kernels are defined."""
     for width, length, settings in SMALL:
         compare(width, length, settings, torch.float32, "cpu")
+
+
+def plain_pool(
+    blocks: Sequence[Tensor],
+    mask: Tensor,
+    frequency: Tensor,
+    gamma: Tensor,
+    norm: str,
+    logits_of: Callable[[Tensor], Tensor],
+    sigmoid: bool,
+) -> Tensor:
+    """What `embedlab.kernels.s2sent.pool` says that it does, in float64."""
+    real = mask != 0
+    count = real.sum(1)[:, None]
+    size = count.clamp(min=1).double()
+    position = real.cumsum(1)[..., None] - 0.5
+    cosine = torch.cos(torch.pi * frequency * position / size[..., None])
+    constant = torch.where(frequency > 0, 2.0, 1.0).double()
+    scale = {"mean": constant.sqrt() / size, "ortho": (constant / size).sqrt(), "sum": torch.ones(1)}[norm]
+    scale = torch.where(frequency < count, scale, 0)
+    masked = [torch.where(real[..., None], h, 0).double() for h in blocks]
+    f = sum((cosine * h).sum(1) * scale * g for h, g in zip(masked, gamma, strict=True))
+    assert isinstance(f, Tensor)
+    e = logits_of(f.float())
+    weights = (e.sigmoid() if sigmoid else e).softmax(1)
+    means = torch.stack([h.sum(1) / size for h in masked], 1)
+    return (weights * means).sum(1).float()
+
+
+@pytest.mark.parametrize(("width", "length", "settings"), SMALL)
+def test_without_triton_the_kernel_gets_what_the_definition_takes(
+    width: int, length: int, settings: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("embedlab.kernels.s2sent")
+    module.pool = plain_pool  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    compare(width, length, settings, torch.float32, "cpu")
 
 
 @pytest.mark.parametrize(

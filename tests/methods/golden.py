@@ -95,7 +95,7 @@ class Inputs:
                 "other": partial(tiny_bert, seed=1),
                 "deep": partial(tiny_bert, layers=4),
                 "decoder": tiny_decoder,
-                "twin": lambda folder: train(self, folder, "jtcse"),
+                "twin": lambda folder: train(self, folder, "jtcse", "unpad=false"),  # as it was trained then
             }
             if name in make:
                 make[name](path)

@@ -156,6 +156,18 @@ def test_t6_only_words_are_predicted(tiny: Tiny, kind: str, mlm_pack: str) -> No
         assert per_row.tolist() == [max(1, int(0.9 * n)) for n in words.tolist()]
 
 
+@pytest.mark.parametrize(("mlm_pack", "counts_vary"), [("mono", False), ("bi", True)])
+def test_t6_of_packed_rows_each_token_is_masked_by_chance(
+    tiny: Tiny, mlm_pack: str, counts_vary: bool
+) -> None:
+    bepa = method(tiny, mlm_pack=mlm_pack)
+    data = batch(bepa)
+    views = bepa.masked_views(data["source"], data["target"])
+    torch.manual_seed(0)
+    counts = {int((bepa.prediction.mask(*views).labels != IGNORED).sum()) for _ in range(20)}
+    assert (len(counts) > 1) == counts_vary
+
+
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
 def test_t6_packed_rows(tiny: Tiny, kind: str) -> None:
     bepa = method(tiny, kind)
@@ -433,8 +445,9 @@ def test_a_repeated_text_is_no_negative_unless_asked(tiny: Tiny) -> None:
 def test_the_longest_row_of_a_step(tiny: Tiny) -> None:
     lengths = {"source": 24, "target": 32}
     assert method(tiny).longest(lengths) == 32
-    assert method(tiny, mlm_pack="bi").longest(lengths) == 56
-    assert method(tiny, align_input="packed_masked").longest(lengths) == 56
+    # Without padding, both halves have the width of the longest row, a power of two.
+    assert method(tiny, mlm_pack="bi").longest(lengths) == 64
+    assert method(tiny, align_input="packed_masked").longest({"source": 20, "target": 33}) == 128
 
 
 @pytest.mark.parametrize(("horizon", "expected"), [("opt", 100), ("micro", 400)])
@@ -490,6 +503,16 @@ def test_what_has_no_meaning_is_refused(
         refuse()
     assert caught.value.key == key
     assert "\n" not in str(caught.value)
+
+
+def test_two_sentences_of_half_the_positions_are_packed() -> None:
+    bi = BEPAConfig(mlm_pack="bi")
+    for config, longest in ((bi, 256), (BEPAConfig(), None), (BEPAConfig(), 512)):
+        config.check(INFO, run_of("parallel", max_length=longest))
+    for config in (bi, BEPAConfig(align_input="packed_masked")):
+        for longest in (257, None):
+            with pytest.raises(UserError, match=r"data\.max_length"):
+                config.check(INFO, run_of("parallel", max_length=longest))
 
 
 def test_a_template_is_refused() -> None:

@@ -43,7 +43,7 @@ def _method(folder: str, config: BEPAConfig) -> BEPA:
     torch.manual_seed(0)
     method = BEPA(encoder, config, OptimizerConfig())
     # Masks are drawn by each rank anew: the alignment is what gathers.
-    method.prediction.forward = lambda backbone, ids, mask: _still(backbone, ids, mask)  # type: ignore[method-assign]
+    method.prediction.forward = lambda backbone, ids, mask, *rest: _still(backbone, ids, mask)  # type: ignore[method-assign]
     return method.train()
 
 

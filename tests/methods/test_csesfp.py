@@ -422,7 +422,7 @@ def test_both_stages_receive_the_gradient(
 ) -> None:
     method = _method(tiny("llama"), tau=tau)
     rep2, rep1 = (v.requires_grad_() for v in _vectors(len(TEXTS)))
-    monkeypatch.setattr(method, "stages", lambda ids, mask: (rep2, rep1))
+    monkeypatch.setattr(method, "stages", lambda ids, mask, capacity=None: (rep2, rep1))
     loss = method.losses(_batch(method)).losses["info_nce"]
     want = _by_hand(rep2, rep1, tau)
     torch.testing.assert_close(loss, want)

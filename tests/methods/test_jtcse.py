@@ -34,10 +34,10 @@ LAYERS, WIDTH = 4, 32
 BASE = JTCSEConfig(n_ca=2, icnce="symmetric", tower1="a", tower2="b")
 
 
-def tower(tiny: Tiny, seed: int, kind: str = "bert") -> SentenceEncoder:
+def tower(tiny: Tiny, seed: int, kind: str = "bert", pooling: str = "cls") -> SentenceEncoder:
     source = BackboneConfig(source="local", path=str(tiny(kind, layers=LAYERS, seed=seed)))
     backbone, tokenizer = load_backbone(source)
-    return SentenceEncoder(backbone, build_pooling("cls", backbone.info), Tokenization(tokenizer))
+    return SentenceEncoder(backbone, build_pooling(pooling, backbone.info), Tokenization(tokenizer))
 
 
 def method(
@@ -234,6 +234,15 @@ def test_in_stream_wiring_trains_on_other_vectors_than_it_scores(tiny: Tiny, tmp
     assert crossed.fingerprint() != jtcse.encoder.fingerprint()
     with pytest.raises(UserError, match="without its cross-attention"):
         crossed.save(tmp_path / "crossed")
+
+
+def test_in_stream_the_side_vectors_are_of_one_layer(tiny: Tiny) -> None:
+    twin = TwinEncoder([tower(tiny, seed, pooling="first_last") for seed in (0, 1)])
+    poolers = tower_pooler([], WIDTH, 1), tower_pooler([], WIDTH, 2)
+    with pytest.raises(UserError, match="from one layer in the middle"):
+        JTCSE(twin, replace(BASE, wiring="instream"), OptimizerConfig(), poolers)
+    for fine in (replace(BASE, wiring="instream", terms=("nce", "ictm")), BASE):
+        JTCSE(twin, fine, OptimizerConfig(), poolers)
 
 
 def test_cached_gradients_are_those_of_the_whole_batch(tiny: Tiny) -> None:

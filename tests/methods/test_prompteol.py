@@ -57,7 +57,7 @@ def test_prompteol_sets_one_pass_against_the_other(
     first, second = (v.requires_grad_() for v in _vectors(len(TEXTS)))
     seen: list[Tensor] = []
 
-    def passes(ids: Tensor, mask: Tensor) -> Tensor:
+    def passes(ids: Tensor, mask: Tensor, capacity: int | None = None) -> Tensor:
         seen.append(ids)
         return torch.cat([first, second])
 

@@ -18,7 +18,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.methods import method_config
-from embedlab.methods.simcse import SimCSE, SimCSEConfig
+from embedlab.methods.simcse import SimCSE, SimCSEConfig, stacked
 from embedlab.pooling import build_pooling
 from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
@@ -41,6 +41,16 @@ def batch(method: SimCSE, second: tuple[str, ...] = SECOND) -> dict[str, Any]:
         rows = method.encoder.tokenization.pad(method.encoder.tokenization.ids(texts))
         made[view] = rows | {"hash": torch.tensor([known.index(text) for text in texts])}
     return made
+
+
+def test_stacked_views_are_padded_each_with_its_own() -> None:
+    views = [
+        {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.tensor([[1, 1]])},
+        {"input_ids": torch.tensor([[7, 8, 9]]), "attention_mask": torch.tensor([[0, 1, 1]])},
+    ]
+    ids, mask = stacked(views, pad_id=3)
+    assert ids.tolist() == [[5, 6, 3], [7, 8, 9]]
+    assert mask.tolist() == [[1, 1, 0], [0, 1, 1]]
 
 
 def test_pairs_hold_every_view_against_all_others(tiny: Callable[..., Path]) -> None:

@@ -13,6 +13,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 from transformers import AutoModel
 
 from embedlab.backbones import load_backbone
+from embedlab.backbones.adapters import adapt
+from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
@@ -20,7 +22,9 @@ from embedlab.config.template import Template
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.module import Method
+from embedlab.methods.csesfp import CSESFP
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
+from embedlab.methods.prompteol import PromptEOL
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
 from embedlab.pooling import build_pooling, pooling_config
 from embedlab.run.run import build
@@ -48,6 +52,33 @@ def both(method: Method, batch: dict[str, Any]) -> None:
     torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-5, atol=1e-5)
     for got, want in zip(found[1][1], found[0][1], strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+TEMPLATES = {
+    "short": 'It : "{sentence}" means a word{rep1}, so it is{rep2}',
+    "prefixed": 'After thinking step by step , this sentence : "{sentence}" means{rep1} it can be{rep2}',
+}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("adapter", [None, 4])
+@pytest.mark.parametrize("pooling", ["rep2", "rep_concat", "last", "mean"])
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("method_class", [CSESFP, PromptEOL])
+def test_decoders(
+    tiny: Tiny, method_class: Any, template: str, pooling: str, adapter: int | None, side: str
+) -> None:
+    """Grouped heads, rotary positions from the place within the row, and marks behind a prefix."""
+    base = BackboneConfig(source="local", path=str(tiny("llama")))
+    backbone, tokenizer = load_backbone(base)
+    adapt(backbone, AdapterConfig(name="lora", r=adapter), base)
+    tokenizer.padding_side = side
+    tokenization = Tokenization(tokenizer, Template(TEMPLATES[template], "text"), 16)
+    encoder = SentenceEncoder(
+        backbone, build_pooling(pooling_config({"name": pooling}), backbone.info), tokenization
+    )
+    method = method_class(encoder, method_class.config_class(), OptimizerConfig())
+    both(method, {"sentence": view(tokenization, SENTENCES[:6])})
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "s2sent"])

@@ -116,12 +116,15 @@ def test_t10_a_row_without_a_negative_is_skipped() -> None:
     found = loss(first, second, anchor_hashes=(same, other), candidate_hashes=(same, other))
     # Anchors of the second side keep one negative each, the other translation; those of the first side do, too.
     assert int(found.kept) == 4
-    found = loss(first, second, anchor_hashes=(same, same + 1), candidate_hashes=(same, same + 1))
-    assert int(found.kept) == 0
-    assert float(found.loss.detach()) == 0
-    found.loss.backward()
-    assert first.grad is not None
-    assert torch.equal(first.grad, torch.zeros_like(first))
+    ids = (same, same + 1)
+    for mask_self in (True, False):  # oneself in the denominator is no negative
+        found = loss(first, second, anchor_hashes=ids, candidate_hashes=ids, mask_self=mask_self)
+        assert int(found.kept) == 0
+        assert float(found.loss.detach()) == 0
+        first.grad = None
+        found.loss.backward()
+        assert first.grad is not None
+        assert torch.equal(first.grad, torch.zeros_like(first))
 
 
 def test_a_skipped_row_does_not_dilute_the_mean() -> None:

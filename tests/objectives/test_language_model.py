@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from embedlab.objectives.language_model import IGNORED, mask_tokens, next_tokens, token_cross_entropy
+from embedlab.objectives.language_model import (
+    IGNORED,
+    mask_tokens,
+    next_tokens,
+    token_accuracy,
+    token_cross_entropy,
+)
 
 MASK, VOCAB = 4, 1000
 
@@ -112,6 +118,13 @@ def test_nothing_to_predict_is_zero_and_finite() -> None:
     assert loss.item() == 0.0
     assert logits.grad is not None
     assert logits.grad.abs().sum() == 0
+
+
+def test_accuracy_is_the_share_of_the_labels() -> None:
+    logits = torch.eye(4).expand(2, 4, 4)
+    labels = torch.tensor([[0, 1, 0, IGNORED], [IGNORED, IGNORED, IGNORED, 3]])
+    assert token_accuracy(logits, labels).item() == pytest.approx(3 / 4)
+    assert token_accuracy(logits, torch.full((2, 4), IGNORED)).item() == 0
 
 
 def test_half_precision_logits_are_summed_in_fp32() -> None:

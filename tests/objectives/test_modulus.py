@@ -122,6 +122,12 @@ def test_the_pole_of_the_official_rule_is_closed() -> None:
     (ours,) = torch.autograd.grad(modulus_term(u, v, p, q), v)
     assert official.abs().max() > 1e7
     assert ours.abs().max() == 0
+    v = v.detach()
+    v[1, 0] = 0
+    assert modulus_term(u, v, p, q, clamp="official").item() == math.inf
+    assert modulus_term(u, v, p, q).item() == pytest.approx(
+        9.2103 / 2 * relative_difference(p[:1], q[1:]).item(), rel=1e-5
+    )
 
 
 def test_rounding_above_one_gives_no_negative_loss() -> None:

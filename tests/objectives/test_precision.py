@@ -9,9 +9,25 @@ import torch
 from torch import Tensor
 
 from embedlab.objectives import precision
+from embedlab.objectives.bilingual_nce import bilingual_nce
 from embedlab.objectives.info_nce import info_nce
-from embedlab.objectives.language_model import token_cross_entropy
+from embedlab.objectives.language_model import (
+    mask_tokens,
+    next_tokens,
+    token_accuracy,
+    token_cross_entropy,
+)
+from embedlab.objectives.modulus import modulus_term
 from embedlab.objectives.pair_nce import pair_nce
+from embedlab.objectives.regularisers import (
+    cosine_distance,
+    covariance_term,
+    participation,
+    sigreg,
+    squared_distance,
+    std,
+    variance_term,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +85,41 @@ def test_compiled_they_are_the_same_by_two_compilations(
         for mine, its in zip(got, want, strict=True):
             torch.testing.assert_close(mine, its, rtol=1e-5, atol=1e-6)
     assert 1 <= made <= 2
+
+
+def _calls() -> dict[str, Callable[[], object]]:
+    """Every objective with everything that it can be asked for, on tensors that are there already."""
+    a, b, ids = torch.randn(6, 8), torch.randn(6, 8), torch.tensor([0, 1, 2, 3, 4, 0])
+    tokens, labels, logits = torch.randint(9, (3, 7)), torch.randint(5, (6,)), torch.randn(6, 5)
+    hashes = {"anchor_hashes": ids, "candidate_hashes": ids}
+    hard = {"hard_negatives": b, "hard_negative_weight": 0.3, "hard_negative_hashes": ids}
+    both = dict.fromkeys(hashes, (ids, ids))
+    return {
+        "info_nce": lambda: info_nce(a, b, 0.05, **hard, **hashes).loss,
+        "pair_nce": lambda: pair_nce(a, b, 0.05, **hashes).loss,
+        "bilingual_nce": lambda: bilingual_nce((a, b), (a, b), 0.05, within_language=False, **both)[0].loss,
+        "mask bernoulli": lambda: mask_tokens(tokens, tokens > 2, 1, 9).labels,
+        "mask exact": lambda: mask_tokens(tokens, tokens > 2, 1, 9, rule="exact").labels,
+        "next tokens": lambda: next_tokens(tokens, (tokens > 2).long()),
+        "cross-entropy": lambda: token_cross_entropy(logits, labels),
+        "accuracy": lambda: token_accuracy(logits, labels),
+        "modulus": lambda: modulus_term(a, b, a, b),
+        "modulus official": lambda: modulus_term(a, b, a, b, clamp="official"),
+        **{
+            f.__name__: lambda f=f: f(a) for f in (std, participation, variance_term, covariance_term, sigreg)
+        },
+        **{f.__name__: lambda f=f: f(a, b) for f in (squared_distance, cosine_distance)},
+    }
+
+
+@pytest.mark.parametrize("name", _calls())
+def test_tensors_are_made_where_the_inputs_are(name: str) -> None:
+    """The default is a device without values: one that is made there is seen, as it would be on a second card."""
+    call = _calls()[name]
+    with torch.device("meta"):
+        result = call()
+    assert isinstance(result, Tensor)
+    assert result.device.type == "cpu"
 
 
 def test_autocast_does_not_reach_them() -> None:

@@ -43,6 +43,23 @@ def test_t13_sigreg_wants_normal_vectors_not_unit_ones() -> None:
     assert 20 * float(good) < float(sigreg(3 * z, generator=directions()))
 
 
+def test_sigreg_is_the_rule_written_out() -> None:
+    """The trapezoid rule in float64 on the directions that are drawn, with the defaults of LeJEPA's code."""
+    z = 0.7 * normal(9, 5)
+    drawn = torch.randn(5, 256, generator=directions()).double()
+    t = torch.linspace(0, 3, 17, dtype=torch.float64)
+    total = 0.0
+    for k in range(256):
+        along = z.double() @ (drawn[:, k] / drawn[:, k].norm())
+        phi = torch.exp(1j * along[:, None] * t).mean(0)
+        window = torch.exp(-t * t / 2)
+        y = (phi - window).abs() ** 2 * window
+        total += 9 * 2 * float(((y[1:] + y[:-1]) / 2).sum()) * 3 / 16
+    default = sigreg(z, generator=directions())
+    assert float(default) == pytest.approx(total / 256, rel=1e-4)
+    assert torch.equal(sigreg(z, 256, 17, 3.0, generator=directions()), default)
+
+
 def test_sigreg_of_a_point_is_the_integral() -> None:
     """All rows 0: phi = 1, and N * integral over the line of (1 - exp(-t^2 / 2))^2 exp(-t^2 / 2), cut at 3."""
     n, t = 10, torch.linspace(0, 3, 100_001, dtype=torch.float64)

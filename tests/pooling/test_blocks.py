@@ -14,6 +14,7 @@ from embedlab.config.template import Template
 from embedlab.engine.optimizer import parameter_groups
 from embedlab.errors import UserError
 from embedlab.pooling import build_pooling, pooling_config
+from embedlab.pooling.blocks import inner_tokens
 
 BERT = BackboneInfo("encoder", 12, 768, 512, True, 0.1, "bert", True)
 SMALL = replace(BERT, layers=4, width=8, inner_width=8)
@@ -143,6 +144,11 @@ def test_the_list_of_frequencies_ends() -> None:
     assert doubts({"m": 64}) == []
 
 
+def test_the_first_hidden_state_is_the_last_that_an_offset_reaches() -> None:
+    assert doubts({"n": 12, "block_offset": 1}) == doubts({"n": 3, "block_offset": 10}) == []
+    assert "pooling.block_offset=11" in refusal({"n": 3, "block_offset": 11})
+
+
 def test_a_decoders_first_token_and_missing_mask_are_refused() -> None:
     assert "pooling.pool=cls" in refusal({"pool": "cls"}, LLAMA)
     assert "pooling.pool=mask" in refusal({"pool": "mask"}, LLAMA, PROMPT)
@@ -158,6 +164,7 @@ def test_the_sentences_tokens_must_be_known() -> None:
     assert "pooling.fs_tokens" in refusal({"fs_tokens": "sentence"}, BERT, replace(PROMPT, join="text"))
     with pytest.raises(UserError, match=r"pooling\.exclude_special"):
         pooling_config({"name": "s2sent", "exclude_special": True}).check(LLAMA, None, "csesfp")
+    assert pooling_config("s2sent").check(LLAMA, None, "csesfp") == []
 
 
 @pytest.mark.parametrize(
@@ -185,6 +192,14 @@ def test_what_is_sound_is_silent(settings: dict) -> None:
 def test_a_width_that_r_does_not_divide_gets_the_next_smaller_bottleneck() -> None:
     pooling = build_pooling({"name": "s2sent", "r": 12}, replace(BERT, width=256, inner_width=256))
     assert pooling.gate.squeeze.weight.shape == (21, 256)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32])
+def test_inner_tokens_are_whole_numbers(dtype: torch.dtype) -> None:
+    mask = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 0, 0, 0]]).to(dtype)
+    found = inner_tokens(mask, 1, 2)
+    assert found.dtype == torch.long
+    assert found.tolist() == [[0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]
 
 
 def test_presets_compose() -> None:

@@ -39,6 +39,13 @@ def test_t14_up_to_eight_groups_three_blocks_take_the_list_as_it_is() -> None:
     assert select(3, 8) == FCANET_LOW[:8] == LOW_16[:8]
 
 
+def test_the_list_is_the_releases() -> None:
+    """`get_freq_indices` of FcaNet's code, whose axes stand in two rows; S2Sent's code has the same."""
+    first = (0, 0, 1, 1, 0, 2, 2, 1, 2, 0, 3, 4, 0, 1, 3, 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4)
+    second = (0, 1, 0, 1, 2, 0, 1, 2, 2, 3, 0, 0, 4, 3, 1, 5, 4, 3, 2, 1, 0, 6, 5, 4, 3, 2, 1, 0, 6, 5, 4, 3)
+    assert tuple(zip(first, second, strict=True)) == FCANET_LOW
+
+
 def test_the_list_has_every_pair_once() -> None:
     assert len(set(FCANET_LOW)) == len(FCANET_LOW) == 32
 

@@ -85,6 +85,27 @@ def test_half_precision_states_are_pooled_in_fp32(name: str) -> None:
     assert pooling(tuple(h.double() for h in exact), mask, MARKS).dtype == torch.float64
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"name": "cls_mlp"},
+        {"name": "scalar_mix", "n": 2},
+        {"name": "feature_mix", "n": 2},
+        {"name": "s2sent", "n": 2, "r": 4},
+        {"name": "s2sent", "n": 2, "r": 4, "squeeze": "none"},
+        {"name": "modules", "modes": ["mean"], "head": [{"kind": "dense", "out": 4}, {"kind": "layer_norm"}]},
+    ],
+)
+def test_half_precision_weights_compute_in_fp32(settings: dict[str, Any]) -> None:
+    pooling = build(**settings)
+    for p in pooling.parameters():
+        p.data = torch.randn_like(p)
+    hidden, mask = tuple(torch.randn(2, 6, 16) for _ in range(4)), torch.ones(2, 6, dtype=torch.long)
+    rounded = pooling.bfloat16()(hidden, mask, MARKS)
+    assert rounded.dtype == torch.float32
+    assert torch.equal(rounded, pooling.float()(hidden, mask, MARKS))
+
+
 def test_a_mean_of_many_large_fp16_states_does_not_overflow() -> None:
     """Pitfall 20: 100 x 60000 is beyond fp16."""
     hidden = (torch.full((1, 100, 16), 6e4, dtype=torch.float16),)

@@ -191,23 +191,35 @@ def test_t18_the_released_grid() -> None:
 
 @pytest.mark.parametrize(("blocks", "length"), [(1, 4), (3, 10), (9, 6), (12, 32)])
 def test_the_released_grid_is_adaptive_pooling_then_a_six_by_six_dct(blocks: int, length: int) -> None:
-    u = torch.randn(blocks, 2, length, WIDTH).double()
+    u = torch.randn(blocks, 3, length, WIDTH).double()
     pairs = select(blocks, 8, invalid="grid6")
-    f = FrequencySelection(pairs, WIDTH, blocks, "ortho", grid=True)(u, torch.ones(2, length))
+    f = FrequencySelection(pairs, WIDTH, blocks, "ortho", grid=True)(u, torch.ones(3, length))
     pooled = adaptive_avg_pool2d(u.permute(1, 3, 0, 2), 6).permute(2, 0, 3, 1)
-    for i in range(2):
+    for i in range(3):
         close(f[i], naive(pooled[:, i], 6, pairs, "ortho"), 1e-5)
-    as_mean = FrequencySelection(pairs, WIDTH, blocks, "mean", gain=6.0, grid=True)(u, torch.ones(2, length))
+    as_mean = FrequencySelection(pairs, WIDTH, blocks, "mean", gain=6.0, grid=True)(u, torch.ones(3, length))
     close(as_mean, f)
 
 
 def test_the_released_grid_counts_padding() -> None:
     pooling = s2(invalid="grid6")
     hidden, mask = states([7, 4])
-    assert not torch.allclose(pooling(hidden, mask, {})[1], pooling(hidden, mask * 0 + 1, {})[1])
+    everything = torch.ones_like(mask)
+    assert not torch.allclose(pooling(hidden, mask, {})[1], pooling(hidden, everything, {})[1])
+    # The gate sees what stands in the padding as if it were text.
+    assert torch.equal(pooling.weights(hidden, mask, {}), pooling.weights(hidden, everything, {}))
     longer = tuple(torch.cat([h, torch.ones(2, 5, WIDTH).double()], 1) for h in hidden)
     wider = torch.cat([mask, torch.zeros(2, 5, dtype=torch.long)], 1)
     assert not torch.allclose(pooling(longer, wider, {}), pooling(hidden, mask, {}))
+
+
+@pytest.mark.parametrize("settings", [{}, {"squeeze": "gap"}, {"mode": "last1d"}, {"squeeze": "none"}])
+def test_without_gradients_it_is_the_same(settings: dict) -> None:
+    pooling = s2(**settings)
+    hidden, mask = states([7, 4])
+    with torch.no_grad():
+        without = pooling(hidden, mask, {})
+    assert torch.equal(without, pooling(hidden, mask, {}))
 
 
 def test_groups_that_do_not_exist_may_be_left_empty() -> None:
@@ -391,6 +403,37 @@ def test_the_gate_is_its_definition() -> None:
     close(block_weights(gate(f), 1), gate(f).exp() / gate(f).exp().sum(1, keepdim=True))
 
 
+def test_batch_norm_is_the_released_codes() -> None:
+    """On what the sigmoid takes, with eps 1e-6."""
+    gate = s2(n=2, bn=True).gate
+    norm = gate.norm
+    for x in (norm.running_mean, norm.weight.data, norm.bias.data):
+        x.normal_()
+    norm.running_var.uniform_(0, 3e-6)
+    f = torch.randn(3, WIDTH)
+    plain = s2(n=2).gate
+    plain.load_state_dict({k: v for k, v in gate.state_dict().items() if not k.startswith("norm")})
+    x = plain.logits(f).flatten(1)
+    x = (x - norm.running_mean) / (norm.running_var + 1e-6).sqrt() * norm.weight + norm.bias
+    torch.testing.assert_close(gate.logits(f).flatten(1), x, rtol=1e-4, atol=1e-4)
+    norm.reset_running_stats()
+    gate.train().logits(f)
+    torch.testing.assert_close(norm.running_mean, 0.1 * plain.logits(f).flatten(1).mean(0))
+
+
+@pytest.mark.parametrize("no_fs", ["per_block", "fused"])
+def test_without_frequency_selection_a_token_is_gated_by_itself(no_fs: str) -> None:
+    """A block's gate sees that block, or the mean of all."""
+    pooling = s2(squeeze="none", no_fs=no_fs)
+    hidden, mask = states([7, 4])
+    u = torch.stack(pooling.blocks(hidden, mask))
+    seen = u if no_fs == "per_block" else u.mean(0).expand_as(u)
+    e = torch.stack([pooling.gate(seen[n])[..., n, :] for n in range(3)])
+    close(pooling.weights(hidden, mask, {}), e.exp() / e.exp().sum(0))
+    default = s2(squeeze="none").weights(hidden, mask, {})
+    assert torch.equal(default, pooling.weights(hidden, mask, {})) == (no_fs == "per_block")
+
+
 @pytest.mark.parametrize(("kind", "factor"), [("exp", torch.exp), ("sigmoid", lambda e: e)])
 def test_a_single_block_is_gated_by_feature(kind: str, factor: Any) -> None:
     pooling = s2(mode="last1d", gate1d=kind)
@@ -474,8 +517,24 @@ def test_training_shows_the_spread_of_the_weights() -> None:
     stats = pooling.take_stats()
     assert float(stats["s2sent/weight_mean"]) == pytest.approx(1 / 3)
     assert 0 < float(stats["s2sent/weight_std"]) < 0.2
-    assert 0 <= float(stats["s2sent/gate_saturated"]) < 1
     assert pooling.take_stats() == {}
+    assert not any(value.requires_grad for value in stats.values())
+
+
+def test_training_shows_how_many_gates_are_saturated() -> None:
+    pooling = s2(scale=60).train()
+    hidden, mask = states([7, 4])
+    pooling(hidden, mask, {})
+    stats = pooling.take_stats()
+    e = pooling.gate(pooling.select(pooling.blocks(hidden, mask), mask))
+    assert 0 < float(stats["s2sent/gate_saturated"]) < 1
+    assert float(stats["s2sent/gate_saturated"]) == pytest.approx(
+        float(((e - 0.5).abs() > 0.45).double().mean())
+    )
+    assert float(stats["s2sent/weight_std"]) == pytest.approx(float(e.detach().softmax(1).std()))
+    plain = s2(pre_softmax_sigmoid=False).train()
+    plain(hidden, mask, {})
+    assert "s2sent/gate_saturated" not in plain.take_stats()
 
 
 # What training relies on

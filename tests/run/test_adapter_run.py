@@ -63,6 +63,7 @@ def test_an_adapter_alone_comes_back_on_its_base(compose_run: Compose, tmp_path:
     encoder.save(tmp_path / "adapter", merge=False)
     encoder.save(tmp_path / "whole")
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    assert not list((tmp_path / "whole").glob("adapter*"))
     modes = {p.stat().st_mode for p in (tmp_path / "adapter").iterdir()}
     assert len(modes) == 1, "the weights may be read by whom the other files may be"
     alone, whole = (SentenceEncoder.load(tmp_path / name) for name in ("adapter", "whole"))

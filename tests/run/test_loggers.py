@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from embedlab.engine.step import NonFiniteLoss
+from embedlab.errors import UserError
 from embedlab.run.callbacks.checkpoints import Interrupted
 from embedlab.run.run import train
 from tests.run.test_resume import StopAt
@@ -151,6 +152,18 @@ def test_only_the_first_process_records(compose_run, tmp_path, wandb_runs, monke
     _finish([_wandb(compose_run("logger=wandb"), tmp_path)])
     assert wandb_runs == []
     assert not (tmp_path / "wandb_id").exists()
+
+
+def test_a_setting_that_wandb_has_not_is_one_line(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    from embedlab.run import run
+
+    def refuse(**settings: object) -> None:
+        raise TypeError("init() got an unexpected keyword argument 'a'")
+
+    monkeypatch.setattr(run, "WandbLogger", refuse)
+    tmp_path.mkdir(exist_ok=True)
+    with pytest.raises(UserError, match=r"unexpected keyword argument 'a' \(logger\.wandb="):
+        run._wandb(compose_run("logger=wandb"), tmp_path)
 
 
 def test_trials_of_a_sweep_are_one_group(tmp_path, monkeypatch):  # type: ignore[no-untyped-def]

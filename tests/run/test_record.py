@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,15 @@ def test_a_key_that_the_recipe_lacks_is_of_a_later_version(tmp_path: Path) -> No
         old, new = pair("template.x", was, now)
         with pytest.raises(UserError, match=r"template\.x"):
             check_recipe(checkpoint(tmp_path, old), new)
+
+
+@pytest.mark.parametrize(("was", "goes_on"), [("bf16-mixed", True), ("32-true", False), ("16-mixed", False)])
+def test_runs_of_before_go_on_where_a_trainers_precision_is_auto_now(
+    was: str, goes_on: bool, tmp_path: Path
+) -> None:
+    old, new = pair("trainer.precision", was, "auto")
+    with nullcontext() if goes_on else pytest.raises(UserError, match="precision"):
+        check_recipe(checkpoint(tmp_path, old), new)
 
 
 def test_a_refused_start_leaves_what_was_there(tmp_path: Path) -> None:

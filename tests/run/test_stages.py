@@ -166,6 +166,15 @@ def test_a_stage_that_makes_no_sense_is_named(tmp_path: Path, change: dict[str, 
         run_stages(MAIN | {"stages": {"a": stage}}, tmp_path, Recorder())
 
 
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a\0", 5])
+def test_the_name_of_a_stage_stays_in_the_run(tmp_path: Path, name: Any) -> None:
+    if name != 5:
+        with pytest.raises(UserError, match=r"name of letters"):
+            run_stages(MAIN | {"stages": {name: MAIN["stages"]["a"]}}, tmp_path, Recorder())
+    else:
+        assert Stage.read(name, MAIN["stages"]["a"]).result
+
+
 def test_stages_refuse_to_run_in_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(UserError, match="without torchrun"):

@@ -65,6 +65,29 @@ def test_one_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {(t.folder / "device").read_text() for t in found[:2]} == {"2", "5"}
 
 
+@pytest.mark.parametrize(
+    ("devices", "parallel", "groups"),
+    [(2, None, {"0,1", "2,3"}), ("2", 1, {"0,1"}), ([0, 1, 2], None, {"0,1,2"}), ("auto", 2, {"0", "1"})],
+)
+def test_trials_of_several_gpus(
+    devices: object, parallel: int | None, groups: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_devices", lambda: [0, 1, 2, 3, 4][: 5 if devices != "auto" else 2])
+    config = {"do": "go", "trainer": {"devices": devices}}
+    found = [Trial(tmp_path / str(i), {**config, "seed": i}, [f"seed={i}"]) for i in range(3)]
+    assert run_trials(found, tmp_path, parallel) == ["finished"] * 3
+    assert {(t.folder / "device").read_text() for t in found} == groups
+
+
+def test_trials_of_more_gpus_than_there_are_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_devices", lambda: [0, 1])
+    found = [Trial(tmp_path / "0", {"do": "go", "trainer": {"devices": 3}}, [])]
+    with pytest.raises(UserError, match=r"has 2 for a trial.*trainer\.devices=3"):
+        run_trials(found, tmp_path)
+
+
 def test_an_interrupt_reaches_the_children_and_the_sweep_goes_on_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_trial_that_falls_behind_is_ended_early(tmp_path: Path) -> None:
 
     class Planned(Space):
         fixed: list[str] = []  # noqa: RUF012
+        devices = 1
 
         def __init__(self) -> None:
             """No sweep: one trial after the other."""
@@ -131,3 +132,18 @@ def test_a_suggestion_that_cannot_train_starts_no_process(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"method\.tau"):
         command.main(arguments)
     assert not list((tmp_path / "x").glob("*/output.log"))
+
+
+@pytest.mark.parametrize(
+    ("line", "devices"),
+    [
+        (("method.tau=0.1,0.2",), 1),
+        (("trainer.devices=2", "method.tau=0.1,0.2"), 2),
+        (("trainer.devices=1,4,2",), 4),
+        (("trainer.devices=[0,1]", "method.tau=0.1,0.2"), 2),
+        (("trainer=ddp", "method.tau=0.1,0.2"), 1),
+        (("trainer=cpu", "trainer.devices=4", "method.tau=0.1,0.2"), 1),
+    ],
+)
+def test_devices_of_a_trial(line: tuple[str, ...], devices: int) -> None:
+    assert Space(line).devices == devices

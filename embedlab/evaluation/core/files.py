@@ -14,6 +14,9 @@ from embedlab.backbones.hub import quiet_hub
 from embedlab.data.readers import open_reader
 from embedlab.errors import UserError
 
+_SHARED = 1 << 16
+"""Distinct values of which one copy is kept, however often they come."""
+
 
 def find_file(data_dir: str | Path, name: str, kind: str | None = None) -> Path:
     """`name`.tsv.gz or `name`.tsv in `data_dir`, or in its folder `kind`; UserError when neither is there."""
@@ -67,8 +70,17 @@ def read_tsv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
         fix = "name the columns in the first line, separated by tabs"
         raise reader.error(f"has no column {missing[0]!r} (its header: {reader.listed()})", fix=fix)
     names = [*columns, *(column for column in optional if column in header)]
-    texts = zip(*(values for _, values in reader.rows(names)), strict=True)
-    return {name: list(column) for name, column in zip(names, texts, strict=True)}
+    found: list[list[str]] = [[] for _ in names]
+    shared: dict[str, str] = {}  # what a small archive can hold much of: repeats
+    try:
+        for _, values in reader.rows(names):
+            for column, value in zip(found, values, strict=True):
+                column.append(
+                    shared.get(value, value) if len(shared) >= _SHARED else shared.setdefault(value, value)
+                )
+    except MemoryError:
+        raise reader.error("its rows do not fit into memory") from None
+    return dict(zip(names, found, strict=True))
 
 
 @dataclass(frozen=True)

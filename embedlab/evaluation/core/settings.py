@@ -36,7 +36,8 @@ def names(settings: Mapping[str, Any], key: str) -> list[str] | None:
     value = settings.get(key)
     if value is None:
         return None
-    return list(dict.fromkeys(value.split(",") if isinstance(value, str) else map(str, value)))
+    several = value if isinstance(value, list | tuple) else str(value).split(",")
+    return list(dict.fromkeys(map(str, several)))
 
 
 def chosen(

@@ -18,6 +18,7 @@ from embedlab.evaluation.core.correlation import pair_cosine
 
 LONG = 2000
 """Sentences from which on their encoding is worth a progress bar."""
+_AT_ONCE = 4096  # rows that arithmetic has copies of
 
 
 class Encoder(Protocol):
@@ -71,7 +72,7 @@ def encode(encoder: Encoder, sentences: Sequence[str]) -> Tensor:
     for window in windows(sentences, rows=None) if sentences else [[]]:
         vectors = encoder.encode(window, **options)
         if not isinstance(vectors, Tensor):
-            vectors = torch.from_numpy(np.array(vectors, dtype=np.float32))
+            vectors = torch.from_numpy(np.require(vectors, np.float32, ["C", "W"]))
         vectors = vectors.detach().to("cpu", torch.float32)
         if vectors.ndim != 2 or vectors.shape[0] != len(window):
             raise ValueError(
@@ -98,7 +99,7 @@ class Vectors:
     def __init__(self, encoder: Encoder, texts: Iterable[str]) -> None:
         self.sentences, self._position = unique(texts)
         self.matrix = encode(encoder, self.sentences)
-        finite = self.matrix.isfinite().all(dim=1)
+        finite = torch.cat([some.isfinite().all(dim=1) for some in self.matrix.split(_AT_ONCE)])
         if not bool(finite.all()):
             bad = (~finite).nonzero()[:, 0]
             raise UserError(
@@ -116,7 +117,8 @@ class Vectors:
 
     def cosine(self, first: Sequence[str], second: Sequence[str]) -> Tensor:
         """`pair_cosine` of each text of `first` and the same of `second`, [n] in float64."""
-        return pair_cosine(self.take(first), self.take(second))
+        pieces = [slice(start, start + _AT_ONCE) for start in range(0, len(first), _AT_ONCE)] or [slice(0)]
+        return torch.cat([pair_cosine(self.take(first[piece]), self.take(second[piece])) for piece in pieces])
 
 
 def embed(encoder: Encoder, texts: Sequence[str]) -> Tensor:

@@ -6,7 +6,6 @@ seeds, which `embedlab report` shows, and which is the larger one for unsupervis
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from embedlab.evaluation.core.table import Table
 from embedlab.evaluation.core.vectors import Encoder, Vectors
 from embedlab.evaluation.sts.sts import SEVEN, STSPairs, all_sentences, load_tasks
 
-log = logging.getLogger(__name__)
 RESAMPLES, SEED, LEVEL = 1000, 0, 0.95
 _CHUNK = 50  # resamples ranked at a time: bounds the memory
 
@@ -67,7 +65,6 @@ def compare_sts(
         (95 %), and ``task/worse``, the share of resamples in which ``second`` is lower.
     """
     vectors = [Vectors(encoder, all_sentences(tasks)) for encoder in (first, second)]
-    log.info("comparing: %d resamples of each task", resamples)
     scores: dict[str, float] = {}
     points, samples = [], []
     for number, pairs in enumerate(tasks):

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from embedlab.backbones.adapters import check_saved
 from embedlab.config.read import record
 from embedlab.errors import UserError
-from embedlab.files import corruption, exchange, full, writing
+from embedlab.files import PACKED, corruption, exchange, full, packed, writing
 from embedlab.run.run_folder import LAST as LAST
 from embedlab.run.run_folder import PREVIOUS as PREVIOUS
 
@@ -322,7 +322,7 @@ def find_checkpoint(ckpt_path: str | None, folder: Path) -> Path | None:
             "there is no checkpoint to resume from in the run's folder",
             key="ckpt_path",
             value="last",
-            fix=f"set hydra.run.dir to the folder of the run (now {folder})",
+            fix=f"ckpt_path=auto to begin, or set hydra.run.dir to the folder of the run (now {folder})",
         )
     for path in found:
         problem = unreadable(path)
@@ -344,11 +344,23 @@ def kept_in(folder: Path) -> list[Path]:
     return [p for p in (folder / LAST, folder / PREVIOUS) if p.is_file()]
 
 
+def how_to_go_on(folder: Path) -> str:
+    """Of a run that has ended before its time: from which checkpoint."""
+    kept = next(iter(kept_in(folder)), None)
+    if kept is None:
+        return f"there is no checkpoint in {folder} yet"
+    return (
+        f"the checkpoint of step {step_of(kept)} is intact: go on with ckpt_path=last hydra.run.dir={folder}"
+    )
+
+
 def unreadable(path: Path) -> str | None:
     """Why a checkpoint cannot be loaded (`weights_only`, no code from disk), or None.
 
     Its bytes are compared with the checksums that torch writes and does not look at.
     """
+    if packed(path):
+        return PACKED
     try:
         with zipfile.ZipFile(path) as archive:
             if (broken := archive.testzip()) is not None:

@@ -86,7 +86,8 @@ class TrainLog(Callback):
         self._batches += 1
         if not method.runner.accumulating(method) and trainer.global_step % self.every == 0:
             self._flush(trainer, method)
-        self._write(trainer, method)
+        if world_size() == 1:
+            self._write(trainer, method)
         self._ended = time.perf_counter()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -107,6 +108,9 @@ class TrainLog(Callback):
         return self.latest
 
     def _flush(self, trainer: Trainer, method: Method) -> None:
+        if world_size() > 1:
+            # All ranks look at the means before at the same step: where these are no numbers, they stop together.
+            self._write(trainer, method, wait=True)
         now = time.perf_counter()
         seconds = max(now - self._since - self._away, 1e-9)
         speed = {

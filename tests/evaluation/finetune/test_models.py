@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import embedlab
 from embedlab.encoders.tokenization import Tokenization
+from embedlab.evaluation.finetune import fit
 from embedlab.evaluation.finetune.buckets import Buckets
 from embedlab.evaluation.finetune.config import FineTuneConfig
 from embedlab.evaluation.finetune.fit import FineTuning, predict, train
@@ -42,6 +47,17 @@ def test_logits_do_not_depend_on_padding_or_batch_mates(
         one = {"input_ids": torch.tensor([row]), "attention_mask": torch.ones(1, len(row), dtype=torch.int64)}
         torch.testing.assert_close(model(one)[0], together[i], atol=1e-5, rtol=1e-4)
     assert together.std(dim=0).min() > 1e-3, "and rows differ"
+
+
+@pytest.mark.parametrize(("kind", "at"), [("bert", 0), ("gpt2", 2)])
+def test_the_head_reads_one_token_or_their_mean(tiny: Callable[..., Path], kind: str, at: int) -> None:
+    backbone = trainable_copy(embedlab.load(str(tiny(kind))))
+    ids, mask = torch.tensor([[5, 6, 7, 0]]), torch.tensor([[1, 1, 1, 0]])
+    (hidden,) = backbone(ids, mask)
+    for vector, pooled in (("first", hidden[:, at]), ("mean", hidden[:, :3].mean(1))):
+        model = Classifier(backbone, 3, 0.1, vector).eval()  # type: ignore[arg-type]
+        found = model({"input_ids": ids, "attention_mask": mask})
+        torch.testing.assert_close(found, model.head(pooled))
 
 
 @pytest.mark.parametrize("kind", ["bert", "xlm-roberta"])
@@ -101,11 +117,45 @@ def test_the_best_look_at_dev_is_kept(peak: float, kept: float) -> None:
     assert float(model.seen) == kept
 
 
+def test_training_leaves_no_file_and_says_how_long_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = Buckets([[1]] * 8, {"label": torch.ones(8, dtype=torch.int64)}, 0, "cpu")
+    before = time.perf_counter()
+    fitted = train(Counter(), data, FineTuneConfig(epochs=1, batch_size=2), name="x", half=False)
+    assert 0 < fitted.seconds < time.perf_counter() - before
+    assert not list(tmp_path.iterdir())
+    assert "x: step 4/4, loss " in capsys.readouterr().err, "where there is no terminal"
+
+
+@pytest.mark.parametrize(
+    ("device", "half", "asked"),
+    [("cuda:1", True, ("gpu", [1], "bf16-mixed")), ("cpu", False, ("cpu", 1, "32-true"))],
+)
+def test_training_is_where_the_data_are(
+    device: str, half: bool, asked: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, object] = {}
+
+    def trainer(**settings: object) -> None:
+        given.update(settings)
+        raise InterruptedError
+
+    monkeypatch.setattr(fit, "Trainer", trainer)
+    monkeypatch.setattr(fit, "seeded", lambda *_: nullcontext())
+    data: Any = SimpleNamespace(device=torch.device(device), steps=lambda rows: 4)
+    with pytest.raises(InterruptedError):
+        train(Counter(), data, FineTuneConfig(epochs=1), name="x", half=half)
+    assert (given["accelerator"], given["devices"], given["precision"]) == asked
+
+
 def test_without_dev_the_last_weights_stay_and_epochs_count() -> None:
     model = Counter()
     data = Buckets([[1]] * 9, {"label": torch.ones(9, dtype=torch.int64)}, 0, "cpu")
     fitted = train(model, data, FineTuneConfig(epochs=2, batch_size=2), name="x", half=False)
     assert (fitted.steps, float(model.seen), fitted.dev) == (10, 10.0, [])
+    assert train(model, data, FineTuneConfig(epochs=0.1, batch_size=9), name="x", half=False).steps == 1
 
 
 def test_biases_do_not_decay() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.errors import UserError
 from embedlab.evaluation import suite
 from embedlab.evaluation.core.files import Labelled
-from embedlab.evaluation.finetune import glue, qa_data, xnli
+from embedlab.evaluation.finetune import glue, qa, qa_data, xnli
 from embedlab.evaluation.finetune.config import FineTuneConfig
 from tests.evaluation.helpers import HashedWords, write_tsv
 from tests.evaluation.multilingual import write_xquad
@@ -68,6 +69,8 @@ def test_xnli_learns_english_and_scores_every_language(encoder: SentenceEncoder,
     done = block["finetune"]
     assert (done["steps"], done["seed"], len(done["dev"]), block["scoring_seed"]) == (160, 1, 2, 1)
     assert block["data"]["train"]["rows"] == 120
+    assert block["data"]["dev"]["rows"] == 40
+    assert "the weights are those of the best English dev accuracy" in block["notes"]
     assert encoder.fingerprint() == before
     assert not encoder.training
 
@@ -125,6 +128,29 @@ def test_qa_learns_to_copy_the_place_and_fills_the_matrix(encoder: SentenceEncod
     assert block["data"]["train"] == {
         "source": str(tmp_path / "en.tsv.gz"), "rows": 36, "dropped": 0, "windows": 36
     }  # fmt: skip
+    json.dumps(block)
+
+
+def test_a_matrix_has_the_cells_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reader:
+        """Answers with nothing, which is never right."""
+
+        def __init__(self, *of: object) -> None: ...
+
+        def learn(self, training: object) -> dict[str, Any]:
+            return {"windows": 1}
+
+        def answers(self, grid: qa_data.Grid) -> list[tuple[tuple[str, str], list[str]]]:
+            return [(pair, [""] * len(asked)) for pair, asked in grid.items()]
+
+    monkeypatch.setattr(qa, "Reader", Reader)
+    write_xquad(tmp_path)
+    write_tsv(tmp_path / "en.tsv.gz", ["qid", "question", "passage", "answer"], [("0", "what", "a b", "a")])
+    settings = {"data_dir": tmp_path}
+    data = suite("qa").load(settings)
+    del data.grids["xquad"]["en", "de"]
+    _, block = suite("qa").score(HashedWords(), data, settings)
+    assert block["matrices"]["xquad"]["em"] == {"en": {"en": 0.0}, "de": {"en": 0.0, "de": 0.0}}
 
 
 def test_glue_tasks_and_metrics(encoder: SentenceEncoder, tmp_path: Path) -> None:
@@ -146,6 +172,7 @@ def test_glue_tasks_and_metrics(encoder: SentenceEncoder, tmp_path: Path) -> Non
     assert scores["cola/mcc"] > 80
     assert scores["glue/mean"] == pytest.approx((scores["cola/mcc"] + scores["mrpc/accuracy"]) / 2)
     assert set(block["finetune"]["tasks"]) == {"cola", "mrpc"}
+    assert any("train and dev, scored on its test set" in note for note in block["notes"])
 
 
 def test_metrics_by_hand() -> None:
@@ -213,6 +240,13 @@ def test_defaults_of_the_configuration_file_are_those_of_the_code() -> None:
     keys = compose("evaluate", ["ckpt=x"])["finetune"]
     assert set(keys) == set(FineTuneConfig().plain()) - {"clip", "dropout"}
     assert FineTuneConfig().with_settings({"finetune": keys}) == FineTuneConfig()
+
+
+def test_the_defaults_are_glues_usual_ones() -> None:
+    config = FineTuneConfig()
+    assert (config.epochs, config.steps, config.batch_size, config.lr) == (3, None, 32, 2e-5)
+    assert (config.weight_decay, config.warmup, config.clip, config.dropout) == (0.01, 0.06, 1, 0.1)
+    assert (config.max_length, config.stride, config.vector, config.evaluations) == (128, 128, "first", 3)
 
 
 def test_real_files_are_read() -> None:

@@ -1,0 +1,58 @@
+"""What each method says of itself, on which checks, strategies and steps rely."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from embedlab.methods import method_config
+from embedlab.parts import part_names
+
+CONTRASTS = ("simcse", "promptbert", "csesfp", "prompteol", "jtcse", "tncse", "bepa", "distil")
+SINGLE = ("csesfp", "prompteol", "jtcse", "tncse", "distil", "masked_lm", "causal_lm")
+"""Trained on single sentences or running text alone."""
+FACTS: dict[str, dict[str, Any]] = {
+    "kinds": {**dict.fromkeys(SINGLE, ("wikipedia",)), "bepa": ("parallel",)},
+    "backbone_kind": {
+        **dict.fromkeys(("bepa", "jtcse", "tncse", "masked_lm"), "encoder"),
+        **dict.fromkeys(("csesfp", "prompteol", "causal_lm"), "decoder"),
+    },
+    "can_unpad": dict.fromkeys(
+        ("simcse", "promptbert", "jtcse", "tncse", "bepa", "masked_lm", "csesfp", "prompteol"), True
+    ),
+    # BERT's and GPT's releases leave norms and biases out.
+    "decays_norms_and_biases": dict.fromkeys(("masked_lm", "causal_lm"), False),
+    "towers": dict.fromkeys(("jtcse", "tncse", "ensemble"), 2),
+    # Only what calls its backbone as a whole.
+    "shardable": dict.fromkeys(
+        ("bepa", "jtcse", "tncse", "masked_lm", "causal_lm", "distil", "ensemble"), False
+    ),
+    "needs_others": dict.fromkeys(CONTRASTS, True),
+    "idle": {"ensemble": True},
+}
+USUAL = {
+    "kinds": ("wikipedia", "nli", "parallel"),
+    "backbone_kind": None,
+    "can_unpad": False,
+    "decays_norms_and_biases": True,
+    "towers": 1,
+    "shardable": True,
+    "needs_others": False,
+    "idle": False,
+}
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_each_method_says_what_it_needs(fact: str) -> None:
+    names = part_names("methods")
+    assert set(FACTS[fact]) <= set(names)
+    said = {name: getattr(method_config({"name": name}), fact) for name in names}
+    assert said == {name: FACTS[fact].get(name, USUAL[fact]) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("change", "needs"), [({"lam": 0.0}, False), ({"loss": "mse"}, False), ({"lam": 0.5}, True)]
+)
+def test_bepa_needs_others_for_its_contrast(change: dict[str, Any], needs: bool) -> None:
+    assert method_config({"name": "bepa", **change}).needs_others is needs

@@ -92,7 +92,8 @@ def _part_class(of: type[nn.Module]) -> type[nn.Module]:
 def joined(model: nn.Module) -> Iterator[None]:
     """The model's LoRA layers compute in groups, where there are some that can."""
     # Before 2.8 torch has no product of bf16 matrices in fp32.
-    joins = kernel_options().joined_lora and torch.__version__ >= (2, 8)
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    joins = kernel_options().joined_lora and version >= (2, 8)
     groups = [_Group(layers) for layers in _groups(model)] if joins else []
     parts = [(layer, group, type(layer)) for group in groups for layer in group.layers]
     for layer, group, plain in parts:

@@ -15,10 +15,13 @@ import re
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tqdm import tqdm
 
 Content = dict[str, bytes]
 _TIMES = re.compile(
@@ -69,6 +72,8 @@ def fork(write: Callable[[], None], log: Path) -> int:
     status = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # tqdm's own lock is one of all processes that are forked, and stays taken where its holder is killed.
+        tqdm.set_lock(threading.RLock())
         to = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(to, 1)
         os.dup2(to, 2)

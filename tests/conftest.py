@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -36,3 +37,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return made[key]
 
     return get
+
+
+@pytest.fixture(autouse=True)
+def no_log_to_closed_streams() -> None:
+    """A command that ran in this process has logged to the standard error of its test, which is closed by now."""
+    for logger in (logging.getLogger(), logging.getLogger("embedlab")):
+        for handler in list(logger.handlers):
+            if getattr(getattr(handler, "stream", None), "closed", False):
+                logger.removeHandler(handler)

@@ -136,7 +136,7 @@ class BatchLoader:
 
     def _budgets(self, whole: Rows) -> dict[str, int]:
         """True tokens of the device that has most of them, by field, rounded up."""
-        shares = [whole[rank :: self.plan.world] for rank in range(self.plan.world)]
+        shares = [self.plan.share(whole, rank) for rank in range(self.plan.world)]
         return {
             name: token_capacity(max(*(int(found[rows].sum()) for rows in shares), self._least[name]))
             for name, found in self._lengths.items()

@@ -79,10 +79,10 @@ class BatchPlan:
         """The row numbers of each batch of this rank in epoch `number`."""
         return [self.share(batch) for batch in self.whole_epoch(number)]
 
-    def share(self, batch: Rows) -> Rows:
-        """This rank's rows of a batch of all devices."""
+    def share(self, batch: Rows, rank: int | None = None) -> Rows:
+        """A rank's rows of a batch of all devices; None: this rank's."""
         # Every other row rather than one half: the ranks of a batch have rows of the same length.
-        return batch[self.rank :: self.world]
+        return batch[self.rank if rank is None else rank :: self.world]
 
     def whole_epoch(self, number: int) -> list[Rows]:
         """The row numbers of each batch of all devices in epoch `number`."""

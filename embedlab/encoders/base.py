@@ -224,7 +224,7 @@ class Encoder(nn.Module):
         on_batch: Callable[[int, int], None] | None = None,
         skip: int = 0,
     ) -> Tensor:
-        """Vectors of tokenised rows, in their order: what `encode` calls.
+        """Vectors of tokenised rows, in their order.
 
         Args:
             rows: of `Tokenization.ids`.
@@ -235,7 +235,7 @@ class Encoder(nn.Module):
             show_progress_bar, normalize, device, dtype, on_batch: as in `encode`.
 
         Returns:
-            [n, D], float32, on the device.
+            [n, D], float32, on the device, or with `to_host` on the CPU.
         """
         window = Window(TokenRows.of(rows), np.arange(len(rows)), len(rows))
         return self._encode(

@@ -4,7 +4,7 @@ backward, the sum over devices, clipping, update."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -180,11 +180,9 @@ class WholeStep:
         if self._sum is not None:
             self._sum.close()
 
-    @contextmanager
-    def _coming(self, shapes: Shapes) -> Iterator[None]:
+    def _coming(self, shapes: Shapes) -> AbstractContextManager[None]:
         """Around a backward pass: gradients are sent as they come."""
-        with self._sum.coming(shapes.key) if self._sum is not None and shapes.updates else nullcontext():
-            yield
+        return self._sum.coming(shapes.key) if self._sum is not None and shapes.updates else nullcontext()
 
     def _autocast(self) -> torch.autocast:
         # Autocast's cache of cast weights would tie one graph to the memory of another.

@@ -31,6 +31,7 @@ DEPTHS = (1, 10, 100)
 TARGET = 10
 """The depth whose recall is held to the target."""
 RESCORE = 10
+_AT_ONCE = 1 << 24  # floats of candidates that are held
 _TIE = 1e-6  # two ways of adding up a cosine in float32
 _FIX = "build the index again"
 
@@ -178,7 +179,7 @@ def turn(index: Any, name: str, value: int) -> None:
 def nearest(
     index: Any, stored: Stored, queries: Tensor, k: int, rescore: int = RESCORE
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Rows and cosines [q, k] of the best candidates of each query, by exact cosine, then row; -1 and -inf for none.
+    """Rows and cosines [q, at most k] of each query's best candidates, by exact cosine, then row; -1 and -inf for none.
 
     Args:
         index: of faiss.
@@ -187,15 +188,21 @@ def nearest(
         k: answers of a query.
         rescore: candidates an answer.
     """
-    _, found = index.search(queries.numpy(), min(k * rescore, len(stored)))
-    rows = np.full((len(queries), k), -1, np.int64)
-    scores = np.full((len(queries), k), -np.inf, np.float32)
-    for place, candidates in enumerate(found):
-        candidates = np.sort(candidates[candidates >= 0])
-        exact = (stored.take(candidates) @ queries[place]).numpy()
-        order = np.argsort(-exact, kind="stable")[:k]
-        rows[place, : len(order)], scores[place, : len(order)] = candidates[order], exact[order]
-    return rows, scores
+    most = min(k * rescore, len(stored))
+    step = max(1, _AT_ONCE // (most * stored.dim))
+    parts = [_best(index, stored, some, k, most) for some in queries.split(step)]
+    return np.concatenate([rows for rows, _ in parts]), np.concatenate([scores for _, scores in parts])
+
+
+def _best(
+    index: Any, stored: Stored, queries: Tensor, k: int, most: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    _, found = index.search(queries.numpy(), most)
+    found.sort(axis=1)  # of equal cosines the first row stands first
+    vectors = stored.take(np.maximum(found, 0).reshape(-1)).view(*found.shape, -1)
+    cosines = np.where(found >= 0, (vectors @ queries[:, :, None])[..., 0].numpy(), -np.inf)
+    order = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(found, order, 1), np.take_along_axis(cosines, order, 1)
 
 
 @dataclass(frozen=True)

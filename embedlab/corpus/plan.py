@@ -60,7 +60,7 @@ def plan(
     """
     if factory is not None:
         lists = re.search(r"IVF(\d+)", factory)
-        return _planned(kind, factory, int(lists[1]) if lists else 0, rows, dim, train_rows, None)
+        return _planned("factory", factory, int(lists[1]) if lists else 0, rows, dim, train_rows, None)
     if kind == "hnsw":
         links = m or _LINKS
         return _planned(kind, f"HNSW{links},Flat", 0, rows, dim, train_rows, dim * 4 + 8 * links + 16)

@@ -41,8 +41,8 @@ _FIX = "build the index again"
 @dataclass(frozen=True)
 class IndexInfo:
     """index.json. encoder: how to load it again; fingerprint: of its weights and settings ("": not known); source: of
-    the texts or vectors; kind: of `embedlab.corpus.plan`; parts, part_rows: files of vectors in their order, and the
-    rows of each (none: vectors.npy); texts: whether there are any; numbered: whether there is rows.npy.
+    the texts or vectors; kind: of `embedlab.corpus.plan`, or factory; parts, part_rows: files of vectors in their
+    order, and the rows of each (none: vectors.npy); texts: whether there are any; numbered: whether there is rows.npy.
     """
 
     encoder: str
@@ -224,7 +224,7 @@ class _TextsFile:
 def _finished(work: Path, info: IndexInfo, layout: Layout, told: approximate.Told) -> IndexInfo:
     """Build what `layout` wants over the vectors of the new folder, and write index.json."""
     if layout.approximate:
-        info = replace(info, kind=layout.kind)
+        info = replace(info, kind="factory" if layout.factory else layout.kind)
         stored = _stored(work, info)
         made = layout.plan(info.rows, info.dim)
         with nullcontext(layout.work) if layout.work else _scratch(work) as pieces:
@@ -232,7 +232,7 @@ def _finished(work: Path, info: IndexInfo, layout: Layout, told: approximate.Tol
         asked = approximate.questions(stored, layout.queries)
         dial, value, recall = approximate.measure(index, stored, asked, layout.target_recall)
         facts = {
-            "kind": layout.kind, "factory": made.factory, "rows": info.rows, "dim": info.dim,
+            "kind": info.kind, "factory": made.factory, "rows": info.rows, "dim": info.dim,
             "trained_on": made.train_rows, "dial": dial, "value": value,
             "target_recall": layout.target_recall, "recall": recall,
         }  # fmt: skip
@@ -292,7 +292,7 @@ class Index:
                 raise UserError(f"is damaged ({error})", file=self.folder, fix=_FIX) from error
             if self._offsets[0] != 0 or self._offsets[-1] != size or (np.diff(self._offsets) < 1).any():
                 raise UserError("is damaged (offsets.npy does not fit texts.txt)", file=self.folder, fix=_FIX)
-        if self.info.kind != "exact" or (self.folder / "lists.json").exists():
+        if self.info.kind != "exact":
             self._faiss, self._lists = approximate.load(self.folder, rows, self.info.dim)
 
     def _table(self, name: str, rows: int) -> NDArray[np.int64]:

@@ -46,25 +46,29 @@ class NpyFile:
 
 
 class ParquetFile:
-    """Columns `row` (int64: the line of the input) and `vector` (list of D float32)."""
+    """Columns `row` (int64: the line of the input), `vector` (list of D float32) and, where it is given, `text`."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.count = 0
         self._stream = stream
         self._writer: Any = None
 
-    def add(self, rows: Sequence[int], vectors: NDArray[np.float32]) -> None:
-        """Append `vectors` [n, D] of the input's `rows` [n]."""
+    def add(
+        self, rows: Sequence[int], vectors: NDArray[np.float32], texts: Sequence[str] | None = None
+    ) -> None:
+        """Append `vectors` [n, D] of the input's `rows` [n], with their texts from the first time on or never."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         dim = vectors.shape[1]
         if self._writer is None:
             schema = pa.schema([("row", pa.int64()), ("vector", pa.list_(pa.float32(), dim))])
+            schema = schema if texts is None else schema.append(pa.field("text", pa.string()))
             self._writer = pq.ParquetWriter(self._stream, schema)
         flat = np.ascontiguousarray(vectors, dtype="<f4").reshape(-1)
-        column = pa.FixedSizeListArray.from_arrays(pa.array(flat), dim)
-        self._writer.write_table(pa.table([pa.array(rows, pa.int64()), column], schema=self._writer.schema))
+        columns = [pa.array(rows, pa.int64()), pa.FixedSizeListArray.from_arrays(pa.array(flat), dim)]
+        columns += [] if texts is None else [pa.array(texts, pa.string())]
+        self._writer.write_table(pa.table(columns, schema=self._writer.schema))
         self.count += len(rows)
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ FILES = ("lists.faiss", "lists.json")
 PIECE = 1 << 20
 """Rows of one index, before it is merged."""
 DEPTHS = (1, 10, 100)
+QUESTIONS = 1000
 TARGET = 10
 """The depth whose recall is held to the target."""
 RESCORE = 10
@@ -214,9 +215,10 @@ class Questions:
     own: NDArray[np.int64]
 
 
-def questions(stored: Stored, queries: Tensor | None, count: int = 1000) -> Questions:
-    """Queries with their exact answers: those given, or `count` rows drawn from the index, each without itself."""
+def questions(stored: Stored, queries: Tensor | None, count: int | None = None) -> Questions:
+    """Queries with their exact answers: those given, or `count` (None: `QUESTIONS`) rows drawn, each without itself."""
     own: NDArray[np.int64]
+    count = count or QUESTIONS
     if queries is None:
         own = np.sort(np.random.default_rng(1).choice(len(stored), min(count, len(stored)), replace=False))
         vectors = stored.take(own)

@@ -20,6 +20,11 @@ faiss = pytest.importorskip("faiss")
 DIM = 16
 
 
+@pytest.fixture(autouse=True)
+def few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(approximate, "QUESTIONS", 20)
+
+
 def some(n: int, seed: int = 0) -> np.ndarray:
     """Vectors around 20 centres, of any length."""
     generator = np.random.default_rng(seed)

@@ -24,7 +24,7 @@ from embedlab.errors import UserError
 _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)")
 
 
-_CLOSED = ("encode", "export", "search_export", "search_index", "search_query")
+_CLOSED = ("contamination", "encode", "export", "search_export", "search_index", "search_query")
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
 _COUNTS = ("batch_size", "chunk", "k", "max_length")
 _TEXTS = (

@@ -19,6 +19,7 @@ import numpy as np
 from embedlab.config.data import DataConfig
 from embedlab.console import progress_bar
 from embedlab.data.kinds import DataKind, data_kind
+from embedlab.data.overlap import Overlap
 from embedlab.data.reader import Reader
 from embedlab.data.report import Tally
 from embedlab.data.rows import RowStream, read_rows
@@ -45,7 +46,10 @@ _OF_CONTENT = (
 
 
 def build_token_table(
-    config: DataConfig, fields: Mapping[str, FieldSpec], progress: bool = True
+    config: DataConfig,
+    fields: Mapping[str, FieldSpec],
+    progress: bool = True,
+    overlap: Overlap | None = None,
 ) -> TokenTable:
     """The token table of a configuration: opened where it is in the cache, else built first.
 
@@ -60,21 +64,22 @@ def build_token_table(
         fields: name -> (role, tokenisation). With `config.pack` texts are not cut, and stored for
             `PackedTable`.
         progress: show a bar on a terminal.
+        overlap: the evaluation sets that ``config.decontaminate`` names.
 
     Raises:
         UserError: bad input with its file and row; a cache folder that cannot be written. Nothing is left
             behind.
     """
-    _check(config, fields)
+    _check(config, fields, overlap)
     readers = open_source(config)
-    key = _key(config, fields, readers)
+    key = _key(config, fields, readers, overlap)
     given = Path(config.cache_dir).expanduser() if config.cache_dir else cache_dir() / "tokens"
     own = own_cache_dir() / "tokens"
 
     most = {name: _highest_id(tokenization) for name, (_, tokenization) in fields.items()}
 
     def build(folder: Path) -> None:
-        _fill(folder, config, fields, readers, progress)
+        _fill(folder, config, fields, readers, progress, overlap)
 
     try:
         try:
@@ -133,8 +138,10 @@ def _trusted(folder: Path, most: Mapping[str, int]) -> TokenTable | None:
         return None
 
 
-def _check(config: DataConfig, fields: Mapping[str, FieldSpec]) -> None:
+def _check(config: DataConfig, fields: Mapping[str, FieldSpec], overlap: Overlap | None) -> None:
     kind = data_kind(config.name)
+    if bool(config.decontaminate) != (overlap is not None):
+        raise ValueError(f"decontaminate={config.decontaminate} needs the texts of these evaluation sets")
     for name, (role, _) in fields.items():
         if name in kind.numbers:
             raise ValueError(f"{name} is a number of data={config.name}: the view needs another name")
@@ -147,7 +154,9 @@ def _check(config: DataConfig, fields: Mapping[str, FieldSpec]) -> None:
             )
 
 
-def _key(config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader]) -> str:
+def _key(
+    config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader], overlap: Overlap | None
+) -> str:
     content = {
         "format": FORMAT,
         "source": [reader.identity() for reader in readers],
@@ -156,6 +165,8 @@ def _key(config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Read
         "numbers": _dtypes(data_kind(config.name)),
         "fields": {name: [role, tokenization.fingerprint] for name, (role, tokenization) in fields.items()},
     }
+    if overlap is not None:
+        content["apart_from"] = overlap.identity
     if config.pair_limit is not None:
         content["pair_seed"] = config.pair_seed
     text = json.dumps(content, sort_keys=True)
@@ -167,12 +178,17 @@ def _dtypes(kind: DataKind) -> dict[str, str]:
 
 
 def _fill(
-    folder: Path, config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader], progress: bool
+    folder: Path,
+    config: DataConfig,
+    fields: Mapping[str, FieldSpec],
+    readers: list[Reader],
+    progress: bool,
+    overlap: Overlap | None,
 ) -> None:
     started = time.monotonic()
     wanted = {role for role, _ in fields.values()}
     roles = tuple(role for role in data_kind(config.name).roles if role in wanted)
-    stream = read_rows(config, roles, readers)
+    stream = read_rows(config, roles, readers, overlap)
     frame = None if config.pack is None else _frame(next(iter(fields.values()))[1].tokenizer)
     jobs = {
         name: FieldJob(role, roles.index(role), tokenization, _ids_dtype(tokenization), frame and frame[1])

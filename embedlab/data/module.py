@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from embedlab.config.data import DataConfig
 from embedlab.data.build import FieldSpec, build_token_table
 from embedlab.data.loader import BatchLoader
+from embedlab.data.overlap import Overlap
 from embedlab.data.plan import BatchPlan
 from embedlab.data.report import print_report
 from embedlab.data.resident import ResidentTable
@@ -35,6 +36,7 @@ class SentenceDataModule(LightningDataModule):
         emit: ``tokens`` or ``rows`` (`BatchLoader`).
         validation: what `val_dataloader` gives; nothing here has a use for it, but without one Lightning runs
             no validation, and with it no callback that scores.
+        overlap: the evaluation sets that ``config.decontaminate`` names.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class SentenceDataModule(LightningDataModule):
         seed: int,
         emit: str = "tokens",
         validation: Iterable[Any] | None = None,
+        overlap: Overlap | None = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -51,6 +54,7 @@ class SentenceDataModule(LightningDataModule):
         self.seed = seed
         self.emit = emit
         self.validation = validation
+        self.overlap = overlap
         self._resident: ResidentTable | None = None
         self._loader: BatchLoader | None = None
         self._resumed: dict[str, Any] | None = None
@@ -62,7 +66,7 @@ class SentenceDataModule(LightningDataModule):
     @cached_property
     def table(self) -> Table:
         """The rows of tokens: a `TokenTable`, or a `PackedTable` view of one with `data.pack`."""
-        table = build_token_table(self.config, self.views)
+        table = build_token_table(self.config, self.views, overlap=self.overlap)
         return table if self.config.pack is None else PackedTable(table, self.config.pack)
 
     def prepare_data(self) -> None:

@@ -14,11 +14,13 @@ import torch
 from lightning.pytorch import Trainer
 
 from embedlab.config.run_files import read_numbers
+from embedlab.data.overlap import Overlap
 from embedlab.errors import UserError
 from embedlab.evaluation.core.files import is_there
 from embedlab.evaluation.core.protocol import write_json
 from embedlab.evaluation.core.suite import final_metrics, keys_named, suite
 from embedlab.evaluation.core.table import before_after_table
+from embedlab.evaluation.held_out import held_out
 from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import load_sts
 from embedlab.run.check import resolved_packing, resolved_step
@@ -40,6 +42,18 @@ KEYS = {"data_dir": "evaluation.sts_dir", "sts_text": "evaluation.sts_text"}
 def sts_folder(scoring: ScoringConfig) -> str | None:
     """Where the STS files are; None: the hub."""
     return None if scoring.sts_dir == "hub" else scoring.sts_dir
+
+
+def overlap_of(config: RunConfig) -> Overlap | None:
+    """The evaluation sets that the text is kept apart from, of the files of ``evaluation.sts_dir``.
+
+    Raises:
+        UserError: an unknown suite, no folder, a missing or broken file.
+    """
+    if not config.data.decontaminate:
+        return None
+    keys = ("data.decontaminate", "evaluation.sts_dir")
+    return Overlap(held_out(config.data.decontaminate, config.evaluation.sts_dir, keys))
 
 
 def load_dev(scoring: ScoringConfig) -> DevSet | None:
@@ -171,9 +185,14 @@ class FinalEvaluation:
             "unpad": resolved_packing(self.config),
             "precision": str(trainer.precision),
         }
+        if apart := self.data.report.get("decontaminated"):
+            training["decontaminated"] = apart
         self.encoder.card = {"training": training, "config": self.config.plain}
         self._export()
         scores, protocols = self.score()
+        for name in protocols.keys() & set(apart["against"] if apart else ()):
+            note = f"{apart['rows']:,} rows of training text with evaluation texts were dropped"
+            protocols[name]["notes"] = [*protocols[name]["notes"], note]
         self.encoder.card |= {"scores": scores, "protocol": protocols}
         self._export()
         content = {"scores": scores, "protocol": protocols, "training": training, "config": self.config.plain}
@@ -181,6 +200,7 @@ class FinalEvaluation:
             last = scores if self._last is None else self._last
             content["last"] = {"step": trainer.global_step, "scores": last}
             content["dev_minus_test"] = {"selected": dev_minus_test(scores), "last": dev_minus_test(last)}
+        write_json(self.folder / "data_report.json", self.data.report)
         write_json(self.folder / AFTER, content)
         self._print(scores, training)
         if self.config.evaluation.last:

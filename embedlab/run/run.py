@@ -62,7 +62,7 @@ from embedlab.run.check import (
     resolved_packing,
     resolved_step,
 )
-from embedlab.run.finish import FinalEvaluation, check_final, load_dev
+from embedlab.run.finish import FinalEvaluation, check_final, load_dev, overlap_of
 from embedlab.run.metrics_file import MetricsFile
 from embedlab.run.resume import check_recipe, finished
 from embedlab.run.run_folder import Record, check_free, owned
@@ -231,7 +231,7 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     fields = method.views(cls.fields(config.method, roles, config.template), config.data.max_length)
     emit = "rows" if on_cuda(config.trainer) or method.runner.resident else "tokens"
     validation = [torch.zeros(1)] if config.evaluation.sts_dir is not None else None
-    return method, SentenceDataModule(config.data, fields, config.seed, emit=emit, validation=validation)
+    return method, SentenceDataModule(config.data, fields, config.seed, emit, validation, overlap_of(config))
 
 
 def build_trainer(

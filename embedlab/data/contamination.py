@@ -6,11 +6,56 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from embedlab.data.overlap import Overlap
+from embedlab.data.overlap import HeldOut, Hit, Overlap
 from embedlab.data.reader import Reader
 
 _ROWS = 2048
 EXAMPLES = 10
+
+
+class _Tally:
+    """What was met so far."""
+
+    def __init__(self, sets: Sequence[HeldOut]) -> None:
+        self.sets = sets
+        self.seen: list[dict[int, bool]] = [{} for _ in sets]  # text -> whether one was equal to it
+        self.pairs = [dict.fromkeys(held.pairs, False) for held in sets]
+        self.roles: dict[str, Counter[str]] = {}
+        self.examples: list[dict[str, Any]] = []
+        self._mates = [_mates(held.pairs) for held in sets]
+
+    def add(
+        self, place: tuple[str, int], names: Sequence[str], cells: Sequence[str], hits: list[list[Hit]]
+    ) -> None:
+        """One row: its file and number, its columns, their texts, and what each holds."""
+        for name, cell, some in zip(names, cells, hits, strict=True):
+            counts = self.roles.setdefault(name, Counter(texts=0, hit=0))
+            counts.update(texts=int(bool(cell)), hit=int(bool(some)))
+            for hit in some:
+                known, held = self.seen[hit.held], self.sets[hit.held]
+                if hit.text not in known and len(self.examples) < EXAMPLES:
+                    where = {
+                        "set": held.name,
+                        "file": place[0],
+                        "row": place[1],
+                        "role": name,
+                        "equal": hit.equal,
+                    }
+                    self.examples.append({**where, "text": cell, "evaluation_text": held.texts[hit.text]})
+                known[hit.text] = known.get(hit.text, False) or hit.equal
+        here = {(hit.held, hit.text) for some in hits for hit in some}
+        for h, t in here:
+            for pair in self._mates[h].get(t, ()):
+                self.pairs[h][pair] |= all((h, side) in here for side in pair)
+
+    def of_set(self, h: int) -> dict[str, Any]:
+        """The counts of one set."""
+        held = self.sets[h]
+        return {
+            "suite": held.suite, "set": held.name, "texts": len(held.texts), "hit": len(self.seen[h]),
+            "equal": sum(self.seen[h].values()), "pairs": len(held.pairs),
+            "both": sum(self.pairs[h][pair] for pair in held.pairs),
+        }  # fmt: skip
 
 
 def contamination(
@@ -34,11 +79,8 @@ def contamination(
     Raises:
         UserError: a column that is not there, a file that cannot be read.
     """
-    seen: list[dict[int, bool]] = [{} for _ in overlap.sets]
-    pairs = [dict.fromkeys(held.pairs, False) for held in overlap.sets]
-    mates = [_mates(held.pairs) for held in overlap.sets]
-    roles: dict[str, Counter[str]] = {}
-    files, examples = [], []
+    tally = _Tally(overlap.sets)
+    files: list[dict[str, Any]] = []
     rows = read = 0
     for reader in readers:
         of_file = Counter(rows=0, hit=0)
@@ -47,19 +89,7 @@ def contamination(
             for place, number in enumerate(numbers):
                 hits = found[place * len(names) : (place + 1) * len(names)]
                 of_file.update(rows=1, hit=int(any(hits)))
-                for name, cell, some in zip(names, cells[place], hits, strict=True):
-                    roles.setdefault(name, Counter(texts=0, hit=0)).update(
-                        texts=int(bool(cell)), hit=int(bool(some))
-                    )
-                    for hit in some:
-                        known = seen[hit.held]
-                        if hit.text not in known and len(examples) < EXAMPLES:
-                            examples.append((reader.name, number, name, cell, hit))
-                        known[hit.text] = known.get(hit.text, False) or hit.equal
-                here = {(hit.held, hit.text) for some in hits for hit in some}
-                for h, t in here:
-                    for pair in mates[h].get(t, ()):
-                        pairs[h][pair] = pairs[h][pair] or all((h, side) in here for side in pair)
+                tally.add((reader.name, number), names, cells[place], hits)
             told(rows + of_file["rows"], read + reader.position)
         rows, read = rows + of_file["rows"], read + reader.size
         files.append({"file": reader.name, **of_file})
@@ -68,23 +98,10 @@ def contamination(
         "rows": rows,
         "rows_hit": sum(one["hit"] for one in files),
         "files": files,
-        "roles": {name: dict(counts) for name, counts in roles.items()},
-        "sets": [
-            {
-                "suite": held.suite, "set": held.name, "texts": len(held.texts), "hit": len(seen[h]),
-                "equal": sum(seen[h].values()), "pairs": len(held.pairs),
-                "both": sum(pairs[h][pair] for pair in held.pairs),
-            }
-            for h, held in enumerate(overlap.sets)
-        ],
-        "examples": [
-            {
-                "set": overlap.sets[hit.held].name, "file": name, "row": number, "role": role, "text": cell,
-                "evaluation_text": overlap.sets[hit.held].texts[hit.text], "equal": hit.equal,
-            }
-            for name, number, role, cell, hit in examples
-        ],
-    }  # fmt: skip
+        "roles": {name: dict(counts) for name, counts in tally.roles.items()},
+        "sets": [tally.of_set(h) for h in range(len(overlap.sets))],
+        "examples": tally.examples,
+    }
 
 
 def _mates(pairs: Sequence[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import embedlab
 from embedlab.errors import UserError
+from embedlab.export.card import model_card
 from embedlab.run.finish import overlap_of
 from embedlab.run.run import train
 from tests.evaluation.helpers import write_sts_folder
@@ -33,7 +35,8 @@ def test_a_run_apart_from_sts(compose_run: Callable, text_file: Path, tmp_path: 
     apart = content["training"]["decontaminated"]
     assert (apart["against"], apart["rows"]) == (["sts"], 2)
     assert "2 rows of training text with evaluation texts were dropped" in content["protocol"]["sts"]["notes"]
-    assert "decontaminated" in (tmp_path / "run" / "export" / "README.md").read_text()
+    encoder = embedlab.load(str(tmp_path / "run"))
+    assert "- decontaminated: `" in model_card(encoder, "mine")
 
 
 @pytest.mark.parametrize(

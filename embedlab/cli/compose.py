@@ -26,7 +26,7 @@ _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)"
 
 _CLOSED = ("encode", "export", "search_index", "search_query")
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
-_COUNTS = ("batch_size", "chunk", "k", "max_length")
+_COUNTS = ("batch_size", "chunk", "dim", "k", "max_length")
 _TEXTS = (
     "ckpt", "column", "compare", "data_dir", "device", "dtype", "index", "input", "licence", "out", "output", "prompt",
     "prompt_name", "push", "push_revision", "to",

@@ -33,7 +33,9 @@ def main(argv: Sequence[str]) -> int:
     # torch and the weights are loaded only once the cheap questions are answered.
     from embedlab.cli.encoders import Configured, load_encoder
 
-    encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"], config.get("pooling")), config)
+    encoder = Configured.of(
+        load_encoder(config["ckpt"], config["max_length"], config.get("pooling"), config["dim"]), config
+    )
     with vector_file(out) as target, metered(reader, encoder) as metered_encoder:
         empty, cut = _encode(reader, column, metered_encoder, target, config)
         if target.count == 0:

@@ -24,12 +24,12 @@ from embedlab.errors import UserError
 _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)")
 
 
-_CLOSED = ("encode", "export", "search_index", "search_query")
+_CLOSED = ("encode", "export", "mine", "search_index", "search_query")
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
-_COUNTS = ("batch_size", "chunk", "dim", "k", "max_length")
+_COUNTS = ("batch_size", "block", "chunk", "dim", "k", "max_length")
 _TEXTS = (
-    "ckpt", "column", "compare", "data_dir", "device", "dtype", "index", "input", "licence", "out", "output", "prompt",
-    "prompt_name", "push", "push_revision", "to",
+    "ckpt", "column", "compare", "corpus", "data_dir", "device", "dtype", "format", "index", "input", "licence", "out",
+    "output", "prompt", "prompt_name", "push", "push_revision", "sampling", "search", "teacher", "to", "work",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.imports import first_import
@@ -11,6 +12,7 @@ from embedlab.errors import UserError
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
+    from embedlab.encoders.tokenization import Tokenization
     from embedlab.encoders.usage import Usage
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -32,6 +34,11 @@ def load_encoder(
     if pooling is not None:
         _read_by(encoder, pooling)
     return encoder
+
+
+def reference(encoder: Encoder, ckpt: str) -> str:
+    """`ckpt` so that it means the same in another working folder, and on a hub that goes on."""
+    return encoder.card.get("hub") or str(Path(ckpt).resolve()) if Path(ckpt).exists() else ckpt
 
 
 def _read_by(encoder: Encoder, pooling: Mapping[str, Any]) -> None:
@@ -79,6 +86,11 @@ class Configured:
     def dim(self) -> int:
         """Width of the vectors."""
         return self.encoder.dim
+
+    @property
+    def tokenization(self) -> Tokenization:
+        """The encoder's own."""
+        return self.encoder.tokenization
 
     @property
     def usage(self) -> Usage:

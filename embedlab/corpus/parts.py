@@ -7,6 +7,8 @@ manifest.json
 part-000012.parquet
     Columns ``row`` (int64, of the whole input) and ``vector`` (a list of `Codes.width` numbers of the store's type);
     with ``format=npy`` part-000012.npy, [rows, width], which has a row of zeros for each text that is empty.
+ranges.npy
+    [2, D] float32, least and largest value of each feature, where the store is int8 or uint8.
 part-000012.json
     The part's sidecar, written after it: ``rows`` of the input (R, or fewer in the last part), ``vectors`` (fewer than
     rows with ``empty=skip``), ``empty`` and ``cut`` texts, ``bytes`` and ``sha256`` of the part. A part without one, or
@@ -20,6 +22,7 @@ Every file appears whole. None says when or where it was written: two runs of on
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -29,10 +32,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from embedlab.corpus.quantize import RANGES
 from embedlab.corpus.vector_files import VectorFile, vector_file
 from embedlab.encoders.codes import Codes
 from embedlab.errors import UserError
-from embedlab.files import write_new, write_whole
+from embedlab.files import whole_file, write_new, write_whole
 
 MANIFEST, DONE = "manifest.json", "done.json"
 _FORMAT = 1
@@ -169,23 +175,40 @@ class Counts:
 
 
 class Parts:
-    """A folder of parts, open for writing.
+    """A folder of parts.
 
     Args:
-        folder: made if it is not there.
-        manifest: of this run.
-        codes: how rows are stored.
-
-    Raises:
-        UserError: the folder holds other things, or parts of another manifest.
+        folder: that holds them.
+        manifest: of it.
+        codes: how rows are stored; needed to write.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, codes: Codes) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, codes: Codes | None = None) -> None:
         self.folder, self.manifest, self.codes = folder, manifest, codes
+
+    @classmethod
+    def begin(cls, folder: Path, manifest: Manifest, codes: Codes) -> Parts:
+        """Open a folder to write parts into it, which is made if it is not there.
+
+        Raises:
+            UserError: it holds other things, or parts of another manifest.
+        """
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if not write_new(folder / MANIFEST, manifest.text()):
             manifest.check(Manifest.read(folder), folder / MANIFEST)
+        if codes.calibrated:
+            write_ranges(folder / RANGES, codes)
+        return cls(folder, manifest, codes)
+
+    @classmethod
+    def read(cls, folder: Path) -> Parts:
+        """Open a folder to read.
+
+        Raises:
+            UserError: it is none.
+        """
+        return cls(folder, Manifest.read(folder))
 
     def path(self, number: int) -> Path:
         """Of a part."""
@@ -227,17 +250,35 @@ class Parts:
         values = read_json(self.sidecar(number), "no such part")
         return sha256(self.path(number)) != values.get("sha256")
 
+    def total(self) -> Counts:
+        """Of all parts that are there."""
+        total = Counts()
+        for counts in self.whole().values():
+            total.add(counts)
+        return total
+
+    def faults(self, rows: int) -> Iterator[tuple[int, str]]:
+        """The parts of so many rows that are not as they should be, by number, each with what it is.
+
+        All bytes are read. The sidecar of a damaged part is removed: whoever encodes next writes the part anew.
+        """
+        size = self.manifest.part_rows
+        for number, start in enumerate(range(0, rows, size)):
+            counts = self.counts(number)
+            if counts is None:
+                yield number, "missing"
+            elif counts.rows != min(size, rows - start) or self.damaged(number):
+                self.sidecar(number).unlink()
+                yield number, "damaged"
+
     def finish(self, rows: int) -> Counts | None:
         """Write done.json if the parts of so many rows are there.
 
         Returns:
-            What they hold; None, with no done.json left, where parts are missing.
+            What they hold; None where parts are missing.
         """
-        total = Counts()
-        for counts in self.whole().values():
-            total.add(counts)
+        total = self.total()
         if total.rows != rows:
-            (self.folder / DONE).unlink(missing_ok=True)
             return None
         record = {"parts": -(-rows // self.manifest.part_rows), "rows": rows, "vectors": total.vectors}
         write_whole(self.folder / DONE, json.dumps(record, indent=2) + "\n")
@@ -259,6 +300,22 @@ def check_folder(folder: Path) -> None:
             key="output",
             fix="another folder, or empty it",
         )
+
+
+def write_ranges(path: Path, codes: Codes) -> None:
+    """Write the ranges by which codes are decoded, or see that the same ones stand there.
+
+    Raises:
+        UserError: others do.
+    """
+    assert codes.ranges is not None
+    content = io.BytesIO()
+    np.save(content, np.ascontiguousarray(codes.ranges, dtype="<f4"))
+    if not path.exists():
+        with whole_file(path) as new:
+            new.write_bytes(content.getvalue())
+    elif path.read_bytes() != content.getvalue():
+        raise UserError("holds other ranges than calibration=", file=path, fix="write to another folder")
 
 
 def sha256(path: Path) -> str:

@@ -128,7 +128,7 @@ class _Tables:
     """The pairs and the corpus, checked as far as their headers tell."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        from embedlab.cli.encode import open_texts
+        from embedlab.cli.texts import open_texts
         from embedlab.config.data import DataConfig
         from embedlab.data.kinds import data_kind
         from embedlab.data.sources import open_source

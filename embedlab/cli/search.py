@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedlab.cli.compose import compose
-from embedlab.cli.encode import metered, open_texts, placing
+from embedlab.cli.texts import metered, open_texts, placing
 from embedlab.data.reader import FileReader
 from embedlab.errors import UserError, printable
 from embedlab.files import check_writable

@@ -44,6 +44,8 @@ class Encoder(nn.Module):
     tokenization: Tokenization
     mixed = False
     """Whether its towers read text differently, so that it has texts to encode but no token ids."""
+    tokens_read = 0
+    """Tokens that have been encoded so far, repeats once, for whoever shows how fast that is."""
     chunk: int | None = None
     """Rows that a training pass encodes at once (`embedlab.encoders.grad_cache`); None: all."""
 
@@ -287,7 +289,9 @@ class Encoder(nn.Module):
             # An inference tensor could not be used in a training step.
             out = torch.empty(texts, width, device="cpu" if to_host else self.device)
             run = Encoding(self, out, batch_size, batch_tokens, normalize, skip)
+            read = self.tokens_read
             for done in run(windows, texts):
+                self.tokens_read = read + run.tokens_read
                 move(done, done)
                 if on_batch is not None:
                     on_batch(done, texts)

@@ -24,12 +24,13 @@ from embedlab.errors import UserError
 _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)")
 
 
-_CLOSED = ("encode", "export", "mine", "search_index", "search_query")
+_CLOSED = ("encode", "export", "mine", "quantize", "search_index", "search_query")
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
 _COUNTS = ("batch_size", "block", "chunk", "dim", "k", "max_length", "part_rows")
 _TEXTS = (
-    "ckpt", "column", "compare", "corpus", "data_dir", "device", "dtype", "format", "index", "input", "licence", "out",
-    "output", "prompt", "prompt_name", "push", "push_revision", "sampling", "search", "teacher", "to", "work",
+    "calibration", "ckpt", "column", "compare", "corpus", "data_dir", "device", "dtype", "format", "index", "input",
+    "licence", "out", "output", "prompt", "prompt_name", "push", "push_revision", "sampling", "search", "store",
+    "teacher", "to", "work",
 )  # fmt: skip
 
 

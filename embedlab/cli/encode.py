@@ -285,7 +285,7 @@ def _work_folder(job: Job) -> Iterator[None]:
 def _join(parts: Parts, out: Path) -> None:
     from embedlab.corpus.encode import join_parts
     from embedlab.corpus.parts import write_ranges
-    from embedlab.corpus.quantize import RANGES
+    from embedlab.encoders.codes import RANGES
 
     if parts.codes is not None and parts.codes.calibrated:
         write_ranges(out.with_name(RANGES), parts.codes)

@@ -34,9 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from embedlab.corpus.quantize import RANGES
 from embedlab.corpus.vector_files import VectorFile, vector_file
-from embedlab.encoders.codes import Codes
+from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
 from embedlab.files import whole_file, write_new, write_whole
 

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 Store = Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
 STORES: tuple[Store, ...] = get_args(Store)
+RANGES = "ranges.npy"
+"""[2, D] float32, the least and the largest value of each feature: one file for all shards and parts."""
 _DTYPES = {"binary": "int8", "ubinary": "uint8"}
 _LEVELS = 255
 _FEW = 1000

@@ -188,9 +188,9 @@ def _hub_named(one: Suite) -> AbstractContextManager[None]:
     return keys_named({}, "leave data_dir out to use the hub" if one.hub else None)
 
 
-def _prompts(config: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Prompts for the name of a score file, of a suite that reads them."""
-    given = [config.get(key) for key in ("query_prompt", "corpus_prompt") if key in keys]
+def _variant(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Prompts and store for the name of a score file, of a suite that reads them."""
+    given = [config.get(key) for key in ("query_prompt", "corpus_prompt", "store") if key in keys]
     return re.sub(r"[^\w.-]+", "_", "".join(f"-{prompt.strip()}" for prompt in map(str, filter(None, given))))
 
 
@@ -220,7 +220,7 @@ def _paths(out: Path | None, config: Mapping[str, Any], suites: Mapping[str, Any
     reading = _reading(config)
     paths = {}
     for name, one in suites.items():
-        path = _path(out, str(config["ckpt"]), name, reading + _prompts(config, one.keys))
+        path = _path(out, str(config["ckpt"]), name, reading + _variant(config, one.keys))
         if path.is_dir():
             raise UserError("is a folder", file=path, key="out", fix="name a file that ends in .json")
         check_writable(path)

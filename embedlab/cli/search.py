@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
-from embedlab.cli.encode import metered, open_texts, placing
+from embedlab.cli.texts import metered, open_texts, placing
 from embedlab.console import progress_bar
 from embedlab.corpus.plan import KINDS
 from embedlab.data.reader import FileReader
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from embedlab.corpus.search import Index, IndexInfo, Layout
-    from embedlab.encoders.base import Encoder
 
 _USAGE = (
     "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search index VECTORS INDEX"
@@ -83,10 +82,10 @@ def _of_texts(source: Path, config: dict[str, Any]) -> IndexInfo:
     if config["texts"] is not None:
         raise UserError("the input holds the texts", key="texts", value=config["texts"], fix="leave it out")
 
-    from embedlab.cli.encoders import Configured, load_encoder
+    from embedlab.cli.encoders import Configured, load_encoder, reference
     from embedlab.corpus.search import build_index
 
-    encoder = load_encoder(config["ckpt"], config["max_length"])
+    encoder = load_encoder(config["ckpt"], config["max_length"], dim=config["dim"])
     configured = Configured.of(encoder, config)
     layout = _layout(config, configured)
     with (
@@ -98,7 +97,7 @@ def _of_texts(source: Path, config: dict[str, Any]) -> IndexInfo:
             str(config["index"]),
             _texts(reader, column),
             metered_encoder,
-            reference=_reference(encoder, str(config["ckpt"])),
+            reference=reference(encoder, str(config["ckpt"])),
             fingerprint=encoder.fingerprint(),
             source=str(source),
             overwrite=bool(config["overwrite"]),
@@ -117,14 +116,14 @@ def _of_vectors(vectors: Any, config: dict[str, Any]) -> IndexInfo:
 
     encoder = None
     if config["ckpt"] is not None:
-        from embedlab.cli.encoders import Configured, load_encoder
+        from embedlab.cli.encoders import Configured, load_encoder, reference
 
-        loaded = load_encoder(config["ckpt"], config["max_length"])
+        loaded = load_encoder(config["ckpt"], config["max_length"], dim=config["dim"])
         if vectors.fingerprint not in ("", loaded.fingerprint()):
             fix = "leave ckpt out, or encode again"
             raise UserError("made none of these vectors", key="ckpt", value=config["ckpt"], fix=fix)
         vectors = replace(
-            vectors, encoder=_reference(loaded, str(config["ckpt"])), fingerprint=loaded.fingerprint()
+            vectors, encoder=reference(loaded, str(config["ckpt"])), fingerprint=loaded.fingerprint()
         )
         encoder = Configured.of(loaded, config)
     texts = None
@@ -162,6 +161,7 @@ def _queries(config: Mapping[str, Any], encoder: Any) -> tuple[list[int], Tensor
     import torch
 
     from embedlab.corpus.stored import Part, Stored
+    from embedlab.encoders.codes import Codes
     from embedlab.evaluation.core.nearest import unit
     from embedlab.evaluation.core.vectors import Prompted, embed
 
@@ -173,7 +173,7 @@ def _queries(config: Mapping[str, Any], encoder: Any) -> tuple[list[int], Tensor
             raise UserError(f"cannot be read ({error})", file=path, key="queries") from None
         if len(shape) != 2 or not shape[0]:
             raise UserError(f"is no table of vectors, but an array {shape}", file=path, key="queries")
-        stored = Stored([Part(path, shape[0])], shape[1], fix="encode it again")
+        stored = Stored([Part(path, shape[0])], Codes("float32", shape[1]), fix="encode it again")
         return list(range(1, shape[0] + 1)), torch.cat([stored.block(*piece) for piece in stored.pieces()])
     reader, column = open_texts(path, config)
     if encoder is None:
@@ -250,7 +250,7 @@ def _query(argv: Sequence[str]) -> int:
 
 def _encoder(index: Index, config: Mapping[str, Any]) -> Any:
     """The encoder of the index, which must be the one that made it."""
-    from embedlab.cli.encoders import Configured, load_encoder
+    from embedlab.cli.encoders import Configured, cut, load_encoder
 
     ckpt = str(config["ckpt"] or index.info.encoder)
     if not ckpt:
@@ -259,6 +259,7 @@ def _encoder(index: Index, config: Mapping[str, Any]) -> Any:
             "its vectors do not say what encoder made them", file=index.folder, key="ckpt", fix=fix
         )
     encoder = load_encoder(ckpt, config["max_length"])
+    cut(encoder, min(index.info.dim, encoder.dim))
     index.check_encoder(encoder.fingerprint())
     return Configured.of(encoder, config)
 
@@ -276,7 +277,8 @@ def _export(argv: Sequence[str]) -> int:
     with vector_file(out) as target, progress_bar("exporting", "rows", len(index)) as move:
         assert isinstance(target, ParquetFile)
         for rows, vectors, texts in index.blocks():
-            target.add([row + 1 for row in rows], vectors.numpy(), texts)
+            target.texts = texts
+            target.add([row + 1 for row in rows], vectors.numpy())
             move(target.count, target.count)
     print(f"{target.count:,} rows (row, vector{', text' if index.info.texts else ''}): {out}")
     return 0
@@ -287,8 +289,3 @@ def _texts(reader: FileReader, column: str, empty: bool = False) -> Iterator[str
         if not text.strip() and not empty:
             raise reader.error("an empty row", row, fix="take empty rows out of the file")
         yield text
-
-
-def _reference(encoder: Encoder, ckpt: str) -> str:
-    """`ckpt` so that it means the same in another working folder, and on a hub that goes on."""
-    return encoder.card.get("hub") or str(Path(ckpt).resolve()) if Path(ckpt).exists() else ckpt

@@ -22,9 +22,11 @@ from torch import Tensor
 
 from embedlab.config.read import read_record
 from embedlab.corpus import approximate
+from embedlab.corpus.parts import write_ranges
 from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
 from embedlab.corpus.vector_files import NpyFile
+from embedlab.encoders.codes import RANGES, Codes
 from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
@@ -32,7 +34,7 @@ from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
 from embedlab.files import check_replaceable, whole_folder
 
 FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
-_OPTIONAL = ("rows.npy", *approximate.FILES)
+_OPTIONAL = ("rows.npy", RANGES, *approximate.FILES)
 _FORMATS = (1, 2)
 """2: without texts, or of vectors in other places; older versions search what has format 1, exactly."""
 _FIX = "build the index again"
@@ -42,7 +44,8 @@ _FIX = "build the index again"
 class IndexInfo:
     """index.json. encoder: how to load it again; fingerprint: of its weights and settings ("": not known); source: of
     the texts or vectors; kind: of `embedlab.corpus.plan`, or factory; parts, part_rows: files of vectors in their
-    order, and the rows of each (none: vectors.npy); texts: whether there are any; numbered: whether there is rows.npy.
+    order, and the rows of each (none: vectors.npy); texts: whether there are any; numbered: whether there is rows.npy;
+    store: of the vectors; int8 and uint8 are decoded by ranges.npy.
     """
 
     encoder: str
@@ -57,6 +60,7 @@ class IndexInfo:
     part_rows: list[int] = field(default_factory=list)
     texts: bool = True
     numbered: bool = False
+    store: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,9 @@ def build_vector_index(
         UserError: as `build_index` and `gather`; texts of another number than the vectors.
     """
     with _new_folder(folder, overwrite) as work:
-        parts, dim, numbered = gather(source, work)
+        parts, codes, numbered = gather(source, work)
+        if codes.calibrated:
+            write_ranges(work / RANGES, codes)
         rows = sum(part.rows for part in parts)
         if texts is not None:
             with _TextsFile(work) as told_texts:
@@ -177,9 +183,9 @@ def build_vector_index(
                     f"{told_texts.count:,} texts for {rows:,} vectors", key="texts", fix="the encoded file"
                 )
         info = IndexInfo(
-            source.encoder, source.fingerprint, dim, rows, str(source.files[0].parent.resolve()), _now(),
+            source.encoder, source.fingerprint, codes.dim, rows, str(source.files[0].parent.resolve()), _now(),
             format=2, parts=[str(part.path) for part in parts], part_rows=[part.rows for part in parts],
-            texts=texts is not None, numbered=numbered,
+            texts=texts is not None, numbered=numbered, store=codes.store,
         )  # fmt: skip
         return _finished(work, info, layout, told)
 
@@ -257,7 +263,14 @@ def _stored(folder: Path, info: IndexInfo) -> Stored:
     if len(info.parts) != len(info.part_rows) or (info.parts and sum(info.part_rows) != info.rows):
         raise UserError("is damaged (its parts have other rows)", file=folder / "index.json", fix=_FIX)
     files = zip(info.parts or ["vectors.npy"], info.part_rows or [info.rows], strict=True)
-    return Stored([Part(folder / path, rows) for path, rows in files], info.dim, not info.parts)
+    ranges = None
+    if info.store in ("int8", "uint8"):
+        try:
+            ranges = np.load(folder / RANGES)
+        except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
+            raise UserError(f"is damaged ({error})", file=folder / RANGES, fix=_FIX) from None
+    codes = Codes(info.store, info.dim, ranges)  # type: ignore[arg-type]  # checked there
+    return Stored([Part(folder / path, rows) for path, rows in files], codes, not info.parts)
 
 
 def _vectors(encoder: Encoder, texts: list[str], before: int) -> NDArray[np.float32]:
@@ -358,7 +371,7 @@ class Index:
         return top.rows, top.scores
 
     def _hit(self, stream: Any, place: int, score: float) -> Hit:
-        row = place if self._numbers is None else int(self._numbers[place]) - 1
+        row = place if self._numbers is None else int(self._numbers[place])
         return Hit(row, score, "" if stream is None else self._text(stream, place))
 
     def blocks(self) -> Iterator[tuple[list[int], Tensor, list[str] | None]]:

@@ -14,6 +14,7 @@ from embedlab.corpus import approximate, stored
 from embedlab.corpus.plan import plan
 from embedlab.corpus.search import Index, Layout, build_vector_index
 from embedlab.corpus.stored import Part, Source, Stored
+from embedlab.encoders.codes import Codes
 from embedlab.errors import UserError
 
 faiss = pytest.importorskip("faiss")
@@ -44,7 +45,7 @@ def parts(folder: Path, sizes: tuple[int, ...] = (700, 1, 499), dtype: str = "fl
 
 
 def opened(source: Source) -> Stored:
-    return Stored([Part(p, len(np.load(p))) for p in source.files], DIM)
+    return Stored([Part(p, len(np.load(p))) for p in source.files], Codes("float32", DIM))
 
 
 def exact(queries: np.ndarray, k: int, n: int = 1200) -> tuple[np.ndarray, np.ndarray]:
@@ -131,7 +132,7 @@ def test_recall_is_that_of_brute_force(tmp_path: Path) -> None:
 
 def test_equal_rows_count_for_each_other(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", np.tile(some(60), (20, 1)))
-    vectors = Stored([Part(tmp_path / "v.npy", 1200)], DIM)
+    vectors = Stored([Part(tmp_path / "v.npy", 1200)], Codes("float32", DIM))
     index = approximate.build(vectors, plan("ivf_flat", 1200, DIM), tmp_path / "work")
     _, value, measured = approximate.measure(index, vectors, approximate.questions(vectors, None, 40), 0.99)
     assert (measured[0]["recall@1"], measured[0]["recall@10"], value) == (1, 1, 1)

@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.config.read import read_record
-from embedlab.corpus.plan import Plan
+from embedlab.corpus.plan import PIECE, Plan
 from embedlab.corpus.stored import BLOCK, Stored
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK
 from embedlab.files import whole_file, write_whole
 
 FILES = ("lists.faiss", "lists.json")
-PIECE = 1 << 20
-"""Rows of one index, before it is merged."""
 DEPTHS = (1, 10, 100)
 QUESTIONS = 1000
 TARGET = 10

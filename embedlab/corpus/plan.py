@@ -19,6 +19,8 @@ _LARGE = (
     1_000_000  # rows from which lists are found by a graph, and vectors turned (OPQ) before they are coded
 )
 _LINKS = 32
+PIECE = 1 << 20
+"""Rows of one index, before it is merged."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Plan:
     """What faiss builds.
 
     factory: its description, as of `faiss.index_factory`; nlist: inverted lists, 0 for none; train_rows: that the
-    training reads; memory: bytes that building takes at most.
+    training reads; memory: bytes that building takes: all rows, a piece,
+    and the rows of the training.
     """
 
     kind: str
@@ -76,11 +79,10 @@ def plan(
         raise UserError(f"{rows:,} rows are less than the {least}", key="kind", value=kind, fix="kind=exact")
     code = _code(dim, m)
     if rows > _LARGE:
-        width = min(4 * code, dim) if dim % (4 * code) == 0 or dim > 4 * code else dim
-        return _planned(
-            kind, f"OPQ{code}_{width},IVF{count}_HNSW32,PQ{code}", count, rows, dim, train_rows, code + 8
-        )
-    return _planned(kind, f"OPQ{code},IVF{count},PQ{code}", count, rows, dim, train_rows, code + 8)
+        factory = f"OPQ{code}_{min(4 * code, dim)},IVF{count}_HNSW32,PQ{code}"
+    else:
+        factory = f"IVF{count},PQ{code}"
+    return _planned(kind, factory, count, rows, dim, train_rows, code + 8)
 
 
 def _lists(rows: int, train_rows: int | None) -> int:
@@ -104,7 +106,8 @@ def _planned(
 ) -> Plan:
     """each: bytes of a stored row; None: it is not known, so that of the whole vector."""
     trained = min(rows, train_rows or (_USUAL_A_LIST * nlist if nlist else _CODES * LEAST_A_LIST))
-    return Plan(kind, factory, nlist, trained, rows * (each or 4 * dim + 8) + trained * dim * 4)
+    held = (rows + min(rows, PIECE)) * (each or 4 * dim + 8)
+    return Plan(kind, factory, nlist, trained, held + trained * dim * 4)
 
 
 def check_memory(plan: Plan) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedlab.corpus import plan as planning
-from embedlab.corpus.plan import LEAST_A_LIST, check_memory, plan
+from embedlab.corpus.plan import LEAST_A_LIST, PIECE, check_memory, plan
 from embedlab.errors import UserError
 
 
@@ -19,15 +19,15 @@ def test_lists_and_training_of_large_corpora(rows: int, nlist: int, train_gb: fl
     assert made.nlist == nlist
     assert round(made.train_rows * 768 * 4 / 1e9, 1) == train_gb
     codes = made.memory - made.train_rows * 768 * 4
-    assert codes == rows * 72, "64 bytes of code and 8 of number"
+    assert codes == (rows + min(rows, PIECE)) * 72, "64 bytes of code and 8 of number"
 
 
 def test_factories() -> None:
-    assert plan("ivf_pq", 10**6, 768).factory == "OPQ64,IVF4096,PQ64"
+    assert plan("ivf_pq", 10**6, 768).factory == "IVF4096,PQ64"
     assert plan("ivf_pq", 2 * 10**6, 768).factory == "OPQ64_256,IVF8192_HNSW32,PQ64"
     assert plan("ivf_pq", 10**7, 384, m=48).factory == "OPQ48_192,IVF16384_HNSW32,PQ48"
     assert plan("ivf_pq", 10**7, 128, m=64).factory == "OPQ64_128,IVF16384_HNSW32,PQ64"
-    assert plan("ivf_pq", 10**5, 96).factory == "OPQ48,IVF2048,PQ48", "the largest divisor up to 64"
+    assert plan("ivf_pq", 10**5, 96).factory == "IVF2048,PQ48", "the largest divisor up to 64"
     assert plan("hnsw", 100, 768, m=16).factory == "HNSW16,Flat"
 
 
@@ -74,7 +74,7 @@ def test_more_than_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     check_memory(plan("ivf_pq", 10**6, 768))
     monkeypatch.setattr(planning.os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 250_000)
     with pytest.raises(
-        UserError, match=r"IVF4096,Flat takes 3.9 GB, and this machine has 1.0 .*Fix: kind=ivf_pq"
+        UserError, match=r"IVF4096,Flat takes 7.0 GB, and this machine has 1.0 .*Fix: kind=ivf_pq"
     ):
         check_memory(plan("ivf_flat", 10**6, 768))
     with pytest.raises(UserError, match=r"smaller m="):

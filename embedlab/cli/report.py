@@ -61,7 +61,7 @@ def _mteb(options: Namespace) -> int:
 
     if options.out:
         check_writable(options.out)
-    found = compare(*options.mteb, options.qrels)
+    found = compare(options.mteb[0], options.mteb[1], options.qrels)
     print(found.markdown())
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)

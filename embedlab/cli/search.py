@@ -20,7 +20,7 @@ from embedlab.files import check_writable
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from embedlab.corpus.search import Index, IndexInfo, Layout
+    from embedlab.corpus.search import Hit, Index, IndexInfo, Layout
 
 _USAGE = (
     "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search index VECTORS INDEX"
@@ -228,16 +228,16 @@ def _query(argv: Sequence[str]) -> int:
 
     index = Index(str(config["index"]))
     index.tune(config["nprobe"], config["rescore"])
-    encoder = None
+    encoder: Any = None
     if not str(config["queries"]).endswith(".npy"):
         encoder = _encoder(index, config)
     start = time.perf_counter()
     if config["queries"] is None:
         (hits,) = index.search(encoder, [str(config["text"])], config["k"])
-        answers = [(None, hits)]
+        answers: list[tuple[int | None, list[Hit]]] = [(None, hits)]
     else:
         rows, vectors = _queries(config, encoder)
-        answers = list(zip(rows, index.search_vectors(vectors, config["k"]), strict=True))
+        answers = [*zip(rows, index.search_vectors(vectors, config["k"]), strict=True)]
     for row, hits in answers:
         before = "" if row is None else f"{row}\t"
         for hit in hits:

@@ -313,7 +313,7 @@ class Index:
             found: NDArray[np.int64] = np.load(self.folder / name, mmap_mode="r")
         except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:  # numpy's, of its header
             raise UserError(f"is damaged ({error})", file=self.folder, fix=_FIX) from error
-        if (found.shape, found.dtype) != ((rows,), np.int64):
+        if found.shape != (rows,) or found.dtype != np.int64:
             raise UserError(f"is damaged ({name} is of another size)", file=self.folder, fix=_FIX)
         return found
 

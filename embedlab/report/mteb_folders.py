@@ -175,8 +175,16 @@ def compare(first: Path, second: Path, qrels: Path | None = None) -> Comparison:
             notes.append(f"{name}: over the {len(both)} splits and subsets that both have")
         if a.version != b.version:
             notes.append(f"{name}: scored by mteb {a.version} and {b.version}")
-        means = [float(np.mean([one.scores[key] for key in both])) for one in (a, b)]
-        tasks.append(Row(name, task_type(name) or "unknown", *means, _by_query(name, first, second, qrels)))
+        ours_mean, theirs_mean = (float(np.mean([one.scores[key] for key in both])) for one in (a, b))
+        tasks.append(
+            Row(
+                name,
+                task_type(name) or "unknown",
+                ours_mean,
+                theirs_mean,
+                _by_query(name, first, second, qrels),
+            )
+        )
     if not tasks:
         raise UserError(
             f"has no task of {first} with the same revision", file=second, fix="results of the same tasks"

@@ -190,7 +190,7 @@ class FinalEvaluation:
         self.encoder.card = {"training": training, "config": self.config.plain}
         self._export()
         scores, protocols = self.score()
-        for name in protocols.keys() & set(apart["against"] if apart else ()):
+        for name in protocols.keys() & set(apart["against"]) if apart else ():
             note = f"{apart['rows']:,} rows of training text with evaluation texts were dropped"
             protocols[name]["notes"] = [*protocols[name]["notes"], note]
         self.encoder.card |= {"scores": scores, "protocol": protocols}

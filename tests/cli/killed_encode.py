@@ -17,14 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pyarrow.parquet  # noqa: F401
+
 import embedlab
 from embedlab.cli.main import main
 
 PACKAGE = Path(embedlab.__file__).parent
-FILES = {
-    str(PACKAGE / f"{n}.py")
-    for n in ("files", "corpus/parts", "corpus/encode", "corpus/vector_files", "cli/encode")
-}
+ROOMS = ("files", "corpus/parts", "corpus/encode", "corpus/vector_files", "cli/encode")
+FILES = {str(PACKAGE / f"{name}.py") for name in ROOMS}
 
 
 def start(argv: list[str], kill_at: int | None = None) -> tuple[int, int]:
@@ -125,8 +125,6 @@ def together(command: list[str], home: Path) -> list[Any]:
 
 if __name__ == "__main__":
     ckpt, source, home, kind, seed = sys.argv[1:]
-    import pyarrow.parquet
-
     embedlab.load(ckpt)  # what is imported here no child imports again
     told = ["encode", source, f"ckpt={ckpt}", "chunk=8", "device=cpu"]
     draw = random.Random(int(seed))

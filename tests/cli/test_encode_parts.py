@@ -127,7 +127,7 @@ def test_kills_change_no_byte(kind: str, ckpt: Path, tmp_path: Path) -> None:
     [
         ("max_length=16", "max_length is null, this run has 16"),
         ("normalize=true", "normalize is false, this run has true"),
-        ("prompt='query: '", 'prompt is "", this run has query: '),
+        ("prompt='query: '", 'prompt is "", this run has query:'),
         ("pooling=cls", "pooling.name is mean, this run has cls"),
         ("dtype=bfloat16", "dtype is null, this run has bfloat16"),
         ("store=float16", "store is float32, this run has float16"),
@@ -154,19 +154,19 @@ def test_another_input_and_another_model_are_named(
     ckpt: Path, tiny: Callable[..., Path], inputs: Path, whole: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    changed, more = (
-        Path(shutil.copytree(inputs, tmp_path / "changed")),
-        Path(shutil.copytree(inputs, tmp_path / "more")),
+    changed, more, same = (
+        Path(shutil.copytree(inputs, tmp_path / name)) for name in ("changed", "more", "same")
     )
     (changed / "b.jsonl").write_text((inputs / "b.jsonl").read_text().replace("a", "e"))
     (more / "d.txt").write_text("one more\n")
     assert run(ckpt, changed, whole) == 2
     assert run(ckpt, more, whole) == 2
     assert run(tiny("bert", layers=1), inputs, whole) == 2
-    assert run(ckpt, Path(shutil.copytree(inputs, tmp_path / "elsewhere")), whole) == 0
+    assert run(ckpt, same, whole) == 0
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("embedlab: /")]
-    for line, said in zip(lines, ("files[1].sha256 is ", "number of files is 3, this run has 4", "fingerprint is "), strict=True):  # fmt: skip
-        assert said in line
+    said = ("files[1].sha256 is ", "number of files is 3, this run has 4", "fingerprint is ")
+    assert len(lines) == 3
+    assert all(part in line for part, line in zip(said, lines, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -259,16 +259,14 @@ def test_whole_parts_are_not_encoded_again(
     assert seen(out) == seen(whole)
 
 
-@pytest.mark.parametrize("size", [0, 900, 3000])
+@pytest.mark.parametrize("name", ["manifest.json", "part-000000.parquet"])
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
-    size: int, ckpt: Path, inputs: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, ckpt: Path, inputs: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the manifest, at the first part, and at a part of two rows more."""
     out = tmp_path / "out"
-    with disk_of(size):
+    with disk_of((whole / name).stat().st_size - 1):
         assert run(ckpt, inputs, out) == 2
     (line,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("embedlab: /"))
-    name = "manifest.json" if size == 0 else "part-000000"
     assert line.startswith(f"embedlab: {out / name}")
     assert "ile too large after" in line
     assert not [p for p in out.iterdir() if p.name.startswith(".")]
@@ -284,12 +282,8 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
 def test_every_store_holds_the_codes_of_the_vectors(
     store: Any, form: str, ckpt: Path, inputs: Path, whole: Path, tmp_path: Path
 ) -> None:
-    vectors = np.concatenate(
-        [
-            np.array(pq.read_table(path).column("vector").to_pylist(), np.float32)
-            for path in sorted(whole.glob("*.parquet"))
-        ]
-    )
+    tables = [pq.read_table(path) for path in sorted(whole.glob("*.parquet"))]
+    vectors = np.array(pa.concat_tables(tables).column("vector").to_pylist(), np.float32)
     np.save(tmp_path / "some.npy", vectors)
     codes = Codes(store, vectors.shape[1], calibrate([vectors]))
     told = [f"store={store}", f"format={form}", f"calibration={tmp_path / 'some.npy'}"]
@@ -412,17 +406,20 @@ def test_a_file_has_one_writer(
 # memory
 
 PEAK = """
-import resource, sys
+import resource, sys, torch
 from embedlab.cli.main import main
+from embedlab.encoders.encoder import SentenceEncoder
+SentenceEncoder.forward = lambda self, input_ids, *more: torch.randn(len(input_ids), self.dim)
 assert main(sys.argv[1:]) == 0
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
 def test_memory_does_not_grow_with_the_rows(ckpt: Path, tmp_path: Path) -> None:
-    """Ten times as many lines: 27 MB more of text, and 4 MB of vectors."""
+    """Ten times as many lines, 18 MB more of text, without the forward passes, for whose shapes torch keeps what it
+    has compiled."""
     peaks = []
-    for rows in (3000, 30_000):
+    for rows in (1950, 19_500):
         source = tmp_path / f"{rows}.txt"
         source.write_text(
             "".join(f"{text} {'word ' * 180}{i}\n" for i, text in enumerate(TEXTS * (rows // 75)))
@@ -433,4 +430,4 @@ def test_memory_does_not_grow_with_the_rows(ckpt: Path, tmp_path: Path) -> None:
             [sys.executable, "-c", PEAK, *command], stdout=subprocess.PIPE, text=True, check=True
         )
         peaks.append(int(done.stdout.split()[-1]) / 1024)
-    assert peaks[1] - peaks[0] < 12, peaks
+    assert peaks[1] - peaks[0] < 8, peaks

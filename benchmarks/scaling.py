@@ -286,7 +286,8 @@ def throughput(
         f"data.files={work / 'text.txt'}", f"data.cache_dir={work / 'cache'}", "data.report=false",
         f"data.limit={rows * world * batches * (4 if batches == 2 else 1)}", f"step={kind}",
         f"trainer={'gpu' if cuda else 'cpu'}", f"trainer.devices={world}",
-        f"trainer.strategy={'ddp' if world > 1 else 'auto'}", f"trainer.max_steps={total + 2 * Profile.STEPS * profiled}", "trainer.max_epochs=999",
+        f"trainer.strategy={'ddp' if world > 1 else 'auto'}", "trainer.max_epochs=999",
+        f"trainer.max_steps={total + (2 * Profile.STEPS if profiled else 0)}",
         "trainer.log_every_n_steps=1000", "callbacks.progress=none", "callbacks.checkpoint.every_minutes=null",
         "callbacks.checkpoint.at_end=false", "evaluation.final=[]", "evaluation.before=false",
     ]  # fmt: skip

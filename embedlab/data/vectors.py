@@ -65,7 +65,7 @@ def text_vectors(
         try:
             # Copy on write: torch takes no array that is read-only.
             found = np.load(folder / _FILE, mmap_mode="c", allow_pickle=False)
-        except (OSError, ValueError) as bad:
+        except (OSError, ValueError, EOFError) as bad:
             raise Damaged(f"{folder / _FILE}: {bad}") from bad
         if found.shape != shape or found.dtype != np.float16:
             raise Damaged(f"{folder / _FILE} has vectors of {found.shape}, {found.dtype}")
@@ -78,7 +78,8 @@ def _fill(out: Vectors, encoder: Encoder, texts: Iterator[list[str]], device: to
     done = 0
     with progress_bar("teacher", "texts", len(out)) as move:
         for block in texts:
-            half = encoder.encode(block, device=device).astype(np.float16)
+            with np.errstate(over="ignore"):
+                half = encoder.encode(block, device=device).astype(np.float16)
             if not np.isfinite(half).all():
                 raise UserError("a vector is past the range of half precision", fix="method.cached=false")
             out[done : done + len(block)] = half

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     from embedlab.cli.encoders import load_encoder
     from embedlab.export.card import model_card
 
-    encoder = load_encoder(config["ckpt"])
+    encoder = load_encoder(config["ckpt"], dim=config["dim"])
 
     def card(made: Path) -> str:
         return model_card(encoder, out.name, config["licence"], made)

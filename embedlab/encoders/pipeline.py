@@ -208,6 +208,7 @@ class Encoding:
         self.encoder, self.out = encoder, out
         self.size, self.tokens = size, tokens
         self.normalize, self.skip = normalize, skip
+        self.tokens_read = 0
         self.device = encoder.device
         self._reader = encoder.reader(skip)
         self._waiting: deque[tuple[Tensor, Tensor, torch.cuda.Event]] = deque()
@@ -216,13 +217,14 @@ class Encoding:
         """Encode windows of so many texts; the number of these that are done, after each batch."""
         before = done = 0
         for window in windows:
-            encoded = 0
+            encoded, lengths = 0, window.tokens.lengths
             for rows, vectors in self._vectors(window.tokens):
                 vectors = vectors.float()[:, : self.out.shape[1]]
                 if self.normalize:
                     vectors = nn.functional.normalize(vectors, dim=-1)
                 self._put(window.places[rows], vectors)
                 encoded += len(rows)
+                self.tokens_read += int(lengths[rows].sum())
                 done = before + (window.texts - before) * encoded // len(window.places)
                 yield done
             before = window.texts

@@ -24,7 +24,7 @@ from embedlab.errors import UserError
 _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)")
 
 
-_CLOSED = ("encode", "export", "mine", "quantize", "search_index", "search_query")
+_CLOSED = ("benchmark", "encode", "export", "mine", "quantize", "search_index", "search_query")
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
 _COUNTS = ("batch_size", "block", "chunk", "dim", "k", "max_length", "part_rows")
 _TEXTS = (
@@ -147,9 +147,18 @@ def _check_scalars(config_name: str, values: dict[str, Any], several: str | None
         value = values.get(key)
         if isinstance(default, bool) and not isinstance(value, bool):
             message, fix = "not true or false", f"{key}={str(default).lower()}"
-        elif key in _COUNTS and value != default and (type(value) is not int or value < 1):
+        elif (
+            key in _COUNTS
+            and not isinstance(default, list)
+            and value != default
+            and (type(value) is not int or value < 1)
+        ):
             message, fix = "must be a positive whole number", f"{key}={default or 64}"
-        elif key in _TEXTS and isinstance(value, dict if key == several else list | dict):
+        elif (
+            key in _TEXTS
+            and isinstance(value, dict if key == several else list | dict)
+            and not isinstance(default, list)
+        ):
             message, fix = "not text", f"one text: {key}='…'"
         elif isinstance(default, dict) and not isinstance(value, dict):
             message, fix = "a group of keys is meant here, not a value", f"{key}.KEY=VALUE"

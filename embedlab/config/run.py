@@ -57,6 +57,10 @@ class MethodConfig:
         """Whether the loss compares a sentence with others of its batch, so that one alone teaches nothing."""
         return False
 
+    def why_not_captured(self, data: DataConfig) -> str | None:
+        """Why one CUDA graph cannot compute every step (``a captured step …``); None: it can."""
+        return None
+
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         """Reject a combination that has no meaning.
 

@@ -26,6 +26,8 @@ _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)"
 
 _CLOSED = ("encode", "export", "search_index", "search_query")
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
+_OPEN = ("data.mix.", "data.prompts.", "data.columns.negative_", "data.columns.score_")
+"""What keys begin with that are names of one's own, or that the kind of data checks."""
 _COUNTS = ("batch_size", "chunk", "k", "max_length")
 _TEXTS = (
     "ckpt", "column", "compare", "data_dir", "device", "dtype", "index", "input", "licence", "out", "output", "prompt",
@@ -163,7 +165,12 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def readable(override: str) -> str:
-    """``override``, its value quoted if it is a path that Hydra cannot read, such as ``epoch=3.ckpt``."""
+    """``override``, its value quoted if it is a path that Hydra cannot read, such as ``epoch=3.ckpt``.
+
+    A key of one of `_OPEN` may be a new one.
+    """
+    if override.startswith(_OPEN):
+        override = f"++{override}"
     key, equals, value = override.partition("=")
     if not equals or value[:1] in ("", "'", '"', "[", "{") or "${" in value:
         return override

@@ -63,7 +63,8 @@ from embedlab.run.check import (
     resolved_packing,
     resolved_step,
 )
-from embedlab.run.finish import FinalEvaluation, check_final, load_dev
+from embedlab.run.dev import load_dev
+from embedlab.run.finish import FinalEvaluation, check_final
 from embedlab.run.metrics_file import MetricsFile
 from embedlab.run.resume import check_recipe, finished
 from embedlab.run.run_folder import Record, check_free, owned
@@ -130,7 +131,9 @@ class Run:
         self.finished = finished(config, self.folder, self.checkpoint) if trains else None
         if self.finished is not None:
             return
-        dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
+        dev = load_dev(
+            config.evaluation, config.data
+        )  # before hours of tokenising: a wrong folder is said at once
         loaded = check_final(config.evaluation) if purpose == "fit" else None
         if purpose in ("fit", "predict"):
             check_source(config.data)
@@ -235,7 +238,7 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
 
     fields: Any = {name: views(one.config) for name, one in config.data.sets.items()} or views(config.data)
     emit = "rows" if on_cuda(config.trainer) or method.runner.resident else "tokens"
-    validation = [torch.zeros(1)] if config.evaluation.sts_dir is not None else None
+    validation = [torch.zeros(1)] if config.evaluation.has_dev else None
     return method, SentenceDataModule(config.data, fields, config.seed, emit=emit, validation=validation)
 
 
@@ -334,10 +337,10 @@ def _early_stopping(config: RunConfig, finale: FinalEvaluation) -> Callback:
         raise UserError(
             "early stopping watches the dev score",
             key="callbacks.early_stopping",
-            fix="set evaluation.sts_dir",
+            fix="evaluation.dev=FILE of scored pairs, or evaluation.sts_dir",
         )
     return EarlyStopping(
-        "dev/spearman", mode="max", patience=config.callbacks.early_stopping or 1, strict=False
+        f"dev/{finale.dev.metric}", mode="max", patience=config.callbacks.early_stopping or 1, strict=False
     )
 
 

@@ -26,8 +26,11 @@ _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)"
 
 _CLOSED = ("encode", "export", "search_index", "search_query")
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
-_OPEN = ("data.mix.", "data.prompts.", "data.columns.negative_", "data.columns.score_")
-"""What keys begin with that are names of one's own, or that the kind of data checks."""
+_OPEN = (
+    "data.mix.", "data.prompts.", "data.ignore_columns=", "data.columns.negative_", "data.columns.score_",
+    "method.matryoshka.",
+)  # fmt: skip
+"""What keys begin with that are names of one's own, or that the kind of data or the method checks."""
 _COUNTS = ("batch_size", "chunk", "k", "max_length")
 _TEXTS = (
     "ckpt", "column", "compare", "data_dir", "device", "dtype", "index", "input", "licence", "out", "output", "prompt",

@@ -9,17 +9,18 @@ import pytest
 from embedlab.methods import method_config
 from embedlab.parts import part_names
 
-CONTRASTS = ("simcse", "promptbert", "csesfp", "prompteol", "jtcse", "tncse", "bepa", "distil")
+CONTRASTS = ("simcse", "supervised", "promptbert", "csesfp", "prompteol", "jtcse", "tncse", "bepa", "distil")
+OWN = ("pairs", "triplets", "nli", "parallel", "scored", "labelled")
 SINGLE = ("csesfp", "prompteol", "jtcse", "tncse", "distil", "masked_lm", "causal_lm")
 """Trained on single sentences or running text alone."""
 FACTS: dict[str, dict[str, Any]] = {
-    "kinds": {**dict.fromkeys(SINGLE, ("wikipedia",)), "bepa": ("parallel",)},
+    "kinds": {**dict.fromkeys(SINGLE, ("wikipedia",)), "bepa": ("parallel",), "supervised": OWN},
     "backbone_kind": {
         **dict.fromkeys(("bepa", "jtcse", "tncse", "masked_lm"), "encoder"),
         **dict.fromkeys(("csesfp", "prompteol", "causal_lm"), "decoder"),
     },
     "can_unpad": dict.fromkeys(
-        ("simcse", "promptbert", "jtcse", "tncse", "bepa", "masked_lm", "csesfp", "prompteol"), True
+        ("simcse", "supervised", "promptbert", "jtcse", "tncse", "bepa", "masked_lm", "csesfp", "prompteol"), True
     ),
     # BERT's and GPT's releases leave norms and biases out.
     "decays_norms_and_biases": dict.fromkeys(("masked_lm", "causal_lm"), False),

@@ -22,7 +22,8 @@ from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast
-from embedlab.methods.simcse import joint_token_budget, mlp_head, widened
+from embedlab.methods.heads import mlp_head
+from embedlab.methods.simcse import joint_token_budget, widened
 
 Preparation = Literal["raw", "closed", "stopped"]
 

@@ -1,9 +1,9 @@
-"""ESimCSE (Wu et al. 2022): a sentence against itself with words repeated, and a queue of past sentences as negatives.
+"""ESimCSE (Wu et al. 2022): a sentence against itself with words repeated, and past sentences as more negatives.
 
-    L = -mean_i log exp(cos(z1_i, z2_i) / tau) / (sum_j exp(cos(z1_i, z2_j) / tau) + sum_m exp(cos(z1_i, q_m) / tau))   (1)
+    L = -mean_i log e(z1_i, z2_i) / (sum_j e(z1_i, z2_j) + sum_m e(z1_i, q_m)),  e(a, b) = exp(cos(a, b) / tau)   (1)
 
-z1 is of x, z2 of repeat(x); q are vectors of the batches before, by a moving average of the encoder, and the present head.
-(Numbers are this file's.)
+z1 is of x, z2 of repeat(x); q are vectors of the batches before, by a moving average of the encoder and the present
+head. (The number is this file's.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MixCSE (Zhang et al., AAAI 2022): SimCSE with a hard negative for each sentence, mixed from its own view and another's."""
+"""MixCSE (Zhang et al., AAAI 2022): SimCSE with a hard negative a sentence, mixed from its positive and another."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.optimizer import OptimizerConfig

@@ -1,4 +1,4 @@
-"""Words said twice: a view of a sentence in which some of its tokens are repeated (ESimCSE, Wu et al. 2022, section 3.1).
+"""A view of a sentence in which some of its tokens are repeated (ESimCSE, Wu et al. 2022, section 3.1).
 
 All on the batch's device, with shapes that depend on no value and no wait for the device.
 """
@@ -37,8 +37,8 @@ def repeat_tokens(
 ) -> Repeated:
     """Repeat k distinct inner tokens of each row, each directly behind itself.
 
-    Of a sentence of n tokens k is even from 0 to ``max(2, floor(rate n))``; ``released``, where n counts special tokens,
-    from 0 to ``min(10, floor(rate n)) - 1``. No more than there are.
+    Of a sentence of n tokens k is even from 0 to ``max(2, floor(rate n))``; ``released``, where n counts special
+    tokens, from 0 to ``min(10, floor(rate n)) - 1``. No more than there are.
 
     Args:
         ids, mask: ``[B, L]``, padded on the right.
@@ -67,7 +67,7 @@ def repeat_tokens(
 
 
 def uniform(rows: Tensor, columns: int) -> Tensor:
-    """Numbers in [0, 1), ``[B, columns]``, that depend on the row's number and the column alone (SplitMix64's mixing)."""
+    """Numbers in [0, 1), ``[B, columns]``, of a row's number and the column alone (SplitMix64's mixing)."""
     x = (
         rows[:, None] * 0x1E3779B97F4A7C15
         + (1 + torch.arange(columns, device=rows.device)) * 0x3F58476D1CE4E5B9

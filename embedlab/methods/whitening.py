@@ -1,4 +1,4 @@
-"""BERT-whitening (Su et al. 2021): nothing is trained; the vectors of a finished encoder are mapped to unit covariance."""
+"""BERT-whitening (Su et al. 2021): a finished encoder's vectors are mapped to unit covariance; nothing is trained."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def mix_nce(
     anchor_hashes: Tensor | None = None,
     candidate_hashes: Tensor | None = None,
 ) -> Contrast:
-    """`info_nce` with one more negative an anchor, mixed from its positive and the next one (MixCSE, Zhang et al. 2022).
+    """`info_nce` with a negative more an anchor, mixed from its positive and the next one (MixCSE).
 
     Anchor i's is ``unit(share u_i + (1 - share) u_{i+1})`` of the unit positives u, the batch taken as a ring, without
     gradient. Where the next text is the anchor's own, there is none.

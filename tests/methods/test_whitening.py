@@ -1,4 +1,4 @@
-"""Whitening as a run: fitted to its text, saved with the encoder, before training or after it, and for others to load."""
+"""Whitening as a run: fitted to its text, saved with the encoder, before training or after it, read by others."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class ESimCSE(Averaging):
         """The batch of all devices into the queue, the newest first, by the moving average and without dropout."""
         assert self.target is not None
         vectors = self.head(self.target(view["input_ids"], view["attention_mask"], view.get("token_budget")))
-        new, hashes = gather(vectors.float()), gather_integers(view["hash"])
+        new, hashes = gather(vectors.to(self.queue.dtype)), gather_integers(view["hash"])
         rows = len(self.queue)
         self.queue.copy_(torch.cat([new, self.queue])[:rows])
         self.queue_hashes.copy_(torch.cat([hashes, self.queue_hashes])[:rows])

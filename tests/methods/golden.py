@@ -69,6 +69,8 @@ METHODS: dict[str, tuple[str, ...]] = {
                         "method.teacher_pooling=mean"),
     "esimcse": ("method=esimcse", "pooling=cls"),
     "mixcse": ("method=mixcse", "pooling=cls"),
+    "diffcse": ("method=diffcse", "pooling=cls", "method.lam=0.5"),
+    "infocse": ("method=infocse", "pooling=cls", "method.weight=0.1"),
     "masked_lm": ("method=masked_lm", "pooling=mean", "data.pack=32", "data.max_length=null",
                   "data.batch_size=3"),
     "causal_lm": ("method=causal_lm", "pooling=mean", "data.pack=32", "data.max_length=null",

@@ -9,14 +9,14 @@ import pytest
 from embedlab.methods import method_config
 from embedlab.parts import part_names
 
-BASELINES = ("rankcse", "esimcse", "mixcse")
+BASELINES = ("rankcse", "esimcse", "mixcse", "diffcse", "infocse")
 CONTRASTS = ("simcse", "promptbert", "csesfp", "prompteol", "jtcse", "tncse", "bepa", "distil", *BASELINES)
 SINGLE = ("csesfp", "prompteol", "jtcse", "tncse", "distil", "masked_lm", "causal_lm", *BASELINES)
 """Trained on single sentences or running text alone."""
 FACTS: dict[str, dict[str, Any]] = {
     "kinds": {**dict.fromkeys(SINGLE, ("wikipedia",)), "bepa": ("parallel",)},
     "backbone_kind": {
-        **dict.fromkeys(("bepa", "jtcse", "tncse", "masked_lm"), "encoder"),
+        **dict.fromkeys(("bepa", "jtcse", "tncse", "masked_lm", "diffcse", "infocse"), "encoder"),
         **dict.fromkeys(("csesfp", "prompteol", "causal_lm"), "decoder"),
     },
     "can_unpad": dict.fromkeys(
@@ -38,6 +38,8 @@ FACTS: dict[str, dict[str, Any]] = {
             "ensemble",
             "rankcse",
             "esimcse",
+            "diffcse",
+            "infocse",
             "whitening",
         ),
         False,

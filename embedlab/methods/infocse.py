@@ -171,7 +171,7 @@ def _shortened(backbone: Backbone, layers: int, new: bool = False) -> Backbone:
 
 
 def _train_apart(backbone: Backbone) -> None:
-    """Train blocks and head of a copy, whose head no longer shares a weight with the embeddings, which nothing reads."""
+    """Train blocks and head of a copy; the head no longer shares a weight with the embeddings, which nothing reads."""
     assert backbone.head is not None
     own = {id(p) for p in backbone.model.embeddings.parameters()}
     for module in backbone.head.modules():

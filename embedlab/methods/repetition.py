@@ -1,4 +1,4 @@
-"""A view of a sentence in which some of its tokens are repeated (ESimCSE, Wu et al. 2022, section 3.1).
+"""A view of a sentence in which some of its tokens are repeated (ESimCSE, Wu et al. 2022).
 
 All on the batch's device, with shapes that depend on no value and no wait for the device.
 """

@@ -29,7 +29,7 @@ def queue_nce(
     candidate_hashes: Tensor | None = None,
     queue_hashes: Tensor | None = None,
 ) -> Contrast:
-    """`info_nce` with the vectors of a queue as further negatives (ESimCSE, Wu et al. 2022, equation 6).
+    """`info_nce` with the vectors of a queue as further negatives (ESimCSE, Wu et al. 2022).
 
     Args:
         anchors, candidates, tau, offset: as of `info_nce`.

@@ -1,4 +1,4 @@
-"""Lists of similarities held to a teacher's and to each other (RankCSE, Liu et al. 2023, equations 4 to 10).
+"""Lists of similarities held to a teacher's and to each other (RankCSE, Liu et al. 2023).
 
 A row is one sentence's list: its similarities to all sentences of the batch, its own other view among them.
 """

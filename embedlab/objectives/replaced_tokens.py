@@ -1,4 +1,4 @@
-"""Telling replaced tokens from original ones (ELECTRA, Clark et al. 2020; DiffCSE, Chuang et al. 2022, equation 2)."""
+"""Telling replaced tokens from original ones (ELECTRA, Clark et al. 2020; DiffCSE, Chuang et al. 2022)."""
 
 from __future__ import annotations
 

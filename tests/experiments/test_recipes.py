@@ -135,6 +135,7 @@ RECIPES = {
     **dict.fromkeys(
         ("same_start", "same_start_rankcse"), Recipe("mini", WIKI, 32, "1 epoch", 64, 3e-5, 0.05, "mean", "raw")
     ),
+    "same_start_sncse": Recipe("mini", GIVEN, 32, "1 epoch", 64, 3e-5, 0.05, "mask", "raw"),
     "same_start_promptbert": Recipe("mini", WIKI, 32, "1 epoch", 64, 3e-5, 0.05, "mask", "raw"),
     **dict.fromkeys(
         ("same_start_jtcse", "same_start_tncse", "same_start_student"),

@@ -71,6 +71,8 @@ METHODS: dict[str, tuple[str, ...]] = {
     "mixcse": ("method=mixcse", "pooling=cls"),
     "diffcse": ("method=diffcse", "pooling=cls", "method.lam=0.5"),
     "infocse": ("method=infocse", "pooling=cls", "method.weight=0.1"),
+    "sncse": ("method=sncse", "pooling=mask", "template=promptbert_bert_2", "method.lam=0.5", "data=parallel",
+              "data.files={parallel}"),
     "masked_lm": ("method=masked_lm", "pooling=mean", "data.pack=32", "data.max_length=null",
                   "data.batch_size=3"),
     "causal_lm": ("method=causal_lm", "pooling=mean", "data.pack=32", "data.max_length=null",

@@ -14,13 +14,24 @@ CONTRASTS = ("simcse", "promptbert", "csesfp", "prompteol", "jtcse", "tncse", "b
 SINGLE = ("csesfp", "prompteol", "jtcse", "tncse", "distil", "masked_lm", "causal_lm", *BASELINES)
 """Trained on single sentences or running text alone."""
 FACTS: dict[str, dict[str, Any]] = {
-    "kinds": {**dict.fromkeys(SINGLE, ("wikipedia",)), "bepa": ("parallel",)},
+    "kinds": {**dict.fromkeys(SINGLE, ("wikipedia",)), **dict.fromkeys(("bepa", "sncse"), ("parallel",))},
     "backbone_kind": {
         **dict.fromkeys(("bepa", "jtcse", "tncse", "masked_lm", "diffcse", "infocse"), "encoder"),
         **dict.fromkeys(("csesfp", "prompteol", "causal_lm"), "decoder"),
     },
     "can_unpad": dict.fromkeys(
-        ("simcse", "promptbert", "jtcse", "tncse", "bepa", "masked_lm", "csesfp", "prompteol", *BASELINES),
+        (
+            "simcse",
+            "promptbert",
+            "jtcse",
+            "tncse",
+            "bepa",
+            "masked_lm",
+            "csesfp",
+            "prompteol",
+            "sncse",
+            *BASELINES,
+        ),
         True,
     ),
     # BERT's and GPT's releases leave norms and biases out.
@@ -44,7 +55,7 @@ FACTS: dict[str, dict[str, Any]] = {
         ),
         False,
     ),
-    "needs_others": dict.fromkeys(CONTRASTS, True),
+    "needs_others": dict.fromkeys((*CONTRASTS, "sncse"), True),
     "idle": dict.fromkeys(("ensemble", "whitening"), True),
 }
 USUAL = {

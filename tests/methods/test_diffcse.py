@@ -90,14 +90,12 @@ def test_only_masked_words_change_but_in_the_release(tiny: Tiny) -> None:
     method = make(tiny, mask=0.5)
     view = batch(method)["sentence"]
     ids, mask = view["input_ids"], view["attention_mask"]
-    special = torch.isin(ids, torch.tensor(method.encoder.tokenizer.all_special_ids[:1] + [2, 3]))
     torch.manual_seed(0)
     changed = method.changed(ids, mask)
     share = ((changed != ids) & mask.bool()).sum() / mask.sum()
     assert 0.2 < share < 0.6
     assert (changed == ids)[mask == 0].all()
     assert (changed == ids)[:, 0].all()
-    assert special.any()
     torch.manual_seed(1)
     assert not torch.equal(method.changed(ids, mask), changed)
     released = make(tiny, mask=0.5, form="released")
@@ -146,5 +144,5 @@ def test_a_start_without_a_head_draws_no_words_at_random(tiny: Tiny, tmp_path: P
     bare.backbone.model.save_pretrained(tmp_path)
     bare.tokenizer.save_pretrained(tmp_path)
     for new_head in (False, True):
-        with pytest.raises(UserError, match="predicts no masked words.*masked_lm first"):
+        with pytest.raises(UserError, match=r"predicts no masked words.*masked_lm first"):
             with_head(BackboneConfig(source="local", path=str(tmp_path), new_head=new_head))

@@ -73,6 +73,13 @@ class PromptBERTConfig(ContrastConfig):
                 fix="template=promptbert_bert pooling=mask (RoBERTa: template=promptbert_roberta)",
             )
         for key, each in (("template", template), ("method.second_template", self.second_template)):
+            if each is not None and each.between is not None:
+                raise UserError(
+                    "a sentence stands in it twice",
+                    key=f"{key}.text",
+                    value=each.text,
+                    fix="a template without {again}, or method=simcse",
+                )
             if each is not None and each.join != "ids":
                 raise UserError(
                     "the template's own positions are known only if it is tokenised apart",

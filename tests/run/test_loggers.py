@@ -163,7 +163,7 @@ def test_a_setting_that_wandb_has_not_is_one_line(compose_run, tmp_path, monkeyp
     monkeypatch.setattr(loggers, "WandbLogger", refuse)
     tmp_path.mkdir(exist_ok=True)
     with pytest.raises(UserError, match=r"unexpected keyword argument 'a' \(logger\.wandb="):
-        run._wandb(compose_run("logger=wandb"), tmp_path)
+        loggers._wandb(compose_run("logger=wandb"), tmp_path)
 
 
 def test_trials_of_a_sweep_are_one_group(tmp_path, monkeypatch):  # type: ignore[no-untyped-def]

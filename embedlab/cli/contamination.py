@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> int:
     layout = Layout(config["header"], tuple(columns or ()))
     readers = [open_reader(path, layout) for path in find_files(given + files[1:], "files")]
 
-    from embedlab.data.contamination import contamination
-    from embedlab.data.overlap import Overlap
+    from embedlab.data.contamination.count import contamination
+    from embedlab.data.contamination.overlap import Overlap
     from embedlab.evaluation.held_out import held_out
 
     suites = [config["against"]] if isinstance(config["against"], str) else config["against"]

@@ -53,7 +53,7 @@ class DataConfig(Record):
         max_chars: longer texts are an error, or dropped or cut, as `overlong` says.
         duplicates: ``keep``, or ``drop`` a row whose texts all equal those of an earlier row.
         decontaminate: suites (``sts``, ``retrieval``) whose evaluation texts the rows must not hold
-            (`embedlab.data.overlap`); rows that do are dropped and counted.
+            (`embedlab.data.contamination.overlap`); rows that do are dropped and counted.
         languages: parallel only: the language columns to use (None: all of them).
         pairs: parallel only: the pairs to use, as ``en-de`` (None: `pivot` with every other language).
         pivot: parallel only: the language on the source side (None: the one that every file has).

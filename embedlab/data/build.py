@@ -15,8 +15,8 @@ import numpy as np
 from embedlab.config.data import DataConfig
 from embedlab.console import progress_bar
 from embedlab.data.cached import cached
+from embedlab.data.contamination.overlap import Overlap
 from embedlab.data.kinds import data_kind
-from embedlab.data.overlap import Overlap
 from embedlab.data.reader import Reader
 from embedlab.data.report import Tally
 from embedlab.data.rows import RowStream, read_rows

@@ -14,9 +14,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from embedlab.config.data import DataConfig
 from embedlab.data.build import FieldSpec, build_token_table
+from embedlab.data.contamination.overlap import Overlap
 from embedlab.data.loader import BatchLoader
 from embedlab.data.mix import MixedTable
-from embedlab.data.overlap import Overlap
 from embedlab.data.plan import BatchPlan
 from embedlab.data.plans import Plan, training_plan
 from embedlab.data.report import print_report

@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Any
 
 from embedlab.config.data import DataConfig
+from embedlab.data.contamination.overlap import Overlap
 from embedlab.data.kinds import DataKind, RawRow, check_unread, data_kind
-from embedlab.data.overlap import Overlap
 from embedlab.data.reader import Reader
 from embedlab.data.sources import open_source
 from embedlab.encoders.windows import windows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from embedlab.data.overlap import HeldOut
+from embedlab.data.contamination.overlap import HeldOut
 from embedlab.errors import UserError
 from embedlab.evaluation.core.vectors import unique
 from embedlab.evaluation.retrieval.retrieval import Retrieval

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from embedlab.config.run_files import read_numbers
-from embedlab.data.overlap import Overlap
+from embedlab.data.contamination.overlap import Overlap
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import write_json
 from embedlab.evaluation.core.suite import final_metrics, keys_named, suite

@@ -10,8 +10,8 @@ import pytest
 from embedlab.cli.main import main
 from embedlab.config.data import DataConfig
 from embedlab.data.build import build_token_table
-from embedlab.data.contamination import contamination
-from embedlab.data.overlap import HeldOut, Overlap
+from embedlab.data.contamination.count import contamination
+from embedlab.data.contamination.overlap import HeldOut, Overlap
 from embedlab.data.readers import open_reader
 from embedlab.data.report import report_tables
 from embedlab.data.rows import read_rows

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from embedlab.data.overlap import HeldOut, Hit, Overlap
+from embedlab.data.contamination.overlap import HeldOut, Hit, Overlap
 from embedlab.data.reader import Reader
 
 _ROWS = 2048

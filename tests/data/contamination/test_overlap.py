@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embedlab.data.overlap import HeldOut, Hit, Overlap, words_of
+from embedlab.data.contamination.overlap import HeldOut, Hit, Overlap, words_of
 
 WORDS = [f"w{i}" for i in range(40)]
 LONG = " ".join(WORDS[:20])

@@ -24,8 +24,13 @@ from embedlab.errors import UserError
 _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)")
 
 
-_CLOSED = ("encode", "export", "mine", "quantize", "search_index", "search_query")
+_CLOSED = ("benchmark", "encode", "export", "mine", "quantize", "search_index", "search_query")
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
+_OPEN = (
+    "data.mix.", "data.prompts.", "data.ignore_columns=", "data.columns.negative_", "data.columns.score_",
+    "method.matryoshka.",
+)  # fmt: skip
+"""What keys begin with that are names of one's own, or that the kind of data or the method checks."""
 _COUNTS = ("batch_size", "block", "chunk", "dim", "k", "max_length", "part_rows")
 _TEXTS = (
     "calibration", "ckpt", "column", "compare", "corpus", "data_dir", "device", "dtype", "format", "index", "input",
@@ -147,9 +152,18 @@ def _check_scalars(config_name: str, values: dict[str, Any], several: str | None
         value = values.get(key)
         if isinstance(default, bool) and not isinstance(value, bool):
             message, fix = "not true or false", f"{key}={str(default).lower()}"
-        elif key in _COUNTS and value != default and (type(value) is not int or value < 1):
+        elif (
+            key in _COUNTS
+            and not isinstance(default, list)
+            and value != default
+            and (type(value) is not int or value < 1)
+        ):
             message, fix = "must be a positive whole number", f"{key}={default or 64}"
-        elif key in _TEXTS and isinstance(value, dict if key == several else list | dict):
+        elif (
+            key in _TEXTS
+            and isinstance(value, dict if key == several else list | dict)
+            and not isinstance(default, list)
+        ):
             message, fix = "not text", f"one text: {key}='…'"
         elif isinstance(default, dict) and not isinstance(value, dict):
             message, fix = "a group of keys is meant here, not a value", f"{key}.KEY=VALUE"
@@ -172,7 +186,12 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def readable(override: str) -> str:
-    """``override``, its value quoted if it is a path that Hydra cannot read, such as ``epoch=3.ckpt``."""
+    """``override``, its value quoted if it is a path that Hydra cannot read, such as ``epoch=3.ckpt``.
+
+    A key of one of `_OPEN` may be a new one.
+    """
+    if override.startswith(_OPEN):
+        override = f"++{override}"
     key, equals, value = override.partition("=")
     if not equals or value[:1] in ("", "'", '"', "[", "{") or "${" in value:
         return override

@@ -23,6 +23,7 @@ COMMANDS = {
     "mine": "find hard negatives for the queries of a table",
     "quantize": "write vectors in 8 bits or one bit a feature",
     "export": "write an encoder in another format",
+    "benchmark": "measure how long an encoder takes, in torch and ONNX",
     "report": "gather the scores of finished runs in one table",
     "search": "index a file of sentences, and find those nearest to a text",
     "tune": "search over configurations, with pruning (Optuna)",
@@ -96,6 +97,8 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
             from embedlab.cli.encode import main
         case "export":
             from embedlab.cli.export import main
+        case "benchmark":
+            from embedlab.cli.benchmark import main
         case "mine":
             from embedlab.cli.mine import main
         case "quantize":

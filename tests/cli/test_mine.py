@@ -11,7 +11,8 @@ import pytest
 from embedlab.cli.main import main
 
 PAIRS = [("how do birds fly?", "They flap their wings."), ("what do cats eat?", "Cats eat fish."),
-         ("a dog?", "It barks."), ("what do cats eat?", "Cats eat meat."), ("", "No question."), ("no answer", "")]  # fmt: skip
+         ("a dog?", "It barks."), ("what do cats eat?", "Cats eat meat."), ("", "No question."),
+         ("no answer", "")]  # fmt: skip
 MORE = ["Wings give lift.", "cats  eat FISH.", "Rome is old.", "", "Fish swim.", "How do birds fly?"]
 
 

@@ -39,6 +39,15 @@ def assets_dir() -> Path:
     return _PACKAGE / "assets"
 
 
+SENTENCE_ENCODER = "mini-sentence"
+"""The shipped encoder to use; ``mini``, whose body it has, is the one to train from."""
+
+
+def shipped_encoders() -> list[str]:
+    """Names of the encoders that this installation has in its box."""
+    return sorted(path.parent.name for path in assets_dir().glob("*/embedlab.json"))
+
+
 def cache_dir() -> Path:
     """Where token caches and prepared data go; the folder need not exist yet.
 

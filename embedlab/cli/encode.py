@@ -109,6 +109,9 @@ def _job(config: dict[str, Any]) -> Job:
     texts = Texts([open_texts(source, config) for source in sources])
     shard, shards = _shard(config["shard"])
     processes = _processes(config["devices"])
+    if max(processes, world_size()) > 1 and config["device"] not in (None, "auto", "cpu", "cuda"):
+        fix = "device=cuda or device=cpu"
+        raise UserError("each process has its own", key="device", value=config["device"], fix=fix)
     parts = (
         config["part_rows"] is not None or config["shard"] is not None or str(config["output"]).endswith("/")
     )
@@ -207,8 +210,6 @@ def _encode(job: Job, config: dict[str, Any]) -> Parts:
 def _device(given: str | None, ranks: int) -> str | None:
     if ranks == 1:
         return given
-    if given not in (None, "auto", "cpu", "cuda"):
-        raise UserError("each process has its own", key="device", value=given, fix="device=cuda or cpu")
     import torch
 
     return f"cuda:{local_rank()}" if given != "cpu" and torch.cuda.is_available() else "cpu"

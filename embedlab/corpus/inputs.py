@@ -76,8 +76,8 @@ class Texts:
                 self._reading = reader
                 row = max(first, start)
                 for line, text in reader.texts(column, row - first):
-                    yield Line(row, text, line, reader)
                     row = self.row = row + 1
+                    yield Line(row - 1, text, line, reader)
                 self._counts[number], self._reading = row - first, None
             first += self._count(number)
             self._bytes += reader.size

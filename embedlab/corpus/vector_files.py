@@ -118,7 +118,8 @@ class ParquetFile(_Writer):
 
         vector = pa.list_(pa.from_numpy_dtype(codes.dtype), codes.width)
         schema = pa.schema([("row", pa.int64()), ("vector", vector)])
-        self._writer = pq.ParquetWriter(self._stream, schema)
+        # Neither a dictionary nor compression makes such numbers smaller: the dictionary took half as much again.
+        self._writer = pq.ParquetWriter(self._stream, schema, use_dictionary=False, compression="none")
 
     def _append(self, rows: Sequence[int], codes: NDArray[Any]) -> None:
         import pyarrow as pa

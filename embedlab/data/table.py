@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedlab.config.read import read_record, record
+from embedlab.data.cached import Damaged
 from embedlab.data.tokenise import Chunk, FieldJob, Tokens
 from embedlab.errors import UserError
 
@@ -25,7 +26,7 @@ _LOOKED_AT = 1 << 22  # ids at once
 REPORT = "report.json"
 
 
-class DamagedTable(Exception):
+class DamagedTable(Damaged):
     """The folder is not a whole token table."""
 
 

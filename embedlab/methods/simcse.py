@@ -18,7 +18,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast, contrast_pairs
-from embedlab.pooling.one_token import new_dense
+from embedlab.methods.heads import Head, new_head
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,10 @@ class SimCSEConfig(ContrastConfig):
     can_unpad: ClassVar[bool] = True
 
     name: str = "simcse"
-    mlp: Literal["train", "none"] = "train"
+    mlp: Head = "train"
     """``train``: a new Linear + tanh on the sentence vector while training, dropped afterwards (the paper's choice
-    for unsupervised models). A head that is kept is part of the pooling: ``pooling=cls_mlp mlp=none``."""
+    for unsupervised models); ``bn2``: DiffCSE's projector likewise. A head that is kept is part of the pooling:
+    ``pooling=cls_mlp mlp=none``."""
     hard_negative_weight: float = 0.0
     """Added to the logit of a sentence's own hard negative; 0 is the paper's alpha = 1."""
     layout: Literal["rows", "pairs"] = "rows"
@@ -67,7 +68,7 @@ class SimCSE(Method):
 
     def __init__(self, encoder: SentenceEncoder, config: SimCSEConfig, optimizer: OptimizerConfig) -> None:
         super().__init__(encoder, config, optimizer)
-        self.head = mlp_head(encoder.dim) if config.mlp == "train" else nn.Identity()
+        self.head = new_head(config.mlp, encoder.dim)
         self._views_a_row = 2.0
 
     @property
@@ -86,11 +87,6 @@ class SimCSE(Method):
         else:
             result = contrast(z, hashes, config, config.hard_negative_weight)
         return LossOutput({"info_nce": result.loss}, result.stats)
-
-
-def mlp_head(width: int) -> nn.Sequential:
-    """Linear + tanh, new: SimCSE's MLP."""
-    return nn.Sequential(new_dense(width), nn.Tanh())
 
 
 def encode_views(

@@ -209,6 +209,11 @@ class DataConfig(Record):
         return tuple(one.config.name for one in self.sets.values()) if self.mix else (self.name,)
 
     @property
+    def leaves_rows(self) -> bool:
+        """Whether rows may be left out of an epoch for what is in them."""
+        return self.no_duplicates or self.per_label is not None
+
+    @property
     def most_rows(self) -> int | None:
         """The most rows of an epoch, where that is known before any text is read."""
         return self.limit if self.pack is None and not self.mix else None

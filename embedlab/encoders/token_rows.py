@@ -12,25 +12,6 @@ from numpy.typing import NDArray
 Row = Sequence[int] | NDArray[np.int32]
 
 
-class Frame(NamedTuple):
-    """How many tokens of every row stand around the sentence."""
-
-    special_before: int
-    special_after: int
-    before: int
-    """Special tokens and template."""
-    after: int
-    between: int | None = None
-    """Between the two copies of the sentence; None: there is one."""
-
-
-class RowMarks(dict[str, int]):
-    """Mark name to its distance from the row's last token (0: the last)."""
-
-    frame: Frame
-    """For poolings that leave out special or template tokens."""
-
-
 class TokenRows(NamedTuple):
     """Rows of ids one after another, not padded.
 

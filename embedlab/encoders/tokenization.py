@@ -17,8 +17,9 @@ from torch import Tensor
 
 from embedlab.config.build import from_dict
 from embedlab.config.template import Template
+from embedlab.encoders.row_marks import Frame, RowMarks
 from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS, lower_case, lower_cases
-from embedlab.encoders.token_rows import Frame, Row, RowMarks, TokenRows
+from embedlab.encoders.token_rows import Row, TokenRows
 from embedlab.encoders.windows import LONGEST, beginnings, numbered, splits_at_spaces, windows
 from embedlab.errors import UserError
 

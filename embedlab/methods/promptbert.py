@@ -14,6 +14,7 @@ from embedlab.backbones.architecture import position_offset
 from embedlab.backbones.body import token_positions
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.build import from_dict
+from embedlab.config.data import kind_name
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import MethodConfig, RunConfig
 from embedlab.config.template import Template
@@ -87,7 +88,7 @@ class PromptBERTConfig(ContrastConfig):
                     value=each.join,
                     fix=f"{key}.join=ids",
                 )
-        single = run.data.name == "wikipedia"
+        single = kind_name(run.data.name) == "sentences"
         if self.second_template is not None and single:
             run.pooling.check(info, self.second_template, self.name)
         if single and info.dropout == 0 and self.second_template in (None, template):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.data import kind_name
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.data.kinds import data_kind
@@ -37,14 +38,14 @@ class SimCSEConfig(ContrastConfig):
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         warnings = super().check(info, run)
-        if self.layout == "pairs" and "negative" in data_kind(run.data.name).roles:
+        if self.layout == "pairs" and data_kind(run.data.name).has_negatives:
             raise UserError(
                 "pairs have no place for hard negatives",
                 key="method.layout",
                 value=self.layout,
                 fix="method.layout=rows, or data=parallel",
             )
-        if run.data.name == "wikipedia" and info.dropout == 0.0 and info.adapter_dropout == 0.0:
+        if kind_name(run.data.name) == "sentences" and info.dropout == 0.0 and info.adapter_dropout == 0.0:
             raise UserError(
                 "unsupervised SimCSE's two views differ by dropout alone, and this backbone has none",
                 key="backbone.dropout",

@@ -58,6 +58,8 @@ _DECODER = ("backbone.path={decoder}", "adapter=lora", "adapter.r=4")
 METHODS: dict[str, tuple[str, ...]] = {
     "simcse": ("method=simcse", "pooling=cls"),
     "simcse_supervised": ("method=simcse", "method.mlp=none", "pooling=cls_mlp", "data=nli", "data.files={nli}"),
+    # The same loss as supervised SimCSE's, whose values it has.
+    "supervised": ("method=supervised", "pooling=cls_mlp", "data=nli", "data.files={nli}"),
     "promptbert": ("method=promptbert", "pooling=mask", "template=promptbert_bert"),
     "bepa": ("method=bepa", "pooling=cls", "data=parallel", "data.files={parallel}"),
     "jtcse": ("method=jtcse", *_TWIN),

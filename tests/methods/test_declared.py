@@ -10,27 +10,37 @@ from embedlab.methods import method_config
 from embedlab.parts import part_names
 
 BASELINES = ("rankcse", "esimcse", "mixcse", "diffcse", "infocse")
-CONTRASTS = ("simcse", "promptbert", "csesfp", "prompteol", "jtcse", "tncse", "bepa", "distil", *BASELINES)
+CONTRASTS = (
+    *("simcse", "supervised", "promptbert", "csesfp", "prompteol", "jtcse", "tncse", "bepa", "distil"),
+    *BASELINES,
+)
+OWN = ("pairs", "triplets", "nli", "parallel", "scored", "labelled")
 SINGLE = ("csesfp", "prompteol", "jtcse", "tncse", "distil", "masked_lm", "causal_lm", "mntp", *BASELINES)
 """Trained on single sentences or running text alone."""
 FACTS: dict[str, dict[str, Any]] = {
-    "kinds": {**dict.fromkeys(SINGLE, ("wikipedia",)), **dict.fromkeys(("bepa", "sncse"), ("parallel",))},
+    "kinds": {
+        **dict.fromkeys(SINGLE, ("wikipedia",)),
+        **dict.fromkeys(("bepa", "sncse"), ("parallel",)),
+        "supervised": OWN,
+    },
     "backbone_kind": {
         **dict.fromkeys(("bepa", "jtcse", "tncse", "masked_lm", "diffcse", "infocse", "mntp"), "encoder"),
         **dict.fromkeys(("csesfp", "prompteol", "causal_lm"), "decoder"),
     },
     "can_unpad": dict.fromkeys(
         (
-            "simcse",
-            "promptbert",
-            "jtcse",
-            "tncse",
-            "bepa",
-            "masked_lm",
-            "csesfp",
-            "prompteol",
-            "sncse",
-            *BASELINES,
+            *(
+                "simcse",
+                "supervised",
+                "promptbert",
+                "jtcse",
+                "tncse",
+                "bepa",
+                "masked_lm",
+                "csesfp",
+                "prompteol",
+            ),
+            *("sncse", *BASELINES),
         ),
         True,
     ),

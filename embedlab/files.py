@@ -139,6 +139,18 @@ def write_whole(path: Path, text: str) -> None:
         new.write_text(text, encoding="utf-8")
 
 
+def write_new(path: Path, text: str) -> bool:
+    """Write a text file, whole, unless there is one: of several processes one succeeds. False where there was one."""
+    with _beside(path, "new") as new, writing(path, new):
+        new.write_text(text, encoding="utf-8")
+        _finish(new)
+        try:
+            os.link(new, path)
+        except FileExistsError:
+            return False
+    return True
+
+
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
     """Gives an empty folder beside `target`, which takes its place when the block ends well, and is gone otherwise.

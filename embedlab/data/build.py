@@ -15,7 +15,7 @@ import numpy as np
 from embedlab.config.data import DataConfig
 from embedlab.console import progress_bar
 from embedlab.data.cached import cached
-from embedlab.data.kinds import DataKind, data_kind
+from embedlab.data.kinds import data_kind
 from embedlab.data.reader import Reader
 from embedlab.data.report import Tally
 from embedlab.data.rows import RowStream, read_rows
@@ -37,6 +37,7 @@ _OF_CONTENT = (
     "name", "columns", "limit", "min_chars", "max_chars", "overlong", "duplicates",
     "languages", "pairs", "pivot", "pair_limit", "pair_sample",
 )  # fmt: skip
+_OF_KINDS = ("negatives", "scores", "score_range")
 
 
 def build_token_table(
@@ -75,11 +76,11 @@ def build_token_table(
 def _check(config: DataConfig, fields: Mapping[str, FieldSpec]) -> None:
     kind = data_kind(config.name)
     for name, (role, _) in fields.items():
-        if name in kind.numbers:
+        if name in kind.numbers_of(config):
             raise ValueError(f"{name} is a number of data={config.name}: the view needs another name")
-        if role not in kind.roles:
+        if role not in (roles := kind.roles_of(config)):
             raise UserError(
-                f"{name} needs the text {role!r}, and data={config.name} has {', '.join(kind.roles)}",
+                f"{name} needs the text {role!r}, and data={config.name} has {', '.join(roles)}",
                 key="data",
                 value=config.name,
                 fix="data of another kind, or another method",
@@ -92,17 +93,22 @@ def _key(config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Read
         "source": [reader.identity() for reader in readers],
         "settings": {name: getattr(config, name) for name in _OF_CONTENT} | {"columns": config.chosen},
         "packed": config.pack is not None,
-        "numbers": _dtypes(data_kind(config.name)),
+        "numbers": _dtypes(config),
         "fields": {name: [role, tokenization.fingerprint] for name, (role, tokenization) in fields.items()},
     }
+    # Only where they are set: tables of before there were these stay found.
+    content |= {name: value for name in _OF_KINDS if (value := getattr(config, name)) is not None}
+    if prompts := data_kind(config.name).prompts_of(config):
+        content["prompts"] = prompts
     if config.pair_limit is not None:
         content["pair_seed"] = config.pair_seed
     text = json.dumps(content, sort_keys=True)
     return f"{config.name}-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
 
 
-def _dtypes(kind: DataKind) -> dict[str, str]:
-    return {name: "f4" if as_type is float else "i8" for name, as_type in kind.numbers.items()}
+def _dtypes(config: DataConfig) -> dict[str, str]:
+    numbers = data_kind(config.name).numbers_of(config)
+    return {name: "f4" if as_type is float else "i8" for name, as_type in numbers.items()}
 
 
 def _fill(
@@ -110,14 +116,22 @@ def _fill(
 ) -> None:
     started = time.monotonic()
     wanted = {role for role, _ in fields.values()}
-    roles = tuple(role for role in data_kind(config.name).roles if role in wanted)
+    roles = tuple(role for role in data_kind(config.name).roles_of(config) if role in wanted)
     stream = read_rows(config, roles, readers)
+    prompts = stream.kind.prompts_of(config)
     frame = None if config.pack is None else _frame(next(iter(fields.values()))[1].tokenizer)
     jobs = {
-        name: FieldJob(role, roles.index(role), tokenization, _ids_dtype(tokenization), frame and frame[1])
+        name: FieldJob(
+            role,
+            roles.index(role),
+            tokenization,
+            _ids_dtype(tokenization),
+            frame and frame[1],
+            prompts.get(role, ""),
+        )
         for name, (role, tokenization) in fields.items()
     }
-    writer = TableWriter(folder, roles, jobs, bool(stream.groups), _dtypes(stream.kind))
+    writer = TableWriter(folder, roles, jobs, bool(stream.groups), _dtypes(config))
     tally = Tally(stream, jobs)
     try:
         names = [reader.name for reader in readers]
@@ -158,7 +172,7 @@ def _frame(tokenizer: Any) -> tuple[int | None, int]:
 
 
 def _chunks(stream: RowStream) -> Iterator[Chunk]:
-    roles, dtypes = len(stream.roles), _dtypes(stream.kind)
+    roles, dtypes = len(stream.roles), _dtypes(stream.config)
     for taken in windows(stream, _CHUNK, _CHUNK_BYTES, lambda row: max(row[2][:roles], key=len)):
         columns = [[row[2][i] for row in taken] for i in range(roles)]
         hashes = [text_hashes(column) for column in columns]

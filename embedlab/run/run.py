@@ -19,8 +19,10 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from embedlab.backbones import train_tokenizer
+from embedlab.config.data import DataConfig
 from embedlab.config.run import RunConfig
 from embedlab.console import LEAF_SPEC
+from embedlab.data.build import FieldSpec
 from embedlab.data.kinds import data_kind
 from embedlab.data.module import SentenceDataModule
 from embedlab.data.rows import iter_texts
@@ -56,13 +58,13 @@ from embedlab.run.callbacks.scoring import DevScoring, LossSelection, Selection
 from embedlab.run.callbacks.train_log import TrainLog
 from embedlab.run.check import (
     check_distinct,
-    check_rows,
     check_run,
     planned_steps,
     resolved_packing,
     resolved_step,
 )
-from embedlab.run.finish import FinalEvaluation, check_final, load_dev
+from embedlab.run.dev import load_dev
+from embedlab.run.finish import FinalEvaluation, check_final
 from embedlab.run.metrics_file import MetricsFile
 from embedlab.run.resume import check_recipe, finished
 from embedlab.run.run_folder import Record, check_free, owned
@@ -129,7 +131,9 @@ class Run:
         self.finished = finished(config, self.folder, self.checkpoint) if trains else None
         if self.finished is not None:
             return
-        dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
+        dev = load_dev(
+            config.evaluation, config.data
+        )  # before hours of tokenising: a wrong folder is said at once
         loaded = check_final(config.evaluation) if purpose == "fit" else None
         if purpose in ("fit", "predict"):
             check_source(config.data)
@@ -145,7 +149,7 @@ class Run:
             # Nothing of an earlier run is touched before it is known that this one can begin.
             if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
                 check_parameters(self.method, read_checkpoint(self.checkpoint).embedlab.parameters)
-            check_rows(config, self.data.n_rows)
+            self.data.plan(device_count(config.trainer) * config.trainer.num_nodes)
             check_distinct(config, self.data.report)
         self.record = Record(self.folder) if rank_zero and fits else None
         self.finale = FinalEvaluation(config, self.folder, self.method.encoder, self.data, dev, part, loaded)
@@ -227,10 +231,14 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     method = cls.from_run(config, tokenizer)
     runners = {"eager": EagerStep, "compile": CompiledStep, "graph": CapturedStep}
     method.use(runners[resolved_step(config)](packing=resolved_packing(config)))
-    roles = data_kind(config.data.name).roles
-    fields = method.views(cls.fields(config.method, roles, config.template), config.data.max_length)
+
+    def views(data: DataConfig) -> dict[str, FieldSpec]:
+        fields = cls.fields(config.method, data_kind(data.name).roles_of(data), config.template)
+        return method.views(fields, data.max_length)
+
+    fields: Any = {name: views(one.config) for name, one in config.data.sets.items()} or views(config.data)
     emit = "rows" if on_cuda(config.trainer) or method.runner.resident else "tokens"
-    validation = [torch.zeros(1)] if config.evaluation.sts_dir is not None else None
+    validation = [torch.zeros(1)] if config.evaluation.has_dev else None
     return method, SentenceDataModule(config.data, fields, config.seed, emit=emit, validation=validation)
 
 
@@ -329,10 +337,10 @@ def _early_stopping(config: RunConfig, finale: FinalEvaluation) -> Callback:
         raise UserError(
             "early stopping watches the dev score",
             key="callbacks.early_stopping",
-            fix="set evaluation.sts_dir",
+            fix="evaluation.dev=FILE of scored pairs, or evaluation.sts_dir",
         )
     return EarlyStopping(
-        "dev/spearman", mode="max", patience=config.callbacks.early_stopping or 1, strict=False
+        f"dev/{finale.dev.metric}", mode="max", patience=config.callbacks.early_stopping or 1, strict=False
     )
 
 
@@ -428,7 +436,7 @@ def _quiet() -> None:
 def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule) -> None:
     """What a run is about to do; says how many candidates an anchor meets, which accumulation does not raise."""
     per_device, world = config.data.batch_size, trainer.world_size
-    steps = 0 if config.method.idle else planned_steps(config, data.n_rows)
+    steps = 0 if config.method.idle else planned_steps(config, len(data.plan(world)))
     if steps < config.trainer.max_steps and not config.method.idle:
         log.warning(
             "max_steps=%d is not reached: max_epochs=%d ends the run after %d. Fix: a larger trainer.max_epochs",

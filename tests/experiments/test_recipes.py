@@ -132,6 +132,16 @@ RECIPES = {
     ),
     "bepa_batch": bepa(256),
     "bepa_flores": bepa(64, GIVEN, "50 epochs"),
+    **dict.fromkeys(
+        ("same_start", "same_start_rankcse"), Recipe("mini", WIKI, 32, "1 epoch", 64, 3e-5, 0.05, "mean", "raw")
+    ),
+    "same_start_sncse": Recipe("mini", GIVEN, 32, "1 epoch", 64, 3e-5, 0.05, "mask", "raw"),
+    "same_start_promptbert": Recipe("mini", WIKI, 32, "1 epoch", 64, 3e-5, 0.05, "mask", "raw"),
+    **dict.fromkeys(
+        ("same_start_jtcse", "same_start_tncse", "same_start_student"),
+        Recipe("mini", WIKI, 32, "1 epoch", 64, 1e-5, 0.05, "mean", "raw"),
+    ),
+    "same_start_whitening": Recipe("mini", WIKI, 64, "1 epoch", 64, 3e-5, None, "first_last", "raw"),
     # Own ones: what docs/ says of them.
     "quickstart": Recipe("mini", GENSIM, 32, "40 steps", 64, 3e-5, 0.05, "mean", "raw"),
     "jtcse_mini": Recipe("mini", GENSIM, 32, "40 steps", 32, 1e-5, 0.05, "mean", "raw"),
@@ -150,6 +160,7 @@ SCHEDULES = {
     "tncse": ("constant", 0, 0.01, None, 100),
     "csesfp": ("linear", 100, 0.0, 4.0, 150),
     "bepa": ("linear", 500, 0.01, 1.0, 125),
+    "same": ("linear", 0, 0.0, 1.0, 125),
 }
 OTHERWISE = {
     **dict.fromkeys(("csesfp_smollm2", "csesfp_cost", "csesfp_templates"), ("linear", 100, 0.0, 1.0, 150)),

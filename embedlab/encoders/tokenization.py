@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from embedlab.config.build import from_dict
 from embedlab.config.template import Template
+from embedlab.encoders.row_marks import Frame, RowMarks
 from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS, lower_case, lower_cases
 from embedlab.encoders.token_rows import Row, TokenRows
 from embedlab.encoders.windows import LONGEST, beginnings, numbered, splits_at_spaces, windows
@@ -26,25 +27,6 @@ _RULES = 1  # raised when a change here alters ids, so that token caches of olde
 _UNLIMITED = 1_000_000  # `model_max_length` of a tokenizer that knows no limit is 1e30
 AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
 _LETTERS = 1000  # tokens that are tried as texts, where "a" has none
-
-
-class Frame(NamedTuple):
-    """How many tokens of every row stand around the sentence."""
-
-    special_before: int
-    special_after: int
-    before: int
-    """Special tokens and template."""
-    after: int
-    between: int | None = None
-    """Between the two copies of the sentence; None: there is one."""
-
-
-class RowMarks(dict[str, int]):
-    """Mark name to its distance from the row's last token (0: the last)."""
-
-    frame: Frame
-    """For poolings that leave out special or template tokens."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
-import secrets
 import sys
 import time
 import warnings
@@ -16,7 +13,7 @@ import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger
 
 from embedlab.backbones import train_tokenizer
 from embedlab.config.data import DataConfig
@@ -38,7 +35,7 @@ from embedlab.engine.module import Method
 from embedlab.engine.precision import FrozenBF16
 from embedlab.engine.step import CompiledStep, EagerStep, NonFiniteLoss
 from embedlab.errors import UserError
-from embedlab.files import locked, write_whole
+from embedlab.files import locked
 from embedlab.methods import method_class
 from embedlab.run.callbacks.checkpoints import (
     LAST,
@@ -49,7 +46,6 @@ from embedlab.run.callbacks.checkpoints import (
     how_to_go_on,
     kept_in,
     read_checkpoint,
-    step_of,
 )
 from embedlab.run.callbacks.interrupt import GracefulStop
 from embedlab.run.callbacks.progress import PlainProgress, Progress
@@ -65,7 +61,7 @@ from embedlab.run.check import (
 )
 from embedlab.run.dev import load_dev
 from embedlab.run.finish import FinalEvaluation, check_final
-from embedlab.run.metrics_file import MetricsFile
+from embedlab.run.loggers import finish, quiet_loggers, run_loggers
 from embedlab.run.resume import check_recipe, finished
 from embedlab.run.run_folder import Record, check_free, owned
 
@@ -123,7 +119,7 @@ class Run:
         for line in check_run(config):
             log.warning(line)
         self.config, self.folder = config, Path(folder)
-        _quiet_loggers()
+        quiet_loggers()
         self.checkpoint = find_checkpoint(config.ckpt_path, self.folder)
         trains = purpose == "fit" and not config.method.idle
         if purpose == "fit" and self.checkpoint is not None:
@@ -153,7 +149,7 @@ class Run:
             check_distinct(config, self.data.report)
         self.record = Record(self.folder) if rank_zero and fits else None
         self.finale = FinalEvaluation(config, self.folder, self.method.encoder, self.data, dev, part, loaded)
-        loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
+        loggers = run_loggers(config, self.folder, self.checkpoint) if fits else []
         self.trainer, self.selection = build_trainer(config, self.folder, loggers, self.finale, extra)
         self.finale.device = self.trainer.strategy.root_device
         if self.checkpoint is None and rank_zero and fits:
@@ -200,7 +196,7 @@ class Run:
             return scores
         finally:
             self.method.runner.close()
-            _finish(trainer.loggers)
+            finish(trainer.loggers)
 
     def _not_begun(self, error: Exception) -> None:
         """Leave no configuration behind where training has not begun; a checkpoint may be of other data, or damaged.
@@ -358,64 +354,6 @@ def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
             with whole_folder(kept) as new:
                 train_tokenizer(config.backbone.fresh, iter_texts(config.data)).save_pretrained(new)
     return AutoTokenizer.from_pretrained(kept, trust_remote_code=False)
-
-
-def _loggers(config: RunConfig, folder: Path, checkpoint: Path | None) -> list[Logger]:
-    loggers: list[Logger] = []
-    step = None if checkpoint is None else step_of(checkpoint)
-    if config.logger.csv:
-        loggers.append(MetricsFile(folder / "metrics.csv", step))
-    if config.logger.tensorboard:
-        # Readers drop what a resumed run makes again.
-        purge: dict[str, Any] = {} if step is None else {"purge_step": step + 1}
-        loggers.append(
-            TensorBoardLogger(folder, name="", version="tensorboard", default_hp_metric=False, **purge)
-        )
-    if config.logger.wandb is not None:
-        loggers.append(_wandb(config, folder))
-    return loggers
-
-
-def _wandb(config: RunConfig, folder: Path) -> Logger:
-    """Offline where there is no key; the run's id is kept, so that a resumed run goes on in the same record."""
-    settings = {k: v for k, v in (config.logger.wandb or {}).items() if v is not None}
-    if global_rank() != 0:  # only the first process records
-        return WandbLogger(save_dir=folder, offline=True, **settings)
-    kept = folder / "wandb_id"
-    run_id = kept.read_text(errors="replace").strip() if kept.is_file() else ""
-    if not re.fullmatch(r"[\w-]{1,64}", run_id):  # a stranger's file is not sent there
-        run_id = secrets.token_hex(4)
-    write_whole(kept, run_id)
-    offline = "WANDB_MODE" not in os.environ and not (os.environ.get("WANDB_API_KEY") or _has_netrc())
-    if offline:
-        log.info("No W&B key: recording offline in %s; upload with `wandb sync`.", folder / "wandb")
-    try:
-        logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
-        logger.experiment.config.update(config.plain, allow_val_change=True)
-    except TypeError as error:
-        fix = "keys of wandb.init"
-        raise UserError(
-            f"W&B refuses a setting: {error}", key="logger.wandb", value=settings, fix=fix
-        ) from error
-    return logger
-
-
-def _has_netrc() -> bool:
-    path = Path.home() / ".netrc"
-    return path.is_file() and "wandb" in path.read_text(errors="ignore")
-
-
-def _finish(loggers: list[Logger]) -> None:
-    """Whatever happened: a W&B run that is left open goes on recording the next one of this process."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger) and global_rank() == 0:
-            logger.experiment.finish()
-
-
-def _quiet_loggers() -> None:
-    """Lightning announces devices, tips and every stop; what matters of it this project says itself."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _quiet() -> None:

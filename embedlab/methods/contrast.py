@@ -21,6 +21,7 @@ class ContrastConfig(MethodConfig):
     """Of a method that compares a sentence with the others of its batch."""
 
     tau: float = 0.05
+    """Temperature: cosines are divided by it."""
     mask_duplicates: bool = True
     """A candidate with the anchor's or its positive's text is no negative; False as released."""
     gather_negatives: bool = True

@@ -41,6 +41,12 @@ TITLES = {
     "csesfp": "CSE-SFP", "bepa": "BEPA", "s2sent": "S2Sent", "masked_lm": "Masked language modelling",
     "causal_lm": "Next-token prediction", "distil": "Distillation", "ensemble": "Ensembles",
 }  # fmt: skip
+LIGHTNING = dict.fromkeys(
+    ("fit", "validate", "test", "predict"),
+    "LightningCLI: `--config FILE`, and `--model.KEY`, `--data.KEY`, … with the [keys of a run](keys.md); `--trainer.KEY` are "
+    "Lightning's own. [Clusters](../clusters.md) has the file.",
+)
+_MATH: list[str] = []
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 
@@ -99,9 +105,19 @@ def _links(text: str, place: str, files: Files) -> str:
 
 
 def _formulas(text: str) -> str:
-    """LaTeX between dollar signs, as GitHub reads it, as MathML."""
-    text = re.sub(r"\$\$(.+?)\$\$", lambda m: convert(m[1].strip(), display="block"), text, flags=re.DOTALL)
-    return re.sub(r"(?<![\\$\w])\$(?! )([^$\n]+?)(?<! )\$(?![\d$])", lambda m: convert(m[1]), text)
+    """A mark in place of each formula: LaTeX between dollar signs, as GitHub reads it."""
+
+    def marked(latex: str, display: str) -> str:
+        _MATH.append(convert(latex.strip(), display=display))
+        return f"embedlab-formula-{len(_MATH) - 1}-"
+
+    text = re.sub(r"\$\$(.+?)\$\$", lambda m: marked(m[1], "block"), text, flags=re.DOTALL)
+    return re.sub(r"(?<![\\$\w])\$(?! )([^$\n]+?)(?<! )\$(?![\d$])", lambda m: marked(m[1], "inline"), text)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """The page with its formulas as MathML, which Markdown would take for blocks of HTML."""
+    return re.sub(r"embedlab-formula-(\d+)-", lambda m: _MATH[int(m[1])], html)
 
 
 def head_of_module(name: str) -> str:
@@ -173,8 +189,8 @@ def commands_page() -> str:
     ]
     for name, line in cli.COMMANDS.items():
         parts.append(f"## {name}\n\n{line[:1].upper()}{line[1:]}.\n")
-        if name == "train":
-            parts.append("Its keys have [a page](keys.md) of their own.\n")
+        if name in ("train", *LIGHTNING):
+            parts.append(f"{LIGHTNING.get(name, 'Its keys have [a page](keys.md) of their own.')}\n")
             continue
         comments = [f for f in (name, f"{name}_index", f"{name}_query") if (conf_dir() / f"{f}.yaml").is_file()]
         for file in comments:

@@ -34,7 +34,13 @@ from embedlab.parts import part_names  # noqa: E402
 REPOSITORY = os.environ.get("EMBEDLAB_REPOSITORY", "")
 """Where the files are that the site does not have, such as https://github.com/OWNER/NAME/blob/main; "": links to them
 become plain text."""
-RESULTS = {"promptbert": "simcse", "tncse": "jtcse", "distil": "jtcse", "ensemble": "jtcse", "prompteol": "csesfp"}
+RESULTS = {
+    "promptbert": "simcse",
+    "tncse": "jtcse",
+    "distil": "jtcse",
+    "ensemble": "jtcse",
+    "prompteol": "csesfp",
+}
 """Methods whose results stand on another one's page."""
 TITLES = {
     "simcse": "SimCSE", "promptbert": "PromptBERT", "prompteol": "PromptEOL", "jtcse": "JTCSE", "tncse": "TNCSE",
@@ -43,8 +49,8 @@ TITLES = {
 }  # fmt: skip
 LIGHTNING = dict.fromkeys(
     ("fit", "validate", "test", "predict"),
-    "LightningCLI: `--config FILE`, and `--model.KEY`, `--data.KEY`, … with the [keys of a run](keys.md); `--trainer.KEY` are "
-    "Lightning's own. [Clusters](../clusters.md) has the file.",
+    "LightningCLI: `--config FILE`, and `--model.KEY`, `--data.KEY`, … with the [keys of a run](keys.md); "
+    "`--trainer.KEY` are Lightning's own. [Clusters](../clusters.md) has the file.",
 )
 _MATH: list[str] = []
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
@@ -127,7 +133,11 @@ def head_of_module(name: str) -> str:
     assert spec.origin is not None
     text = Path(spec.origin).read_text(encoding="utf-8").split('"""')[1]
     first, _, rest = text.partition("\n")
-    return f"# {TITLES.get(name, name)}\n\n{first}\n\n```text\n{rest.strip()}\n```\n" if rest.strip() else f"# {TITLES.get(name, name)}\n\n{first}\n"
+    return (
+        f"# {TITLES.get(name, name)}\n\n{first}\n\n```text\n{rest.strip()}\n```\n"
+        if rest.strip()
+        else f"# {TITLES.get(name, name)}\n\n{first}\n"
+    )
 
 
 def method_parts(name: str) -> str:
@@ -148,8 +158,11 @@ def _commands(name: str) -> Iterator[str]:
         yield "## Experiments\n\nWhat each differs in from its paper: [experiments](../experiments.md).\n"
         yield "| `experiment=` | table | published |\n|---|---|---|"
         for e in own:
-            table, published = (" ".join(e.fields.get(key, [])).replace("|", "\\|") for key in ("Table", "Published"))
-            yield f"| `{e.name}` | {table} | {published} |"
+            cells = [
+                " ".join(e.fields.get(key, []))
+                for key in ("Table" if "Table" in e.fields else "Paper", "Published")
+            ]
+            yield f"| `{e.name}` | {' | '.join(cell.replace('|', '/') for cell in cells)} |"
         yield ""
 
 
@@ -165,7 +178,13 @@ def key_table(group: str, values: Mapping[str, Any], name: str = "") -> Iterator
     yield "| key | default | meaning |\n|---|---|---|"
     for key, value in values.items():
         meaning = str(said.get(key, Meaning())).replace("|", "\\|").replace("<", "&lt;").replace("$", "\\$")
-        default = str(value).replace("|", "\\|").replace("None", "null").replace("True", "true").replace("False", "false")
+        default = (
+            str(value)
+            .replace("|", "\\|")
+            .replace("None", "null")
+            .replace("True", "true")
+            .replace("False", "false")
+        )
         yield f"| `{group + '.' if group else ''}{key}` | `{default or ' '}` | {meaning} |"
     yield ""
 
@@ -184,15 +203,17 @@ def _results(name: str) -> Iterator[str]:
 def commands_page() -> str:
     """reference/commands.md: every command with its help."""
     parts = [
-        "# Commands\n\n`embedlab COMMAND --help` shows the same. Arguments are `key=value`; the exit status is 0, 2 for bad "
-        "input (one line that names the key and the fix), 1 for a failure, 130 after Ctrl-C.\n"
+        "# Commands\n\n`embedlab COMMAND --help` shows the same. Arguments are `key=value`; the exit status is 0, "
+        "2 for bad input (one line that names the key and the fix), 1 for a failure, 130 after Ctrl-C.\n"
     ]
     for name, line in cli.COMMANDS.items():
         parts.append(f"## {name}\n\n{line[:1].upper()}{line[1:]}.\n")
         if name in ("train", *LIGHTNING):
             parts.append(f"{LIGHTNING.get(name, 'Its keys have [a page](keys.md) of their own.')}\n")
             continue
-        comments = [f for f in (name, f"{name}_index", f"{name}_query") if (conf_dir() / f"{f}.yaml").is_file()]
+        comments = [
+            f for f in (name, f"{name}_index", f"{name}_query") if (conf_dir() / f"{f}.yaml").is_file()
+        ]
         for file in comments:
             parts += _command_keys(file)
         if not comments:
@@ -229,8 +250,8 @@ def _help(name: str) -> str:
 def keys_page() -> str:
     """reference/keys.md: every key of a run."""
     parts = [
-        "# Keys of a run\n\nEvery key of `embedlab train`, with its default and what it means; `embedlab train --help` shows the "
-        "same for the configuration that its other arguments compose. Keys of methods stand on "
+        "# Keys of a run\n\nEvery key of `embedlab train`, with its default and what it means; "
+        "`embedlab train --help` shows the same for the configuration that its other arguments compose. Keys of methods stand on "
         "[their pages](../methods/simcse.md).\n"
     ]
     values = compose("train", [])
@@ -238,7 +259,11 @@ def keys_page() -> str:
     for group, keys in sections(values):
         if group in ("method", "pooling", "data"):
             continue
-        choices = sorted(file.stem for file in (conf_dir() / group).glob("*.yaml")) if group and "." not in group else []
+        choices = (
+            sorted(file.stem for file in (conf_dir() / group).glob("*.yaml"))
+            if group and "." not in group
+            else []
+        )
         parts.append(f"## {group or 'Beside the groups'}\n")
         if len(choices) > 1:
             parts.append(f"`{group}=` {', '.join(f'`{choice}`' for choice in choices)}\n")

@@ -251,8 +251,8 @@ def keys_page() -> str:
     """reference/keys.md: every key of a run."""
     parts = [
         "# Keys of a run\n\nEvery key of `embedlab train`, with its default and what it means; "
-        "`embedlab train --help` shows the same for the configuration that its other arguments compose. Keys of methods stand on "
-        "[their pages](../methods/simcse.md).\n"
+        "`embedlab train --help` shows the same for the configuration that its other arguments compose. Keys of "
+        "methods stand on [their pages](../methods/simcse.md).\n"
     ]
     values = compose("train", [])
     groups = {group for group, _ in sections(values)}

@@ -38,6 +38,7 @@ def test_tutorials_are_among_the_pages_that_run() -> None:
     assert {"first-run.md", "sweep.md", "api.md"} <= {page.name for page in RUN}
 
 
+@pytest.mark.timeout(900)  # they train, on machines of any speed
 @pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_says_runs(page: Path, tmp_path: Path) -> None:
     pytest.importorskip("gensim", reason="pages use the text that gensim brings (extra: quickstart)")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import os
 import re
 import sys
@@ -30,6 +31,7 @@ from embedlab.cli.compose import compose, leading_comment  # noqa: E402
 from embedlab.cli.keys import Meaning, listed_keys, meanings, sections  # noqa: E402
 from embedlab.files import conf_dir  # noqa: E402
 from embedlab.parts import part_names  # noqa: E402
+from tools.experiments import experiments  # noqa: E402
 
 REPOSITORY = os.environ.get("EMBEDLAB_REPOSITORY", "")
 """Where the files are that the site does not have, such as https://github.com/OWNER/NAME/blob/main; "": links to them
@@ -133,11 +135,8 @@ def head_of_module(name: str) -> str:
     assert spec.origin is not None
     text = Path(spec.origin).read_text(encoding="utf-8").split('"""')[1]
     first, _, rest = text.partition("\n")
-    return (
-        f"# {TITLES.get(name, name)}\n\n{first}\n\n```text\n{rest.strip()}\n```\n"
-        if rest.strip()
-        else f"# {TITLES.get(name, name)}\n\n{first}\n"
-    )
+    more = f"\n```text\n{rest.strip()}\n```\n" if rest.strip() else ""
+    return f"# {TITLES.get(name, name)}\n\n{first}\n{more}"
 
 
 def method_parts(name: str) -> str:
@@ -147,13 +146,7 @@ def method_parts(name: str) -> str:
 
 
 def _commands(name: str) -> Iterator[str]:
-    spec = importlib.util.spec_from_file_location("experiments_tool", ROOT / "tools" / "experiments.py")
-    assert spec is not None
-    assert spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = tool
-    spec.loader.exec_module(tool)
-    own = [e for e in tool.experiments() if e.name.partition("_")[0] == name and "Command" in e.fields]
+    own = [e for e in experiments() if e.name.partition("_")[0] == name and "Command" in e.fields]
     if own:
         yield "## Experiments\n\nWhat each differs in from its paper: [experiments](../experiments.md).\n"
         yield "| `experiment=` | table | published |\n|---|---|---|"
@@ -178,14 +171,8 @@ def key_table(group: str, values: Mapping[str, Any], name: str = "") -> Iterator
     yield "| key | default | meaning |\n|---|---|---|"
     for key, value in values.items():
         meaning = str(said.get(key, Meaning())).replace("|", "\\|").replace("<", "&lt;").replace("$", "\\$")
-        default = (
-            str(value)
-            .replace("|", "\\|")
-            .replace("None", "null")
-            .replace("True", "true")
-            .replace("False", "false")
-        )
-        yield f"| `{group + '.' if group else ''}{key}` | `{default or ' '}` | {meaning} |"
+        default = json.dumps(value, ensure_ascii=False).replace("|", "\\|")
+        yield f"| `{group + '.' if group else ''}{key}` | `{default}` | {meaning} |"
     yield ""
 
 

@@ -63,7 +63,7 @@ def say_once(line: str) -> None:
 @contextmanager
 def progress_bar(
     label: str, unit: str, total: int, show: bool | None = None
-) -> Iterator[Callable[[int, float], None]]:
+) -> Iterator[Callable[..., None]]:
     """A bar on stderr with the count, units a second and the time left.
 
     Args:
@@ -73,22 +73,22 @@ def progress_bar(
         show: whether there is a bar; None: on a terminal.
 
     Returns:
-        ``move(count, completed)``: units done, and how much of `total` they are.
+        ``move(count, completed, more="")``: units done, how much of `total` they are, and what to say besides.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if not (console.is_terminal if show is None else show):
-        yield lambda count, completed: None
+        yield lambda count, completed, more="": None
         return
-    words = TextColumn("{task.fields[count]:,} " + unit + ", {task.fields[rate]:,.0f}/s")
+    words = TextColumn("{task.fields[count]:,} " + unit + ", {task.fields[rate]:,.0f}/s{task.fields[more]}")
     columns = (TextColumn(label), BarColumn(), TaskProgressColumn(), words, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=show is None) as bar:
-        task = bar.add_task(label, total=total or None, count=0, rate=0.0)
+        task = bar.add_task(label, total=total or None, count=0, rate=0.0, more="")
 
-        def move(count: int, completed: float) -> None:
+        def move(count: int, completed: float, more: str = "") -> None:
             elapsed = bar.tasks[0].elapsed or 0.0
-            bar.update(task, completed=completed, count=count, rate=count / max(elapsed, 1e-3))
+            bar.update(task, completed=completed, count=count, rate=count / max(elapsed, 1e-3), more=more)
 
         yield move

@@ -26,8 +26,9 @@ def shown(trainer: Trainer) -> dict[str, str]:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, TrainLog):
             out = {label: f"{callback.latest[k]:.3g}" for k, label in SHOWN.items() if k in callback.latest}
-    if "dev/spearman" in trainer.callback_metrics:
-        out["dev"] = f"{float(trainer.callback_metrics['dev/spearman']):.2f}"
+    for metric in ("dev/spearman", "dev/ndcg@10"):
+        if metric in trainer.callback_metrics:
+            out["dev"] = f"{float(trainer.callback_metrics[metric]):.2f}"
     return out
 
 

@@ -1,13 +1,13 @@
-"""An approximate index of many vectors on one small machine: time and memory of building it, recall and time of asking it.
+"""An approximate index of many vectors on a small machine: time and memory of building it, recall and time of asking.
 
     python -m benchmarks.index_scale [--rows 10000000] [--dim 256] [--limit 6] [--threads 2] [--work DIR] [--json OUT]
         [KEY=VALUE ...]
 
-Vectors are synthetic: a mixture of 10,000 centres in 64 directions of falling weight, and white noise, as float16 parts of
-a million rows. The index is built by `embedlab search index PARTS INDEX kind=ivf_pq KEY=VALUE ...` and asked by
+Vectors are synthetic: a mixture of 10,000 centres in 64 directions of falling weight, and white noise, as float16 parts
+of a million rows. The index is built by `embedlab search index PARTS INDEX kind=ivf_pq KEY=VALUE ...` and asked by
 `embedlab search query`, each in a process of its own, whose anonymous memory (what it holds) and resident memory (with
-the pages of mapped files, which the system takes back when it needs them) are looked at ten times a second. Exit status 1
-where anonymous memory passed `--limit` GiB.
+the pages of mapped files, which the system takes back when it needs them) are looked at ten times a second. Exit status
+1 where anonymous memory passed `--limit` GiB.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def write_parts(folder: Path, rows: int, dim: int) -> None:
 
 def watched(command: list[str], threads: int) -> dict[str, Any]:
     """Run a command; its seconds, standard output, and the most GiB of anonymous and of resident memory."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    # Threads that wait by turning round would take the time of others on a shared machine.
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     start = time.monotonic()
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(command, stdout=out, env=environment)

@@ -126,6 +126,10 @@ def _train(faiss: Any, stored: Stored, plan: Plan) -> Any:
         raise UserError(
             f"faiss: {reason}", key="factory", value=plan.factory, fix="factory=IVF4096,SQ8"
         ) from None
+    lists = faiss.downcast_index(faiss.try_extract_index_ivf(index))
+    if hasattr(lists, "do_polysemous_training"):
+        # It numbers codes by their distance, for a filter that is not used here, and takes most of the training.
+        lists.do_polysemous_training = False
     if not index.is_trained:
         chosen = np.random.default_rng(0).choice(len(stored), plan.train_rows, replace=False)
         try:

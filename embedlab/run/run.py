@@ -62,6 +62,7 @@ from embedlab.run.check import (
 from embedlab.run.dev import early_stopping, load_dev
 from embedlab.run.finish import FinalEvaluation, check_final
 from embedlab.run.loggers import finish, quiet_loggers, run_loggers
+from embedlab.run.prompts import with_prompts
 from embedlab.run.resume import check_recipe, finished
 from embedlab.run.run_folder import Record, check_free, owned
 
@@ -225,6 +226,7 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     cls = method_class(config.method.name)
     tokenizer = _fresh_tokenizer(config, folder) if config.backbone.source == "fresh" else None
     method = cls.from_run(config, tokenizer)
+    method.encoder.usage = with_prompts(method.encoder.usage, config.data)
     runners = {"eager": EagerStep, "compile": CompiledStep, "graph": CapturedStep}
     method.use(runners[resolved_step(config)](packing=resolved_packing(config)))
 

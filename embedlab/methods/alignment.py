@@ -33,6 +33,7 @@ Sides = tuple[Tensor, Tensor]
 class AlignmentConfig(ContrastConfig):
     loss: Literal["infonce", "mse", "cosine", "vicreg", "sigreg"] = "infonce"
     tau: float = 0.07
+    """Temperature of infonce."""
     mask_self: bool = True
     """An anchor is no candidate of its own; False as released."""
     within_lang_neg: bool = True
@@ -44,6 +45,7 @@ class AlignmentConfig(ContrastConfig):
     sigreg_weight: float = 0.1
     """Of SIGReg beside the squared distance."""
     sigreg_slices: int = 256
+    """Random directions on which SIGReg tests for a normal distribution."""
 
     @property
     def nests(self) -> bool:

@@ -93,6 +93,7 @@ class ContrastConfig(MethodConfig):
     """Whether a step may have some of Matryoshka's dims only."""
 
     tau: float = 0.05
+    """Temperature: cosines are divided by it."""
     mask_duplicates: bool = True
     """A candidate with the anchor's or its positive's text is no negative; False as released."""
     gather_negatives: bool = True

@@ -28,6 +28,7 @@ from embedlab.distributed.devices import device_count, global_rank, on_cuda, pre
 from embedlab.distributed.lost import PeerLost, peer_is_gone
 from embedlab.encoders.folder import whole_folder
 from embedlab.encoders.loading import load_checkpoint
+from embedlab.encoders.usage import Usage
 from embedlab.engine.cuda_graph import CapturedStep
 from embedlab.engine.fsdp import Sharded, sharded
 from embedlab.engine.gradient_sum import SummedInStep
@@ -62,7 +63,6 @@ from embedlab.run.check import (
 from embedlab.run.dev import early_stopping, load_dev
 from embedlab.run.finish import FinalEvaluation, check_final
 from embedlab.run.loggers import finish, quiet_loggers, run_loggers
-from embedlab.run.prompts import with_prompts
 from embedlab.run.resume import check_recipe, finished
 from embedlab.run.run_folder import Record, check_free, owned
 
@@ -226,7 +226,8 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     cls = method_class(config.method.name)
     tokenizer = _fresh_tokenizer(config, folder) if config.backbone.source == "fresh" else None
     method = cls.from_run(config, tokenizer)
-    method.encoder.usage = with_prompts(method.encoder.usage, config.data)
+    data = [one.config for one in config.data.sets.values()] or [config.data]
+    method.encoder.usage = Usage.of_training(one.prompts or {} for one in data)
     runners = {"eager": EagerStep, "compile": CompiledStep, "graph": CapturedStep}
     method.use(runners[resolved_step(config)](packing=resolved_packing(config)))
 

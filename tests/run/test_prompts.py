@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-
-from embedlab.data.kinds import data_config
 from embedlab.encoders.loading import load
-from embedlab.encoders.usage import Usage
-from embedlab.run.prompts import with_prompts
 from embedlab.run.run import train
 from tests.tiny_run import compose_run as compose_run
 from tests.tiny_run import text_file as text_file
-
-
-@pytest.mark.parametrize(("kind", "given", "kept", "default"), [
-    ("pairs", {}, {}, None),
-    ("pairs", {"anchor": "query: ", "positive": "passage: "}, {"query": "query: ", "document": "passage: "}, None),
-    ("triplets", {"negatives": "passage: "}, {}, None),
-    ("sentences", {"sentence": "text: "}, {"sentence": "text: "}, "sentence"),
-    ("scored", {"first": "a: ", "second": "a: "}, {"sentence": "a: "}, "sentence"),
-])  # fmt: skip
-def test_prompts_are_kept_by_what_their_texts_are(
-    kind: str, given: Any, kept: Any, default: str | None
-) -> None:
-    usage = with_prompts(Usage(truncate_dim=8), data_config({"name": kind, "files": "x", "prompts": given}))
-    assert usage == Usage(kept, default, truncate_dim=8)
-
-
-def test_sets_with_different_prompts_keep_each_its_own() -> None:
-    sets = {
-        name: {"name": "pairs", "files": "x", "prompts": {"anchor": f"{name}: ", "positive": "p: "}}
-        for name in "ab"
-    }
-    usage = with_prompts(Usage(), data_config({"mix": sets}))
-    assert usage.prompts == {"a_query": "a: ", "b_query": "b: ", "document": "p: "}
 
 
 def test_a_run_saves_them_with_its_encoder(compose_run, text_file, tmp_path):  # type: ignore[no-untyped-def]

@@ -63,6 +63,16 @@ class Encoder(nn.Module):
         return self.tokenization.tokenizer
 
     @property
+    def prompts(self) -> dict[str, str]:
+        """Texts that go before a sentence, by name: `encode(prompt_name=NAME)`."""
+        return self.usage.prompts
+
+    @property
+    def default_prompt(self) -> str | None:
+        """Name of the prompt that `encode` uses where none is named."""
+        return self.usage.default_prompt
+
+    @property
     def dim(self) -> int:
         """Width of the vectors that `encode` gives."""
         width = int(self.towers[0].pooling.dim)

@@ -28,6 +28,7 @@ from embedlab.distributed.devices import device_count, global_rank, on_cuda, pre
 from embedlab.distributed.lost import PeerLost, peer_is_gone
 from embedlab.encoders.folder import whole_folder
 from embedlab.encoders.loading import load_checkpoint
+from embedlab.encoders.usage import Usage
 from embedlab.engine.cuda_graph import CapturedStep
 from embedlab.engine.fsdp import Sharded, sharded
 from embedlab.engine.gradient_sum import SummedInStep
@@ -59,7 +60,7 @@ from embedlab.run.check import (
     resolved_packing,
     resolved_step,
 )
-from embedlab.run.dev import load_dev
+from embedlab.run.dev import early_stopping, load_dev
 from embedlab.run.finish import FinalEvaluation, check_final
 from embedlab.run.loggers import finish, quiet_loggers, run_loggers
 from embedlab.run.resume import check_recipe, finished
@@ -225,6 +226,8 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     cls = method_class(config.method.name)
     tokenizer = _fresh_tokenizer(config, folder) if config.backbone.source == "fresh" else None
     method = cls.from_run(config, tokenizer)
+    data = [one.config for one in config.data.sets.values()] or [config.data]
+    method.encoder.usage = Usage.of_training(one.prompts or {} for one in data)
     runners = {"eager": EagerStep, "compile": CompiledStep, "graph": CapturedStep}
     method.use(runners[resolved_step(config)](packing=resolved_packing(config)))
 
@@ -259,7 +262,7 @@ def build_trainer(
         selection = LossSelection(folder, scoring.every)
         callbacks.append(selection)
     if config.callbacks.early_stopping is not None:
-        callbacks.append(_early_stopping(config, finale))
+        callbacks.append(early_stopping(finale.dev, config.callbacks.early_stopping))
     callbacks += [TrainLog(settings.log_every_n_steps), keeper]
     progress = config.callbacks.progress
     if progress == "auto":
@@ -326,20 +329,6 @@ def _plugins() -> list[Any]:
     return [WholeFile(), *slurm]
 
 
-def _early_stopping(config: RunConfig, finale: FinalEvaluation) -> Callback:
-    from lightning.pytorch.callbacks import EarlyStopping
-
-    if finale.dev is None:
-        raise UserError(
-            "early stopping watches the dev score",
-            key="callbacks.early_stopping",
-            fix="evaluation.dev=FILE of scored pairs, or evaluation.sts_dir",
-        )
-    return EarlyStopping(
-        f"dev/{finale.dev.metric}", mode="max", patience=config.callbacks.early_stopping or 1, strict=False
-    )
-
-
 def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
     """A tokenizer trained on the run's own text; a resumed run takes the one that it began with."""
     from transformers import AutoTokenizer
@@ -374,12 +363,15 @@ def _quiet() -> None:
 def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule) -> None:
     """What a run is about to do; says how many candidates an anchor meets, which accumulation does not raise."""
     per_device, world = config.data.batch_size, trainer.world_size
-    steps = 0 if config.method.idle else planned_steps(config, len(data.plan(world)))
+    plan = data.plan(world)
+    steps = 0 if config.method.idle else planned_steps(config, len(plan))
     if steps < config.trainer.max_steps and not config.method.idle:
         log.warning(
             "max_steps=%d is not reached: max_epochs=%d ends the run after %d. Fix: a larger trainer.max_epochs",
             config.trainer.max_steps, config.trainer.max_epochs, steps,
         )  # fmt: skip
+    if config.data.leaves_rows and (left := data.n_rows - len(plan) * per_device * world):
+        log.info("%s of %s rows fit into no batch of an epoch.", f"{left:,}", f"{data.n_rows:,}")
     candidates = ""
     if config.method.needs_others and not config.method.idle:
         met = per_device * (world if getattr(config.method, "gather_negatives", True) else 1)

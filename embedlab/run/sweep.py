@@ -181,7 +181,7 @@ def summarise(sweep: Path, trials: Sequence[Trial]) -> None:
 
     try:
         runs, unfinished = find_runs([sweep])
-        print(make_report(group_runs(runs), unfinished, title=f"Sweep {sweep}").markdown())
+        make_report(group_runs(runs), unfinished, title=f"Sweep {sweep}").print()
     except UserError as nothing:  # no trial finished, or none was scored
         log.warning("No table of the sweep: %s", nothing)
     failed = [t for t in trials if status_of(t.folder) != FINISHED]

@@ -11,11 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embedlab.cli.compose import compose
+from embedlab.cli.compose import compose, leading_comment
 from embedlab.cli.encode import metered, open_texts, placing
 from embedlab.data.reader import FileReader
 from embedlab.errors import UserError, printable
-from embedlab.files import check_writable
+from embedlab.files import check_writable, conf_dir
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
@@ -27,7 +27,9 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     actions = {"index": _index, "query": _query}
     if argv and argv[0] in ("-h", "--help"):
-        print(_USAGE + "\nembedlab search index --help and embedlab search query --help show the keys.")
+        more = "embedlab search index --help and embedlab search query --help show the keys."
+        about = (leading_comment(conf_dir() / f"search_{action}.yaml") for action in actions)
+        print("\n\n".join((_USAGE, *about, more)))
         return 0
     if not argv or argv[0] not in actions:
         raise UserError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from embedlab.console import short
 from embedlab.run.callbacks.progress import LINES, Progress, duration
 from embedlab.run.run import train
 
@@ -35,6 +37,8 @@ def test_it_counts_to_the_last_step(
     lines = LINE.findall(err)
     assert [(int(done), int(of)) for done, of, _ in lines] == [(n, total) for n in range(1, total + 1)]
     assert all("loss" in shown for _, _, shown in lines)
+    last = list(csv.DictReader((tmp_path / "metrics.csv").open()))[-1]
+    assert f"loss {short(float(last['train/loss']))}," in lines[-1][2] + ","
     assert "steps:" not in out
 
 

@@ -96,12 +96,9 @@ class Progress(Callback):
             say(", ".join(filter(None, parts)))
 
     def _is_due(self) -> bool:
-        first = self._said == self._begun
-        return (
-            first
-            or (self._done - self._said) * LINES >= self._total - self._begun
-            or self._done == self._total
-        )
+        """The last step has its line when its record is there."""
+        apart = (self._done - self._said) * LINES >= self._total - self._begun
+        return self._done < self._total and (apart or self._said == self._begun)
 
 
 def shown(trainer: Trainer) -> str:

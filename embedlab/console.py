@@ -146,7 +146,8 @@ def progress_bar(
 
         def move(count: int, completed: float, note: str = "") -> None:
             rate = (count - begun) / max(bar.tasks[0].elapsed or 0.0, 1e-3)
-            text = f"{count:,} {unit}, {short(rate)}/s"
+            speed = f"{short(1 / rate)} s each" if 0 < rate < 1 else f"{short(rate)}/s"
+            text = f"{count:,} {unit}, {speed}"
             bar.update(task, completed=completed, words=f"{text}, {note}" if note else text)
 
         yield move

@@ -140,7 +140,8 @@ def progress_bar(
     words = TextColumn("{task.fields[words]}", markup=False)
     columns: list[ProgressColumn] = [name, share, words]
     if console.width >= ROOM:
-        columns = [name, BarColumn(console.width // 5), share, TimeRemainingColumn(compact=True), words]
+        left = TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5))
+        columns = [name, BarColumn(console.width // 5), share, left, words]
     with Progress(*columns, console=console, transient=show is None) as bar:
         task = bar.add_task(label, total=total or None, completed=begun, words="")
 

@@ -49,7 +49,9 @@ def test_a_resumed_run_goes_on_counting(
     train(compose_run("trainer.max_steps=2", *common), tmp_path)
     capsys.readouterr()
     train(compose_run("trainer.max_steps=4", "ckpt_path=last", *common), tmp_path)
-    assert [int(done) for done, *_ in LINE.findall(capsys.readouterr().err)] == [3, 4]
+    lines = LINE.findall(capsys.readouterr().err)
+    assert [int(done) for done, *_ in lines] == [3, 4]
+    assert all(shown.startswith("epoch 1 of 9") for _, _, shown in lines)
 
 
 @pytest.mark.parametrize("total", [1, 7, LINES, LINES + 1, 999, 15_625])
@@ -60,7 +62,8 @@ def test_a_run_has_few_lines_evenly_apart(
     begun = min(begun, total - 1)
 
     class Trainer:
-        is_global_zero, callbacks, callback_metrics, max_epochs = True, (), {}, 1
+        is_global_zero, callbacks, callback_metrics = True, (), {}
+        max_epochs, current_epoch = 1, 0
 
     progress = Progress(compose_run("callbacks.progress=plain"))
     trainer: Any = Trainer()

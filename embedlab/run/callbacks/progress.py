@@ -49,6 +49,7 @@ class Progress(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._epoch = trainer.current_epoch  # at the end of the run it is one further
         self._show(trainer, trainer.global_step)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -76,7 +77,7 @@ class Progress(Callback):
 
     def _begin(self, trainer: Trainer, label: str, unit: str, total: int, begun: int) -> None:
         self._unit, self._total, self._begun, self._done = unit, total, begun, begun
-        self._said, self._since = begun, time.perf_counter()
+        self._said, self._since, self._epoch = begun, time.perf_counter(), trainer.current_epoch
         if self.bar and trainer.is_global_zero:
             bar = progress_bar(label, f"of {total:,} {unit}", total, True, begun)
             self._move = self._open.enter_context(bar)
@@ -87,13 +88,17 @@ class Progress(Callback):
         if not trainer.is_global_zero:
             return
         if self.bar:
-            self._move(done, done, shown(trainer))
+            self._move(done, done, ", ".join(self._parts(trainer)))
         elif (new and self._is_due()) or (last and done != self._said):
             self._said = done
             seconds = time.perf_counter() - self._since
             left = seconds * (self._total - done) / max(1, done - self._begun)
-            parts = [f"{self._unit}: {done:,} of {self._total:,}", shown(trainer), f"{duration(left)} left"]
-            say(", ".join(filter(None, parts)))
+            counted = f"{self._unit}: {done:,} of {self._total:,}"
+            say(", ".join((counted, *self._parts(trainer), f"{duration(left)} left")))
+
+    def _parts(self, trainer: Trainer) -> list[str]:
+        epochs = trainer.max_epochs or 1
+        return [*([f"epoch {self._epoch + 1} of {epochs}"] if epochs > 1 else []), *shown(trainer)]
 
     def _is_due(self) -> bool:
         """The last step has its line when its record is there."""
@@ -101,17 +106,16 @@ class Progress(Callback):
         return self._done < self._total and (apart or self._said == self._begun)
 
 
-def shown(trainer: Trainer) -> str:
+def shown(trainer: Trainer) -> list[str]:
     """The newest values of the training log and of dev scoring."""
-    epochs = trainer.max_epochs or 1
-    parts = [f"epoch {trainer.current_epoch + 1} of {epochs}"] if epochs > 1 and trainer.training else []
+    parts = []
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, TrainLog):
             newest = callback.latest
             parts += [f"{label} {short(newest[key])}" for key, label in SHOWN.items() if key in newest]
     if "dev/spearman" in trainer.callback_metrics:
         parts.append(f"dev {float(trainer.callback_metrics['dev/spearman']):.2f}")
-    return ", ".join(parts)
+    return parts
 
 
 def duration(seconds: float) -> str:

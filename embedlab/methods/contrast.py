@@ -26,6 +26,10 @@ class ContrastConfig(MethodConfig):
     gather_negatives: bool = True
     """Negatives from all devices; False keeps each device to its own batch."""
 
+    def __post_init__(self) -> None:
+        if not self.tau > 0:
+            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
+
     @property
     def needs_others(self) -> bool:
         return True
@@ -35,8 +39,6 @@ class ContrastConfig(MethodConfig):
         return InBatch(self.gather_negatives, self.mask_duplicates)
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if not self.tau > 0:
-            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
         if run.data.pack is not None:
             raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
         return super().check(info, run)

@@ -1,14 +1,15 @@
 """Training on 1, 2 and more devices: throughput by captured, compiled and eager steps, and exactness of the gradient.
 
     python -m benchmarks.scaling [--worlds 1,2] [--steps graph,compile,eager] [--only simcse-512-each,...] [--seconds N]
-        [--json OUT] [--markdown OUT]
+        [--profile] [--one JSON] [--json OUT] [--markdown OUT]
 
 For each number of devices W, W processes start once (`CUDA_VISIBLE_DEVICES` names the first W devices; gloo on the
 CPU) and run every workload in turn, as `embedlab train` composes it but for scoring, checkpoints and the export.
 ``each``: so many rows on each device (weak scaling); ``all``: so many on all together (strong scaling). Weights are
 random, in the shapes of BERT-base and SmolLM2-135M; the text is made of the shipped tokenizer's words, 29 tokens a
 sentence on average, at most 32. After a warm-up that meets every shape, three windows of steps are timed: mean and
-standard deviation of the three. `--seconds` begins no further workload after so many seconds of a world.
+standard deviation of the three. `--seconds` begins no further workload after so many seconds of a world. `--profile`
+adds where five more steps spend their time on the first device. `--one` takes what another call found on one device.
 
 The gradient error is in fp32 on four-layer models without dropout: the largest difference of any gradient, as a share
 of the largest gradient, and that of the loss, for SimCSE with hard negatives, JTCSE, CSE-SFP and BEPA.
@@ -33,6 +34,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 GRADIENTS = ("simcse", "jtcse", "csesfp", "bepa")
@@ -153,7 +155,7 @@ def rank_main(options: argparse.Namespace) -> None:
             if not agreed(time.perf_counter() - began < options.seconds):
                 break
             try:
-                found["throughput"][name] = throughput(load, kind, work, world, options.tiny)
+                found["throughput"][name] = throughput(load, kind, work, world, options.tiny, options.profile)
             except Exception as error:  # the other workloads are still worth their time
                 print(f"{name} on {world}: {type(error).__name__}: {error}", file=sys.stderr)
                 if world > 1:
@@ -177,10 +179,81 @@ def agreed(wanted: bool) -> bool:
     return bool(answer)
 
 
-def throughput(load: Workload, kind: str, work: Path, world: int, tiny: bool) -> dict[str, Any]:
-    """Sentences a second over all devices (mean, SD, each window), milliseconds a step, peak memory of a device."""
-    from lightning.pytorch import Callback
+class Profile(Callback):
+    """Where the steps after the timed ones spend their time on the first device, in ms a step.
 
+    Kernels of NCCL run beside those of the backward pass: ``sums alone`` is when nothing else runs, ``idle`` when
+    nothing at all does, and ``others`` is the sum of all other kernels' times, which grows where they share the card.
+    """
+
+    STEPS = 5
+
+    def __init__(self, first: int, rank: int) -> None:
+        self.first, self.found = first, {}  # type: ignore[var-annotated]
+        self._profile = torch.profiler.profile() if rank == 0 else None
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        if self._profile is None:
+            return
+        if trainer.global_step == self.first:
+            torch.cuda.synchronize()
+            self._profile.start()
+        if trainer.global_step == self.first + self.STEPS:
+            torch.cuda.synchronize()
+            self._profile.stop()
+            self.found = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._profile is not None
+        kernels = [
+            (e.time_range.start, e.time_range.end, e.name)
+            for e in self._profile.events()
+            if e.device_type == torch.autograd.DeviceType.CUDA
+            and e.time_range.end > e.time_range.start
+            and not getattr(e, "is_user_annotation", False)
+        ]
+        if not kernels:
+            return {}
+        sums = union([(a, b) for a, b, name in kernels if "nccl" in name.lower()])
+        others = union([(a, b) for a, b, name in kernels if "nccl" not in name.lower()])
+        both = union([*sums, *others])
+        span = max(b for _, b, _ in kernels) - min(a for a, _, _ in kernels)
+        whole = {
+            "step": span,
+            "sums": length(sums),
+            "sums alone": length(both) - length(others),
+            "idle": span - length(both),
+            "others": sum(b - a for a, b, name in kernels if "nccl" not in name.lower()),
+        }
+        longest: dict[str, list[float]] = {}
+        for a, b, name in kernels:
+            longest.setdefault(name[:90], []).append(b - a)
+        most = sorted(longest.items(), key=lambda item: -sum(item[1]))[:14]
+        return {name: us / 1e3 / self.STEPS for name, us in whole.items()} | {
+            "kernels": {name: [sum(us) / 1e3 / self.STEPS, len(us) / self.STEPS] for name, us in most}
+        }
+
+
+def union(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The times that any of the intervals covers."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def length(intervals: list[tuple[float, float]]) -> float:
+    """Of all intervals together."""
+    return sum(end - begin for begin, end in intervals)
+
+
+def throughput(
+    load: Workload, kind: str, work: Path, world: int, tiny: bool, profiled: bool = False
+) -> dict[str, Any]:
+    """Sentences a second over all devices (mean, SD, each window), milliseconds a step, peak memory of a device."""
     from embedlab.cli.compose import compose
     from embedlab.run.parse import parse_run
     from embedlab.run.run import Run
@@ -189,6 +262,7 @@ def throughput(load: Workload, kind: str, work: Path, world: int, tiny: bool) ->
     rows, steps = (4, 1) if tiny else (load.rows if load.each else load.rows // world, load.steps)
     warm = 1 if tiny else max(8, steps // 2)
     total = warm + WINDOWS * steps
+    profile = Profile(total, rank=dist.get_rank()) if profiled else None
 
     class Clock(Callback):
         def __init__(self) -> None:
@@ -196,7 +270,7 @@ def throughput(load: Workload, kind: str, work: Path, world: int, tiny: bool) ->
 
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             done = trainer.global_step - warm
-            if done >= 0 and done % steps == 0:
+            if 0 <= done <= WINDOWS * steps and done % steps == 0:
                 if cuda:
                     torch.cuda.synchronize()
                 dist.barrier()
@@ -212,7 +286,8 @@ def throughput(load: Workload, kind: str, work: Path, world: int, tiny: bool) ->
         f"data.files={work / 'text.txt'}", f"data.cache_dir={work / 'cache'}", "data.report=false",
         f"data.limit={rows * world * batches * (4 if batches == 2 else 1)}", f"step={kind}",
         f"trainer={'gpu' if cuda else 'cpu'}", f"trainer.devices={world}",
-        f"trainer.strategy={'ddp' if world > 1 else 'auto'}", f"trainer.max_steps={total}", "trainer.max_epochs=999",
+        f"trainer.strategy={'ddp' if world > 1 else 'auto'}", "trainer.max_epochs=999",
+        f"trainer.max_steps={total + (2 * Profile.STEPS if profiled else 0)}",
         "trainer.log_every_n_steps=1000", "callbacks.progress=none", "callbacks.checkpoint.every_minutes=null",
         "callbacks.checkpoint.at_end=false", "evaluation.final=[]", "evaluation.before=false",
     ]  # fmt: skip
@@ -223,7 +298,7 @@ def throughput(load: Workload, kind: str, work: Path, world: int, tiny: bool) ->
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     clock = Clock()
-    extra = {"callbacks": [clock]}
+    extra = {"callbacks": [clock, profile] if profile is not None else [clock]}
     run = Run(parse_run(compose("train", list(given.values()))), work / "run", extra=extra)
     try:
         run.trainer.fit(run.method, datamodule=run.data)
@@ -238,7 +313,7 @@ def throughput(load: Workload, kind: str, work: Path, world: int, tiny: bool) ->
         "windows": [round(s, 1) for s in speeds],
         "step_ms": 1e3 * statistics.mean(clock.seconds),
         "memory_gib": memory,
-    }
+    } | ({"profile": profile.found} if profile is not None else {})
 
 
 class Step(nn.Module):
@@ -391,6 +466,10 @@ def main(argv: list[str]) -> None:
         "--seconds", type=float, default=float("inf"), help="of a world, after which no workload begins"
     )
     parser.add_argument("--only", help="workloads and gradient-NAME, by commas")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument(
+        "--one", type=Path, help="the JSON of another call, whose first world is the reference"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--tiny", action="store_true")
@@ -404,6 +483,8 @@ def main(argv: list[str]) -> None:
 
     worlds = [int(w) for w in options.worlds.split(",")]
     found, began = {}, time.perf_counter()
+    if options.one is not None:
+        found = {int(w): one for w, one in json.loads(options.one.read_text())["worlds"].items()}
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         for folder in ("simcse", "other", "csesfp", "small", "small-decoder"):

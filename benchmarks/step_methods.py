@@ -138,7 +138,8 @@ def measure(case: Case, inputs: Inputs, unpad: str, steps: int) -> dict[str, Any
     from embedlab.cli.compose import compose
     from embedlab.engine.cuda_graph import CapturedStep
     from embedlab.kernels import fused_block
-    from embedlab.run.finish import FinalEvaluation, load_dev
+    from embedlab.run.dev import load_dev
+    from embedlab.run.finish import FinalEvaluation
     from embedlab.run.parse import parse_run
     from embedlab.run.run import build, build_trainer
 

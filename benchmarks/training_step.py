@@ -143,7 +143,8 @@ def this_project(
     from lightning.pytorch import Callback
 
     from embedlab.cli.compose import compose
-    from embedlab.run.finish import FinalEvaluation, load_dev
+    from embedlab.run.dev import load_dev
+    from embedlab.run.finish import FinalEvaluation
     from embedlab.run.parse import parse_run
     from embedlab.run.run import build, build_trainer
 

@@ -39,6 +39,15 @@ def assets_dir() -> Path:
     return _PACKAGE / "assets"
 
 
+SENTENCE_ENCODER = "mini-sentence"
+"""The shipped encoder to use; ``mini``, whose body it has, is the one to train from."""
+
+
+def shipped_encoders() -> list[str]:
+    """Names of the encoders that this installation has in its box."""
+    return sorted(path.parent.name for path in assets_dir().glob("*/embedlab.json"))
+
+
 def cache_dir() -> Path:
     """Where token caches and prepared data go; the folder need not exist yet.
 
@@ -128,6 +137,18 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     with whole_file(path) as new:
         new.write_text(text, encoding="utf-8")
+
+
+def write_new(path: Path, text: str) -> bool:
+    """Write a text file, whole, unless there is one: of several processes one succeeds. False where there was one."""
+    with _beside(path, "new") as new, writing(path, new):
+        new.write_text(text, encoding="utf-8")
+        _finish(new)
+        try:
+            os.link(new, path)
+        except FileExistsError:
+            return False
+    return True
 
 
 @contextmanager

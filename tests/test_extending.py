@@ -39,30 +39,35 @@ def install(site: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
     install(tmp_path)
+    carry_out(page, tmp_path)
+
+
+def carry_out(page: Path, folder: Path) -> None:
+    """Write a page's files into a folder, and run its commands there."""
     commands = []
     for language, name, text in blocks(page):
         if name:
-            file = tmp_path / name
+            file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
         elif language == "bash":
             commands.append(text)
     assert commands
-    (tmp_path / "bin").mkdir()
+    (folder / "bin").mkdir()
     for name, call in (("embedlab", f'"{sys.executable}" -m embedlab'), ("python", f'"{sys.executable}"')):
-        script = tmp_path / "bin" / name
+        script = folder / "bin" / name
         script.write_text(f'#!/bin/sh\nexec {call} "$@"\n')
         script.chmod(0o755)
     env = {
         **os.environ,
-        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}",
-        "EMBEDLAB_CACHE": str(tmp_path / "cache"),
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+        "EMBEDLAB_CACHE": str(folder / "cache"),
         "PYTEST_ADDOPTS": "-p no:cacheprovider",
     }
     script = "set -e\n" + "".join(commands)
     done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 

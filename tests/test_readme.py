@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,13 @@ def test_what_stands_beside_a_method_is_enough(
     settings = [s.replace("RUN", str(left.pop())) if s.endswith("=RUN") else s for s in settings]
     if "a decoder" in needs:
         settings += ["backbone=local", f"backbone.path={tiny('llama')}"]
-    if "data=parallel" not in settings:
+    if "data=pairs" in settings:
+        pairs = tmp_path / "pairs.csv"
+        texts = text_file.read_text().splitlines()
+        pairs.write_text(
+            "anchor,positive\n" + "".join(f"{a},{b}\n" for a, b in itertools.pairwise(texts))
+        )
+        settings.append(f"data.files={pairs}")
+    elif "data=parallel" not in settings:
         settings.append(f"data.files={text_file}")
     train(tmp_path, f"method={name}", *settings)

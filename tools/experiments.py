@@ -27,6 +27,7 @@ SECTIONS = {
     "csesfp": "CSE-SFP",
     "prompteol": "PromptEOL",
     "bepa": "BEPA",
+    "same": "Methods on one start",
 }
 """Of the page, by the first part of a file's name; what is left comes last."""
 HEAD = """# Experiments

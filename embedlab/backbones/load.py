@@ -22,6 +22,7 @@ from embedlab.backbones.architecture import (
     without_decoder,
 )
 from embedlab.backbones.backbone import Backbone
+from embedlab.backbones.int8_rows import read_int8
 from embedlab.backbones.resolve import (
     Source,
     donor_config,
@@ -242,8 +243,10 @@ def _pretrained(
     cls = model_class(found, head)
     if not _is_foreign(found):
         check_size(cls, found, source)
+    state = None if source.gguf is not None else read_int8(Path(source.location))
     whole, report = cls.from_pretrained(
-        source.location,
+        source.location if state is None else None,
+        state_dict=state,
         config=found,
         dtype=dtype,
         attn_implementation=attention,

@@ -24,12 +24,18 @@ from embedlab.errors import UserError
 _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)")
 
 
-_CLOSED = ("encode", "export", "search_index", "search_query")
+_CLOSED = ("benchmark", "encode", "export", "mine", "quantize", "search_index", "search_query")
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
-_COUNTS = ("batch_size", "chunk", "k", "max_length")
+_OPEN = (
+    "data.mix.", "data.prompts.", "data.ignore_columns=", "data.columns.negative_", "data.columns.score_",
+    "method.matryoshka.",
+)  # fmt: skip
+"""What keys begin with that are names of one's own, or that the kind of data or the method checks."""
+_COUNTS = ("batch_size", "block", "chunk", "dim", "k", "max_length", "part_rows")
 _TEXTS = (
-    "ckpt", "column", "compare", "data_dir", "device", "dtype", "index", "input", "licence", "out", "output", "prompt",
-    "prompt_name", "push", "push_revision", "to",
+    "calibration", "ckpt", "column", "compare", "corpus", "data_dir", "device", "dtype", "format", "index", "input",
+    "licence", "out", "output", "prompt", "prompt_name", "push", "push_revision", "sampling", "search", "store",
+    "teacher", "to", "work",
 )  # fmt: skip
 
 
@@ -40,13 +46,16 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message, fix=f"{self.prog} --help")
 
 
-def compose(config_name: str, argv: Sequence[str], positional: Sequence[str] = ()) -> dict[str, Any]:
+def compose(
+    config_name: str, argv: Sequence[str], positional: Sequence[str] = (), several: str | None = None
+) -> dict[str, Any]:
     """Compose ``conf/{config_name}.yaml`` with the arguments of one command.
 
     Args:
         config_name: the configuration, which is named as its command is.
         argv: ``key=value`` overrides (also ``group=choice``, ``+key=``, ``~key``) and positional arguments.
         positional: the keys that positional arguments fill, in their order; all are then required.
+        several: that one of them which takes what there is more, as a list.
 
     Returns: the resolved configuration, without any OmegaConf type.
 
@@ -64,15 +73,17 @@ def compose(config_name: str, argv: Sequence[str], positional: Sequence[str] = (
         raise no_flag(argv[list(argv).index(flags[0]) :], known_keys(config_name), parser.prog)
     free = [key for key in positional if not any(a.startswith(f"{key}=") for a in options.arguments)]
     given, overrides = _parted(options.arguments, config_name, len(free))
+    filled = [re.sub(r"(\\*)\$\{", r"\1\1\\${", text) for text in given]  # `${` is no interpolation
+    values: list[Any] = list(filled)
     if len(given) > len(free):
-        raise unreadable(given[len(free)])
-    filled = dict(zip(free, given, strict=False))
+        if several not in free:
+            raise unreadable(given[len(free)])
+        at, end = free.index(several), free.index(several) + len(given) - len(free) + 1
+        values[at:end] = [filled[at:end]]
 
     config = _compose(config_name, overrides)
-    for key, text in filled.items():
-        OmegaConf.update(
-            config, key, re.sub(r"(\\*)\$\{", r"\1\1\\${", text), force_add=True
-        )  # `${` is no interpolation
+    for key, value in zip(free, values, strict=False):
+        OmegaConf.update(config, key, value, force_add=True)
     if options.help:
         _print_help(config_name, f"usage: {parser.prog} {f'{names} ' if names else ''}key=value …", config)
         raise SystemExit(0)
@@ -81,11 +92,13 @@ def compose(config_name: str, argv: Sequence[str], positional: Sequence[str] = (
         raise SystemExit(0)
     if missing := [key for key in positional if OmegaConf.is_missing(config, key)]:
         raise UserError(f"{missing[0]} is missing", fix=f"{parser.prog} {names} key=value …")
-    values = plain(config)
-    _check_scalars(config_name, values)
+    composed = plain(config)
+    _check_scalars(config_name, composed, several)
     if config_name in _CLOSED:
-        check_added(overrides, values, [*(_defaults(config_name).keys() - {"defaults", "hydra"}), "pooling"])
-    return values
+        check_added(
+            overrides, composed, [*(_defaults(config_name).keys() - {"defaults", "hydra"}), "pooling"]
+        )
+    return composed
 
 
 def check_added(overrides: Sequence[str], values: Mapping[str, Any], read: Iterable[str]) -> None:
@@ -128,8 +141,9 @@ def _defaults(config_name: str) -> dict[str, Any]:
     return content
 
 
-def _check_scalars(config_name: str, values: dict[str, Any]) -> None:
-    """A switch is true or false, a number a number, as the key's default is; a count is positive, a name one text."""
+def _check_scalars(config_name: str, values: dict[str, Any], several: str | None) -> None:
+    """A switch is true or false, a number a number, as the key's default is; a count is positive, a name one text (but
+    of the key `several`)."""
     if config_name == "train":  # whose records check themselves
         return
     for key, default in _defaults(config_name).items():
@@ -138,9 +152,18 @@ def _check_scalars(config_name: str, values: dict[str, Any]) -> None:
         value = values.get(key)
         if isinstance(default, bool) and not isinstance(value, bool):
             message, fix = "not true or false", f"{key}={str(default).lower()}"
-        elif key in _COUNTS and value != default and (type(value) is not int or value < 1):
+        elif (
+            key in _COUNTS
+            and not isinstance(default, list)
+            and value != default
+            and (type(value) is not int or value < 1)
+        ):
             message, fix = "must be a positive whole number", f"{key}={default or 64}"
-        elif key in _TEXTS and isinstance(value, list | dict):
+        elif (
+            key in _TEXTS
+            and isinstance(value, dict if key == several else list | dict)
+            and not isinstance(default, list)
+        ):
             message, fix = "not text", f"one text: {key}='…'"
         elif isinstance(default, dict) and not isinstance(value, dict):
             message, fix = "a group of keys is meant here, not a value", f"{key}.KEY=VALUE"
@@ -163,7 +186,12 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def readable(override: str) -> str:
-    """``override``, its value quoted if it is a path that Hydra cannot read, such as ``epoch=3.ckpt``."""
+    """``override``, its value quoted if it is a path that Hydra cannot read, such as ``epoch=3.ckpt``.
+
+    A key of one of `_OPEN` may be a new one.
+    """
+    if override.startswith(_OPEN):
+        override = f"++{override}"
     key, equals, value = override.partition("=")
     if not equals or value[:1] in ("", "'", '"', "[", "{") or "${" in value:
         return override

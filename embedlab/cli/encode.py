@@ -1,175 +1,345 @@
-"""``embedlab encode IN OUT ckpt=…``: a file of sentences becomes a file of vectors."""
+"""``embedlab encode IN… OUT ckpt=…``: files of sentences become a file of vectors, or a folder of them in parts."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import compress
-from operator import itemgetter
+from dataclasses import asdict, dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
-from embedlab.console import progress_bar
-from embedlab.corpus.vector_files import VectorFile, vector_file
-from embedlab.data.reader import FileReader, Layout
-from embedlab.data.readers import open_reader
+from embedlab.cli.texts import open_texts
+from embedlab.data.sources import find_files
+from embedlab.distributed.devices import global_rank, launched, local_rank, world_size
 from embedlab.errors import UserError
+from embedlab.files import check_writable, is_ours, locked, writing
+from embedlab.run.processes import STARTER, end_with_starter, start_ranks
 
 if TYPE_CHECKING:
     from embedlab.cli.encoders import Configured
+    from embedlab.corpus.inputs import Texts
+    from embedlab.corpus.parts import Counts, Manifest, Parts
+    from embedlab.encoders.codes import Codes
 
 EMPTY = ("error", "zero", "skip")
-_USUAL_COLUMNS = ("sentence", "text")
+_PART_ROWS = 1_000_000
+_KEPT = 1 << 15  # rows of a part of a single file, which a kill costs at most
+_TOLD = {"zero": "vectors of zeros", "skip": "left out"}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns 0."""
-    config = compose("encode", argv, positional=("input", "output"))
-    reader, column, out = _checked(config)
-
-    # torch and the weights are loaded only once the cheap questions are answered.
-    from embedlab.cli.encoders import Configured, load_encoder
-
-    encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"], config.get("pooling")), config)
-    with vector_file(out) as target, metered(reader, encoder) as metered_encoder:
-        empty, cut = _encode(reader, column, metered_encoder, target, config)
-        if target.count == 0:
-            raise reader.error("no row with text", fix="give a file with sentences")
-    told = {"zero": "vectors of zeros", "skip": "left out"}.get(config["empty"], "")
-    print(f"{target.count:,} vectors: {out}" + (f" ({empty:,} empty rows: {told})" if empty else ""))
-    if cut:
-        print(
-            f"embedlab: warning: {cut:,} texts were cut, being longer than the encoder reads", file=sys.stderr
-        )
+    """Runs the command; returns 0, or 1 where parts are missing."""
+    config = compose("encode", argv, positional=("input", "output"), several="input")
+    job = _job(config)
+    if config["check"]:
+        return _check(job)
+    if job.single:
+        with _work_folder(job):
+            parts = _encode(job, config)
+            total = parts.total()
+            if total.vectors == 0:
+                raise job.texts.readers[0][0].error("no row with text", fix="give a file with sentences")
+            _join(parts, job.out)
+        print(f"{total.vectors:,} vectors: {job.out}" + _said(total, config["empty"]))
+        return 0
+    if job.processes > 1 and not launched():
+        status = start_ranks(["embedlab", "encode", *argv], job.processes, again="the same command")
+        if status == 0:
+            _report(job, config)
+        return status
+    of_ours = STARTER in os.environ
+    end_with_starter()
+    _encode(job, config)
+    if not of_ours:
+        _report(job, config)
     return 0
 
 
-@contextmanager
-def metered(reader: FileReader, encoder: Configured) -> Iterator[Configured]:
-    """The encoder with a bar on a terminal, which moves through the file of `reader` after every batch."""
-    texts = at = 0  # of the windows before this one: texts, and place in the file
-
-    def on_batch(done: int, of: int) -> None:
-        nonlocal texts, at
-        move(texts + done, at + (reader.position - at) * done / of)
-        if done == of:
-            texts, at = texts + of, reader.position
-
-    with progress_bar("encoding", "texts", reader.size) as move:
-        yield replace(encoder, arguments={**encoder.arguments, "on_batch": on_batch})
+# what is asked for
 
 
-def _checked(config: dict[str, Any]) -> tuple[FileReader, str, Path]:
-    source, out = Path(str(config["input"])), Path(str(config["output"]))
-    if config["empty"] not in EMPTY:
-        raise UserError(
-            "no such treatment of empty rows", key="empty", value=config["empty"], fix="error, zero or skip"
-        )
-    vector_file(out)
-    if out.is_dir():
-        raise UserError("is a folder", file=out, key="output", fix="name a file")
-    if config["empty"] == "skip" and out.suffix.lower() == ".npy":
-        raise UserError(
-            "rows of a .npy file have no numbers, so skipping would shift them",
-            key="empty",
-            value="skip",
-            fix="write to a .parquet file, or use empty=zero",
-        )
-    if source.is_file() and out.exists() and source.samefile(out):
-        raise UserError("input and output are the same file", file=out, fix="write to another file")
-    return *open_texts(source, config), out
+@dataclass(frozen=True)
+class Job:
+    """A command's input and output.
 
-
-def open_texts(source: Path, config: Mapping[str, Any]) -> tuple[FileReader, str]:
-    """The reader of a file of texts and its column, by a command's keys: chunk, window, header and column.
-
-    Raises:
-        UserError: no such file, a column that is not there or not clear, a chunk or window that is no number from 1 up.
+    Attributes:
+        texts: the input.
+        out: a file, or a folder of parts.
+        folder: of the parts; of a single file hidden beside it, until all are there.
+        suffix: of files of vectors.
+        part_rows: rows of a part.
+        shard, shards: this one of so many.
+        processes: that share this shard on this machine.
     """
-    for key in ("chunk", "window"):
-        if type(config[key]) is not int or config[key] < 1:
-            raise UserError("must be a positive whole number", key=key, value=config[key], fix=f"{key}=64")
-    if not source.is_file():
-        raise UserError("no such file", file=source, fix="give a .txt, .csv, .tsv, .jsonl or .parquet file")
-    wanted = None if config["column"] is None else str(config["column"])
-    reader = open_reader(source, Layout(config["header"], () if wanted is None else (wanted,)))
-    return reader, text_column(reader, wanted)
+
+    texts: Texts
+    out: Path
+    folder: Path
+    suffix: str
+    part_rows: int
+    shard: int = 0
+    shards: int = 1
+    processes: int = 1
+
+    @property
+    def single(self) -> bool:
+        """Whether the output is one file."""
+        return self.folder != self.out
 
 
-def text_column(reader: FileReader, wanted: str | None) -> str:
-    """The column to read: `wanted`, else a usual or the only one; UserError where that is not clear."""
-    columns = reader.columns
-    if columns is None:
-        if wanted not in (None, "0"):
-            raise reader.error(
-                "there is one column, without a name", key="column", value=wanted, fix="leave column out"
-            )
-        return "text"
-    if wanted is None:
-        usual = [name for name in _USUAL_COLUMNS if name in columns]
-        found = usual[:1] or (columns if len(columns) == 1 else [])
+def _job(config: dict[str, Any]) -> Job:
+    for key, choices in (
+        ("empty", EMPTY),
+        ("input_hash", ("sha256", "stat")),
+        ("format", ("parquet", "npy")),
+    ):
+        if config[key] not in choices:
+            fix = f"{', '.join(choices[:-1])} or {choices[-1]}"
+            raise UserError("no such choice", key=key, value=config[key], fix=fix)
+    from embedlab.corpus.inputs import Texts
+
+    out = Path(str(config["output"]))
+    sources = sorted(find_files(config["input"], key="input"))
+    texts = Texts([open_texts(source, config) for source in sources])
+    shard, shards = _shard(config["shard"])
+    processes = _processes(config["devices"])
+    if max(processes, world_size()) > 1 and config["device"] not in (None, "auto", "cpu", "cuda"):
+        fix = "device=cuda or device=cpu"
+        raise UserError("each process has its own", key="device", value=config["device"], fix=fix)
+    parts = (
+        config["part_rows"] is not None or config["shard"] is not None or str(config["output"]).endswith("/")
+    )
+    if parts:
+        from embedlab.corpus.parts import check_folder
+
+        check_folder(out)
+        check_writable(out, key="output")
+        suffix, rows = f".{config['format']}", config["part_rows"] or _PART_ROWS
+        job = Job(texts, out, out, suffix, rows, shard, shards, processes)
     else:
-        found = [wanted] if wanted in columns else []
-    if found:
-        return found[0]
-    raise reader.error(f"has the columns {', '.join(columns)}", key="column", value=wanted, fix="column=NAME")
+        work = out.with_name(f".{out.name}.parts")
+        rows = config["chunk"] * max(1, _KEPT // config["chunk"])
+        job = Job(texts, out, work, out.suffix.lower(), rows, processes=processes)
+        _check_file(job, sources)
+    if config["empty"] == "skip" and job.suffix == ".npy":
+        problem = "rows of a .npy file have no numbers, so skipping would shift them"
+        fix = "write to a .parquet file, or use empty=zero"
+        raise UserError(problem, key="empty", value="skip", fix=fix)
+    return job
 
 
-def _encode(
-    reader: FileReader, column: str, encoder: Configured, target: VectorFile, config: dict[str, Any]
-) -> tuple[int, int]:
-    """Encodes all rows into `target`; returns the number of empty rows, and that of texts that were cut."""
-    import numpy as np
+def _check_file(job: Job, sources: Sequence[Path]) -> None:
+    """UserError where a single file cannot be the output."""
+    from embedlab.corpus.vector_files import vector_file
 
-    from embedlab.encoders.windows import windows
+    out, folder = job.out, f"part_rows={_PART_ROWS} for a folder of parts"
+    if out.is_dir():
+        raise UserError("is a folder", file=out, key="output", fix=f"name a file, or {folder}")
+    vector_file(out)
+    if len(sources) > 1:
+        raise UserError("several files become a folder of parts", file=out, key="output", fix=folder)
+    if job.processes > 1 or (launched() and world_size() > 1):
+        raise UserError("several processes write a folder of parts", file=out, key="output", fix=folder)
+    if out.exists() and any(source.samefile(out) for source in sources):
+        raise UserError("input and output are the same file", file=out, fix="write to another file")
+    if not out.parent.is_dir():
+        raise UserError("no such folder", file=out.parent, fix="make it, or write elsewhere")
+    check_writable(out, key="output")
 
-    empty = cut = 0
-    tokens = encoder.encoder.tokenization
-    limit = tokens.max_length or tokens.model_limit
-    for window in windows(reader.texts(column), config["chunk"], config["window"] << 20, itemgetter(1)):
-        kept = [bool(text.strip()) for _, text in window]
-        if not all(kept) and config["empty"] == "error":
-            row = window[kept.index(False)][0]
-            fix = "empty=zero or empty=skip"
-            raise reader.error("an empty row", row, key="empty", value="error", fix=fix)
-        empty += len(kept) - sum(kept)
-        full = list(compress(window, kept))
-        vectors = np.zeros((len(window), encoder.dim), dtype=np.float32)
-        if full:
-            texts = [text for _, text in full]
-            with placing(reader, [row for row, _ in full].__getitem__):
-                vectors[kept] = encoder.encode(texts)
-            # No tokenizer makes more tokens of a text than it has bytes.
-            if limit and (long := [text for text in texts if 4 * len(text) >= limit]):
-                cut += tokens.count_cut(text for text in long if len(text.encode()) >= limit)
-            _check_finite(reader, [row for row, _ in full], vectors[kept])
-        if config["empty"] == "skip":
-            window, vectors = full, vectors[kept]
-        if window:
-            target.add([row for row, _ in window], vectors)
-    return empty, cut
+
+def _shard(given: Any) -> tuple[int, int]:
+    if given is None:
+        return 0, 1
+    found = re.fullmatch(r"(\d+)/([1-9]\d*)", str(given))
+    if not found:
+        raise UserError("no shard of so many", key="shard", value=given, fix="shard=0/16")
+    number, of = int(found[1]), int(found[2])
+    if number >= of:
+        raise UserError(f"0 to {of - 1}", key="shard", value=given, fix=f"shard=0/{of} is the first")
+    return number, of
+
+
+def _processes(given: Any) -> int:
+    if given == "auto":
+        import torch
+
+        return max(1, torch.cuda.device_count())
+    if type(given) is not int or given < 1:
+        raise UserError(
+            "must be a positive whole number", key="devices", value=given, fix="devices=4, or auto"
+        )
+    return given
+
+
+# the work
+
+
+def _encode(job: Job, config: dict[str, Any]) -> Parts:
+    """Write what is this process's share of the parts, and is not there."""
+    # torch and the weights are loaded only once the cheap questions are answered.
+    from embedlab.cli.encoders import Configured, load_encoder
+    from embedlab.cli.meter import Meter, metered
+    from embedlab.corpus.encode import Chunks, encode_parts
+    from embedlab.corpus.parts import Parts
+
+    rank, ranks = (global_rank(), world_size()) if launched() else (0, 1)
+    encoder = load_encoder(config["ckpt"], config["max_length"], config.get("pooling"), config["dim"])
+    configured = Configured.of(encoder, config | {"device": _device(config["device"], ranks)})
+    codes = _codes(config, configured.dim)
+    manifest = _manifest(job, config, configured, codes)
+    if job.single:
+        _clear(job.folder, manifest)
+    parts = Parts.begin(job.folder, manifest, codes)
+    number = attrgetter("line" if job.single else "row")
+    chunks = Chunks(config["chunk"], config["window"] << 20, config["empty"], number)
+    worker, workers = job.shard * ranks + rank, job.shards * ranks
+    told = f" (process {rank} of {ranks})" if ranks > 1 else ""
+    meter = Meter(job.texts, parts, worker, workers)
+    with metered(configured, meter, told, lines=not job.single) as telling:
+        encode_parts(job.texts, parts, telling, chunks, worker, workers)
+    parts.finish(job.texts.count())
+    return parts
+
+
+def _device(given: str | None, ranks: int) -> str | None:
+    if ranks == 1:
+        return given
+    import torch
+
+    return f"cuda:{local_rank()}" if given != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def _codes(config: dict[str, Any], dim: int) -> Codes:
+    from embedlab.corpus.quantize import calibration
+    from embedlab.encoders.codes import Codes
+
+    given = config["calibration"]
+    return Codes(config["store"], dim, None if given is None else calibration(Path(str(given))))
+
+
+def _manifest(job: Job, config: dict[str, Any], configured: Configured, codes: Codes) -> Manifest:
+    import hashlib
+
+    from embedlab.cli.encoders import reference
+    from embedlab.corpus.parts import Manifest
+
+    encoder = configured.encoder
+    tower = encoder.towers[0]
+    return Manifest(
+        encoder=reference(encoder, str(config["ckpt"])),
+        revision=tower.backbone.commit,
+        dim=codes.dim,
+        prompt=encoder.usage.text(config["prompt"], config["prompt_name"]),
+        max_length=encoder.tokenization.max_length,
+        pooling=asdict(tower.pooling.config),
+        dtype=config["dtype"],
+        normalize=config["normalize"],
+        store=codes.store,
+        ranges=hashlib.sha256(codes.ranges.tobytes()).hexdigest() if codes.calibrated else None,
+        suffix=job.suffix,
+        empty=config["empty"],
+        column=None if job.texts.readers[0][0].columns is None else job.texts.readers[0][1],
+        batch_size=config["batch_size"],
+        chunk=config["chunk"],
+        window=config["window"],
+        part_rows=job.part_rows,
+        files=job.texts.identities(config["input_hash"]),
+        fingerprint=encoder.fingerprint(),
+    )
+
+
+# a single file
 
 
 @contextmanager
-def placing(reader: FileReader, row_of: Callable[[int], int]) -> Iterator[None]:
-    """Puts file and row into an error about a text, whose row is known by its place among those that were given."""
+def _work_folder(job: Job) -> Iterator[None]:
+    """The hidden folder of a single file's parts: another process does not use it meanwhile, and it is gone at the end.
+
+    It stays where a kill, Ctrl-C, a full disk or the device ended the work and a part is whole: the next run goes on.
+    """
+    work = job.folder
+    if work.is_symlink() or (work.exists() and not is_ours(work.stat())):
+        raise UserError("belongs to another user", file=work, fix="remove it, or write elsewhere")
+    with writing(job.out, work), locked(work / ".lock", wait=False) as held:
+        if not held:
+            raise UserError("another process writes this file", file=job.out, fix="wait for it")
+        try:
+            yield
+        except UserError:
+            shutil.rmtree(work)
+            raise
+        except BaseException:
+            if not any(work.glob("part-*.json")):
+                shutil.rmtree(work)
+            elif sys.exc_info()[0] is KeyboardInterrupt:
+                print("embedlab: what is done is kept, the same command goes on", file=sys.stderr)
+            raise
+        shutil.rmtree(work)
+
+
+def _join(parts: Parts, out: Path) -> None:
+    from embedlab.corpus.encode import join_parts
+    from embedlab.corpus.parts import write_ranges
+    from embedlab.encoders.codes import RANGES
+
+    if parts.codes is not None and parts.codes.calibrated:
+        write_ranges(out.with_name(RANGES), parts.codes)
+    join_parts(parts, out)
+
+
+def _clear(folder: Path, manifest: Manifest) -> None:
+    """Empty the hidden folder of a single file, unless its parts are of this manifest."""
+    from embedlab.corpus.parts import MANIFEST, Manifest
+
     try:
-        yield
-    except UserError as error:
-        if error.index is not None:
-            error.file, error.row = reader.name, row_of(error.index)
-        raise
+        manifest.check(Manifest.read(folder), folder / MANIFEST)
+    except UserError:
+        for path in folder.iterdir():
+            if path.name != ".lock":
+                path.unlink()
 
 
-def _check_finite(reader: FileReader, rows: Sequence[int], vectors: Any) -> None:
-    import numpy as np
+# what is said
 
-    finite = np.isfinite(vectors).all(axis=1)
-    if not finite.all():
-        row = rows[int(np.flatnonzero(~finite)[0])]
-        raise reader.error(
-            f"{int((~finite).sum())} vectors are not finite", row, fix="dtype=float32, or another checkpoint"
+
+def _said(total: Counts, empty: str) -> str:
+    if total.cut:
+        line = f"{total.cut:,} texts were cut, being longer than the encoder reads"
+        print(f"embedlab: warning: {line}", file=sys.stderr)
+    return f" ({total.empty:,} empty rows: {_TOLD[empty]})" if total.empty else ""
+
+
+def _report(job: Job, config: dict[str, Any]) -> None:
+    from embedlab.corpus.parts import DONE, Parts
+
+    parts = Parts.read(job.folder)
+    total = parts.total()
+    more = "" if (job.folder / DONE).is_file() else "; others are missing, check=true lists them"
+    said = f"{total.vectors:,} vectors in {len(parts.whole()):,} parts: {job.out}"
+    print(said + _said(total, config["empty"]) + more)
+
+
+def _check(job: Job) -> int:
+    from embedlab.corpus.parts import DONE, Parts
+
+    if job.single:
+        raise UserError(
+            "is about a folder of parts", file=job.out, key="check", fix=f"part_rows={_PART_ROWS}"
         )
+    parts = Parts.read(job.folder)
+    rows, sound = job.texts.count(), True
+    for number, what in parts.faults(rows):
+        print(f"{parts.path(number).name}: {what}")
+        sound = False
+    if not sound:
+        (job.folder / DONE).unlink(missing_ok=True)
+        return 1
+    parts.finish(rows)
+    _report(job, {"empty": parts.manifest.empty})
+    return 0

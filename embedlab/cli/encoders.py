@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.imports import first_import
@@ -11,16 +12,21 @@ from embedlab.errors import UserError
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
+    from embedlab.encoders.tokenization import Tokenization
     from embedlab.encoders.usage import Usage
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def load_encoder(
-    ckpt: str, max_length: int | None = None, pooling: Mapping[str, Any] | None = None
+    ckpt: str,
+    max_length: int | None = None,
+    pooling: Mapping[str, Any] | None = None,
+    dim: int | None = None,
 ) -> Encoder:
     """`embedlab.load(ckpt)`, with another `max_length` (what it counts: `embedlab.encoders.tokenization`) where
-    given, and read by another pooling, which brings no weights of its own."""
+    given, read by another pooling, which brings no weights of its own, and cut to its first `dim` features, which
+    its fingerprint, protocol and exports then say."""
     with first_import("embedlab.encoders.loading"):
         import embedlab.encoders.loading
         from embedlab.encoders.tokenization import Tokenization
@@ -31,7 +37,20 @@ def load_encoder(
         encoder.tokenization = Tokenization.from_dict(encoder.tokenizer, settings)
     if pooling is not None:
         _read_by(encoder, pooling)
+    if dim is not None:
+        cut(encoder, dim)
     return encoder
+
+
+def cut(encoder: Encoder, dim: int) -> None:
+    """Keep the first `dim` features of an encoder's vectors; UserError where there are fewer."""
+    if encoder.kept_width(dim) < encoder.dim:
+        encoder.usage = replace(encoder.usage, truncate_dim=dim)
+
+
+def reference(encoder: Encoder, ckpt: str) -> str:
+    """`ckpt` so that it means the same in another working folder, and on a hub that goes on."""
+    return str(Path(ckpt).resolve()) if Path(ckpt).exists() else encoder.card.get("hub", ckpt)
 
 
 def _read_by(encoder: Encoder, pooling: Mapping[str, Any]) -> None:
@@ -79,6 +98,11 @@ class Configured:
     def dim(self) -> int:
         """Width of the vectors."""
         return self.encoder.dim
+
+    @property
+    def tokenization(self) -> Tokenization:
+        """The encoder's own."""
+        return self.encoder.tokenization
 
     @property
     def usage(self) -> Usage:

@@ -19,7 +19,8 @@ from embedlab.run.run_folder import owned, run_around
 
 _TO_CHOOSE = ("tasks", "languages")
 """Keys that are given to choose from a suite; with several suites they are for those that read them."""
-_OWN_KEYS = ("ckpt", "suite", "out", "compare", "cross_attention", "batch_size", "max_length", "pooling")
+_OWN_KEYS = ("ckpt", "suite", "out", "compare", "cross_attention", "batch_size", "max_length", "pooling",
+             "dim")  # fmt: skip
 _SHARED = ("tasks", "languages", "limit", "sts_text", "mode", "finetune")
 """Keys that the configuration always has; a suite that does not read one is not given it."""
 _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
@@ -62,7 +63,7 @@ def _run(
 
     from embedlab.cli.encoders import Configured, load_encoder
 
-    loaded = load_encoder(config["ckpt"], config["max_length"], config.get("pooling"))
+    loaded = load_encoder(config["ckpt"], config["max_length"], config.get("pooling"), config["dim"])
     if config["cross_attention"] is not None:
         loaded = _crossed(loaded, config["cross_attention"])
     _check_fits(loaded, suites)
@@ -128,7 +129,7 @@ def _compared(config: Mapping[str, Any]) -> Any:
     from embedlab.cli.encoders import load_encoder
 
     try:
-        return load_encoder(config["compare"], config["max_length"], config.get("pooling"))
+        return load_encoder(config["compare"], config["max_length"], config.get("pooling"), config["dim"])
     except UserError as error:
         error.file = error.file or str(config["compare"])
         raise
@@ -187,9 +188,9 @@ def _hub_named(one: Suite) -> AbstractContextManager[None]:
     return keys_named({}, "leave data_dir out to use the hub" if one.hub else None)
 
 
-def _prompts(config: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Prompts for the name of a score file, of a suite that reads them."""
-    given = [config.get(key) for key in ("query_prompt", "corpus_prompt") if key in keys]
+def _variant(config: Mapping[str, Any], keys: Sequence[str]) -> str:
+    """Prompts and store for the name of a score file, of a suite that reads them."""
+    given = [config.get(key) for key in ("query_prompt", "corpus_prompt", "store") if key in keys]
     return re.sub(r"[^\w.-]+", "_", "".join(f"-{prompt.strip()}" for prompt in map(str, filter(None, given))))
 
 
@@ -219,7 +220,7 @@ def _paths(out: Path | None, config: Mapping[str, Any], suites: Mapping[str, Any
     reading = _reading(config)
     paths = {}
     for name, one in suites.items():
-        path = _path(out, str(config["ckpt"]), name, reading + _prompts(config, one.keys))
+        path = _path(out, str(config["ckpt"]), name, reading + _variant(config, one.keys))
         if path.is_dir():
             raise UserError("is a folder", file=path, key="out", fix="name a file that ends in .json")
         check_writable(path)
@@ -240,9 +241,10 @@ def _reading(config: Mapping[str, Any]) -> str:
     """What tells these scores from those of the checkpoint as it is, for the name of their file."""
     pooling, length = config.get("pooling"), config["max_length"]
     parts = [pooling]
+    dim = f"dim{config['dim']}" if config["dim"] is not None else None
     if isinstance(pooling, Mapping):
         parts = [pooling["name"], *(f"{k}{v}" for k, v in pooling.items() if k != "name" and v is not None)]
-    return re.sub(r"[^\w.-]+", "_", "".join(f"-{part}" for part in (*parts, length) if part is not None))
+    return re.sub(r"[^\w.-]+", "_", "".join(f"-{part}" for part in (*parts, length, dim) if part is not None))
 
 
 def _path(out: Path | None, ckpt: str, suite: str, reading: str = "") -> Path:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # What overwrite=true may replace: a folder with one of these.
 _EXPORTED = ("embedlab.json", "modules.json", "config.json", "model.onnx")
+PRECISIONS = ("float32", "int8")
+_LEAST_COSINE = 0.95
 Encode = Callable[[Sequence[str]], Any]
 
 
@@ -29,6 +31,10 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("no folder is named", key="out", value=config["out"], fix="out=FOLDER")
     if target not in FORMATS:
         raise UserError("no such format", key="to", value=target, fix=f"one of {', '.join(FORMATS)}")
+    precision = str(config["precision"])
+    if precision not in PRECISIONS or (precision == "int8" and target != "onnx"):
+        fix = "float32; or to=onnx precision=int8"
+        raise UserError(f"no such precision of to={target}", key="precision", value=precision, fix=fix)
     if config["push_revision"] is not None and not config["push"]:
         key, value = "push_revision", config["push_revision"]
         raise UserError("nothing is pushed", key=key, value=value, fix="push=ORG/NAME too")
@@ -38,13 +44,13 @@ def main(argv: Sequence[str]) -> int:
     from embedlab.cli.encoders import load_encoder
     from embedlab.export.card import model_card
 
-    encoder = load_encoder(config["ckpt"])
+    encoder = load_encoder(config["ckpt"], dim=config["dim"])
 
     def card(made: Path) -> str:
         return model_card(encoder, out.name, config["licence"], made)
 
-    difference = export(encoder, target, out, bool(config["normalize"]), card)
-    print(f"{target}: {out} (32 sentences, largest difference {difference:.1e})")
+    told = export(encoder, target, out, bool(config["normalize"]), card, precision)
+    print(f"{target}: {out} (32 sentences, {told})")
     if config["push"]:
         name, revision = str(config["push"]), config["push_revision"]
         commit = push(out, name, None if revision is None else str(revision))
@@ -58,27 +64,51 @@ def export(
     out: Path,
     normalize: bool = True,
     card: Callable[[Path], str] | None = None,
-) -> float:
+    precision: str = "float32",
+) -> str:
     """Writes `encoder` as `target` to the folder `out` (replaced if it exists), whole or not at all.
 
-    Returns the largest difference of a round trip on 32 sentences; raises RuntimeError, and writes nothing, when
-    it is beyond the format's tolerance.
+    Returns what a round trip on 32 sentences found; raises RuntimeError, and writes nothing, when the difference is
+    beyond the format's tolerance, or with ``precision="int8"`` a cosine below `_LEAST_COSINE`.
     """
-    from embedlab.export.roundtrip import SENTENCES, largest_difference
-
     write, tolerance = FORMATS[target]
     encoder = encoder.merged()
     with whole_folder(out.absolute()) as made:
         encode = write(encoder, made, normalize)
-        difference = largest_difference(encoder, encode, normalize=normalize and target == "onnx")
-        if not difference <= tolerance:
-            raise RuntimeError(
-                f"the exported encoder gives other vectors: they differ by up to {difference:.1e} "
-                f"(at most {tolerance:.0e}) on {len(SENTENCES)} sentences, so {out} was not written"
-            )
+        if precision == "int8":
+            from embedlab.export.onnx import load_onnx, quantize_onnx
+
+            quantize_onnx(made)
+            told = _check_cosine(encoder, load_onnx(made), out)
+        else:
+            told = _check_difference(encoder, encode, out, tolerance, normalize and target == "onnx")
         if card is not None:
             (made / "README.md").write_text(card(made), encoding="utf-8")
-    return difference
+    return told
+
+
+def _check_difference(encoder: Encoder, encode: Encode, out: Path, tolerance: float, normalize: bool) -> str:
+    from embedlab.export.roundtrip import SENTENCES, largest_difference
+
+    difference = largest_difference(encoder, encode, normalize=normalize)
+    if not difference <= tolerance:
+        raise RuntimeError(
+            f"the exported encoder gives other vectors: they differ by up to {difference:.1e} "
+            f"(at most {tolerance:.0e}) on {len(SENTENCES)} sentences, so {out} was not written"
+        )
+    return f"largest difference {difference:.1e}"
+
+
+def _check_cosine(encoder: Encoder, encode: Encode, out: Path) -> str:
+    from embedlab.export.roundtrip import SENTENCES, least_cosine
+
+    cosine = least_cosine(encoder, encode)
+    if not cosine >= _LEAST_COSINE:
+        raise RuntimeError(
+            f"the int8 encoder gives other vectors: their least cosine is {cosine:.3f} (at least {_LEAST_COSINE}) "
+            f"on {len(SENTENCES)} sentences, so {out} was not written"
+        )
+    return f"least cosine {cosine:.4f}"
 
 
 def _sentence_transformers(encoder: Encoder, folder: Path, normalize: bool) -> Encode:

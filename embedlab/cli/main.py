@@ -20,7 +20,10 @@ COMMANDS = {
     "train": "train an encoder, or a sweep of them with -m",
     "evaluate": "score an encoder: STS, transfer, retrieval, …",
     "encode": "turn a file of sentences into vectors",
+    "mine": "find hard negatives for the queries of a table",
+    "quantize": "write vectors in 8 bits or one bit a feature",
     "export": "write an encoder in another format",
+    "benchmark": "measure how long an encoder takes, in torch and ONNX",
     "report": "gather the scores of finished runs in one table",
     "search": "index a file of sentences, and find those nearest to a text",
     "tune": "search over configurations, with pruning (Optuna)",
@@ -94,6 +97,12 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
             from embedlab.cli.encode import main
         case "export":
             from embedlab.cli.export import main
+        case "benchmark":
+            from embedlab.cli.benchmark import main
+        case "mine":
+            from embedlab.cli.mine import main
+        case "quantize":
+            from embedlab.cli.quantize import main
         case "report":
             from embedlab.cli.report import main
         case "search":
@@ -112,7 +121,7 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 def _set_environment() -> None:
     """Defaults of the libraries below, where the user has not chosen."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    # W&B prints thirty lines at the end of a run; where it records stands in the log (embedlab/run/run.py).
+    # W&B prints thirty lines at the end of a run; where it records stands in the log (embedlab/run/loggers.py).
     os.environ.setdefault("WANDB_SILENT", "true")
     # bitsandbytes, which peft imports, warns of a kernel that 4-bit weights alone would use, and that is not needed.
     logging.getLogger("bitsandbytes.backends").setLevel(logging.ERROR)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedlab.cli.compose import compose, leading_comment
-from embedlab.cli.encode import metered, open_texts, placing
+from embedlab.cli.texts import metered, open_texts, placing
 from embedlab.data.reader import FileReader
 from embedlab.errors import UserError, printable
 from embedlab.files import check_writable, conf_dir
@@ -49,7 +49,7 @@ def _index(argv: Sequence[str]) -> int:
     from embedlab.corpus.search import build_index
 
     start = time.perf_counter()
-    encoder = load_encoder(config["ckpt"], config["max_length"])
+    encoder = load_encoder(config["ckpt"], config["max_length"], dim=config["dim"])
     with (
         metered(reader, Configured.of(encoder, config)) as metered_encoder,
         placing(reader, lambda place: next(islice(reader.texts(column), place, None))[0]),
@@ -75,12 +75,13 @@ def _query(argv: Sequence[str]) -> int:
     if not text.strip():
         raise UserError("the query is empty", key="text", fix='embedlab search query INDEX "some words"')
 
-    from embedlab.cli.encoders import Configured, load_encoder
+    from embedlab.cli.encoders import Configured, cut, load_encoder
     from embedlab.corpus.search import Index
 
     index = Index(str(config["index"]))
     ckpt = str(config["ckpt"] or index.info.encoder)
     encoder = load_encoder(ckpt, config["max_length"])
+    cut(encoder, min(index.info.dim, encoder.dim))
     index.check_encoder(encoder.fingerprint())
     start = time.perf_counter()
     (hits,) = index.search(Configured.of(encoder, config), [text], config["k"])

@@ -5,11 +5,21 @@ What depends on the kind of data is checked by `embedlab.data.kinds.check_kind`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
-from embedlab.config.build import Record, within
+from embedlab.config.build import Record, build, from_dict, section, within
 from embedlab.errors import UserError
+
+ALIASES = {"wikipedia": "sentences"}
+"""Other names of kinds of data, kept for the recipes that have them."""
+
+
+def kind_name(name: str) -> str:
+    """The kind of data that a name or another name of it means."""
+    return ALIASES.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -17,8 +27,9 @@ class DataConfig(Record):
     """One data set: a source, the columns to read, the rows to keep and the shape of the batches.
 
     Args:
-        name: the kind of data: ``wikipedia`` (one sentence a row), ``nli`` (anchor, positive, negative) or
-            ``parallel`` (source and target, in two languages).
+        name: the kind of data: ``sentences`` (one a row; ``wikipedia`` is another name for it), ``pairs`` (anchor,
+            positive), ``triplets`` (with n negatives), ``scored`` (two sentences and a score), ``labelled`` (a text and
+            its label), ``nli`` (anchor, positive, negative) or ``parallel`` (source and target, in two languages).
         hub: a data set of the Hugging Face hub; `hub_config` (a name or several), `split` and `revision` as
             the hub has them; `hub_files` picks files of a repository that mixes several kinds.
         files: a path, a glob or a list of them (.txt .csv .tsv .jsonl .parquet; text ones plain, .gz, .xz,
@@ -29,6 +40,12 @@ class DataConfig(Record):
         columns: role or number -> column of the source, for those of the kind (and for ``nli`` also premise,
             hypothesis and label). None, whole or for one role: the usual names of the kind. A number is the place of
             a column, from 0 on, of a .csv or .tsv file without a header.
+        ignore_columns: columns called score, label or similarity that may be there and are not read.
+        prompts: role -> what stands before each of its texts, such as ``query: ``. The ids of texts, by which those
+            that come again are known, are of the bare text.
+        negatives: triplets only: negatives of a row (None: 1); rows with fewer are dropped.
+        scores: triplets only: read a teacher's scores of the positive and the negatives.
+        score_range: scored only: lowest and highest score, which become 0 and 1 (None: scores as they are).
         header: whether the first line of a .csv or .tsv file names its columns. None: it does, but where columns are
             chosen by their place, and where it has one field that is no usual or chosen name.
         limit: rows to keep, from the first on.
@@ -44,6 +61,14 @@ class DataConfig(Record):
         max_length: tokens; how it counts with a template is `embedlab.encoders.tokenization.Tokenization`'s business.
         batch_size: sentences (rows) of one optimiser step on one device.
         mega_batch: batches whose rows are sorted by length together before they are cut (1: purely random).
+        no_duplicates: no text stands in two rows of a batch (over all devices), in whatever role.
+        per_label: labelled only: rows of each label in a batch, which then has batch_size / per_label labels.
+        mix: several data sets in one run: name -> its source keys, and its ``weight`` and ``objective``. Each step has
+            rows of one of them.
+        sampling: of a mix: ``proportional`` (every batch of every set, in random order), ``round_robin`` (in turn,
+            until the smallest is through), ``temperature`` (sets by (weight x rows)^(1 / temperature)).
+        temperature: of that, at least 1: larger evens sets out.
+        epoch_steps: steps of an epoch of ``sampling=temperature`` (None: as many as ``proportional`` has).
         pad_to_multiple: batches are padded to the longest row, rounded up to this.
         pack: packed sequences of this many tokens instead of one sentence a row, for masked_lm and causal_lm.
         processes: tokenising processes (None: as many as pay; 1: none beside this one, but the tokenizer's threads).
@@ -65,6 +90,11 @@ class DataConfig(Record):
     also: str | list[str] | None = None
     package: str | None = None
     columns: dict[str, str | int | None] | None = None
+    ignore_columns: list[str] | None = None
+    prompts: dict[str, str | None] | None = None
+    negatives: int | None = within(None, least=1)
+    scores: bool | None = None
+    score_range: list[float] | None = None
     header: bool | None = None
     limit: int | None = within(None, least=1)
     min_chars: int = within(0, least=0)
@@ -80,6 +110,12 @@ class DataConfig(Record):
     max_length: int | None = within(32, least=1)
     batch_size: int = within(64, least=1)
     mega_batch: int = within(1, least=1)
+    no_duplicates: bool = False
+    per_label: int | None = within(None, least=1)
+    mix: dict[str, dict[str, Any]] | None = None
+    sampling: Literal["proportional", "round_robin", "temperature"] = "proportional"
+    temperature: float = within(1.0, least=1)
+    epoch_steps: int | None = within(None, least=1)
     pad_to_multiple: int = within(8, least=1)
     drop_last: bool = True
     pack: int | None = within(None, least=8)
@@ -91,12 +127,68 @@ class DataConfig(Record):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_source()
+        if self.score_range is not None and not (
+            len(self.score_range) == 2 and self.score_range[0] < self.score_range[1]
+        ):
+            _refuse("score_range", "not a lowest and a highest score", "data.score_range=[0,5]")
+        self._check_batches()
         for role, column in (self.columns or {}).items():
             if column == "" or (isinstance(column, int) and column < 0):
                 fix = "a name in the header, or without one the place from 0 on"
                 _refuse(f"columns.{role}", f"{column!r} is not the name or place of a column", fix)
 
+    def _check_batches(self) -> None:
+        planned = (
+            "per_label" if self.per_label is not None else "no_duplicates" if self.no_duplicates else None
+        )
+        if planned and self.mega_batch > 1:
+            _refuse("mega_batch", f"data.{planned} says which rows are together", "data.mega_batch=1")
+        if (planned or self.mix) and not self.drop_last:
+            _refuse("drop_last", f"data.{planned or 'mix'} has whole batches only", "data.drop_last=true")
+        if planned and self.pack is not None:
+            _refuse("pack", f"packed sequences have no texts for data.{planned}", "data.pack=null")
+        if self.per_label is not None and self.no_duplicates:
+            _refuse(
+                "no_duplicates", "data.per_label says which rows are together", "data.no_duplicates=false"
+            )
+        if self.epoch_steps is not None and self.sampling != "temperature":
+            _refuse(
+                "epoch_steps", "other samplers have their own", "data.sampling=temperature, or leave it out"
+            )
+
+    @cached_property
+    def sets(self) -> dict[str, MixedSet]:
+        """The data sets of a mix, by name.
+
+        Raises:
+            UserError: a set's key, as ``data.mix.NAME.KEY``.
+        """
+        return {name: self._set(name, values) for name, values in (self.mix or {}).items()}
+
+    def _set(self, name: str, values: Mapping[str, Any]) -> MixedSet:
+        group = f"data.mix.{name}"
+        values = dict(section(values, group))
+        own = {key: values.pop(key) for key in ("weight", "objective") if key in values}
+        for key in values:
+            if key in _SHARED:
+                raise UserError("one for all sets", key=f"{group}.{key}", fix=f"data.{key}={values[key]}")
+        try:
+            config = from_dict(DataConfig, {**values, **{key: getattr(self, key) for key in _SHARED}}, "data")
+            found = build(MixedSet, {"config": config, **own}, "data")
+        except UserError as error:
+            error.key = (error.key or "data").replace("data", group, 1)
+            raise
+        if found.weight != 1 and self.sampling != "temperature":
+            raise UserError(
+                "other samplers heed no weight", key=f"{group}.weight", value=found.weight,
+                fix="data.sampling=temperature",
+            )  # fmt: skip
+        return found
+
     def _check_source(self) -> None:
+        if self.mix:
+            object.__setattr__(self, "name", "mix")
+            return
         if self.files is not None and not self.files:
             _refuse("files", "names no file", "data.files=PATH, or data.files=null for the hub or a package")
         if self.also is not None and not self.also:
@@ -112,9 +204,14 @@ class DataConfig(Record):
                 _refuse(key, "only a data set of the hub has this", "set data.hub, or leave the key out")
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The kinds of data that rows are of, by the names that the configuration has for them."""
+        return tuple(one.config.name for one in self.sets.values()) if self.mix else (self.name,)
+
+    @property
     def most_rows(self) -> int | None:
         """The most rows of an epoch, where that is known before any text is read."""
-        return self.limit if self.pack is None else None
+        return self.limit if self.pack is None and not self.mix else None
 
     @property
     def chosen(self) -> dict[str, str]:
@@ -129,6 +226,28 @@ class DataConfig(Record):
             given[0] = [f"hub:{self.hub}" if self.hub else f"package:{self.package}"]
         first, *more = [*given[0], *given[1]]
         return f"{first} and {len(more)} more" if more else first
+
+
+@dataclass(frozen=True)
+class MixedSet:
+    """One data set of a mix.
+
+    Args:
+        config: its source, with the batches of the mix.
+        weight: of its rows, for ``data.sampling=temperature``.
+        objective: its own, where the method has several; None: the method's.
+    """
+
+    config: DataConfig
+    weight: float = within(1.0, above=0)
+    objective: str | None = None
+
+
+_SHARED = (
+    "max_length", "batch_size", "mega_batch", "pad_to_multiple", "drop_last", "shuffle", "no_duplicates", "pack",
+    "processes", "cache_dir", "report",
+)  # fmt: skip
+"""Keys of a mix that all its sets have in common."""
 
 
 def _refuse(key: str, message: str, fix: str) -> None:

@@ -20,7 +20,7 @@ Step = Literal["auto", "eager", "compile", "graph"]
 
 SAME_RECIPE = frozenset(
     ("ckpt_path", "logger", "callbacks", "stages_dir", "evaluation.before", "evaluation.final", "evaluation.last",
-     "evaluation.sts_dir", "data.report", "data.processes", "data.cache_dir")
+     "evaluation.sts_dir", "evaluation.dev", "data.report", "data.processes", "data.cache_dir")
 )  # fmt: skip
 """Sections and keys that make no other recipe: how a run is watched, and where its files are."""
 
@@ -56,6 +56,10 @@ class MethodConfig:
     def needs_others(self) -> bool:
         """Whether the loss compares a sentence with others of its batch, so that one alone teaches nothing."""
         return False
+
+    def why_not_captured(self, data: DataConfig) -> str | None:
+        """Why one CUDA graph cannot compute every step (``a captured step …``); None: it can."""
+        return None
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         """Reject a combination that has no meaning.

@@ -11,6 +11,7 @@ from embedlab.config.build import Record
 from embedlab.errors import UserError
 
 MARKERS = ("mask", "rep1", "rep2")
+AGAIN = "again"
 
 
 class _Piece(NamedTuple):
@@ -26,8 +27,8 @@ class Template(Record):
 
     ``{sentence}`` stands once. After it may stand ``{mask}`` (the tokenizer's mask token, marked) and the
     zero-width marks ``{rep1}`` and ``{rep2}`` (they mark the token that ends just before them), each at most
-    once. White space at the ends is dropped. Sentences are concatenated, never format-substituted: braces in
-    them are text.
+    once. ``{again}`` is the sentence a second time, with the same tokens (Echo). White space at the ends is dropped.
+    Sentences are concatenated, never format-substituted: braces in them are text.
 
     Args:
         text: the template.
@@ -52,8 +53,9 @@ class Template(Record):
 
         names = [p.marker for p in self._pieces if p.marker]
         for name in names:
-            if name not in ("sentence", *MARKERS):
-                refuse(f"unknown marker {{{name}}}", "the markers are {sentence}, {mask}, {rep1} and {rep2}")
+            if name not in ("sentence", AGAIN, *MARKERS):
+                known = "the markers are {sentence}, {again}, {mask}, {rep1} and {rep2}"
+                refuse(f"unknown marker {{{name}}}", known)
             if names.count(name) > 1:
                 refuse(f"{{{name}}} stands more than once", f"keep one {{{name}}}")
         if "sentence" not in names:
@@ -61,6 +63,16 @@ class Template(Record):
         if names[0] != "sentence":
             refuse(
                 f"{{{names[0]}}} stands before {{sentence}}", "marks are counted from the end: put it after"
+            )
+
+        if AGAIN in names[2:]:
+            refuse(f"{{{names[1]}}} stands before {{again}}", "marks are counted from the end: put it after")
+        if AGAIN in names and self.join != "ids":
+            raise UserError(
+                "both copies of a sentence have the same tokens only if it is tokenised apart",
+                key="template.join",
+                value=self.join,
+                fix="template.join=ids",
             )
 
     @cached_property
@@ -73,16 +85,27 @@ class Template(Record):
     @property
     def before(self) -> str:
         """The text before the sentence."""
-        return "".join(p.text for p in self._pieces[: self._at])
+        return "".join(p.text for p in self._pieces[: self._first])
+
+    @property
+    def between(self) -> str | None:
+        """The text between a sentence's two copies; None: there is one."""
+        if self._at == self._first:
+            return None
+        return "".join(p.text for p in self._pieces[self._first + 1 : self._at])
 
     @property
     def after(self) -> tuple[_Piece, ...]:
-        """Text and markers after the sentence."""
+        """Text and markers after the sentence, the second one where there are two."""
         return self._pieces[self._at + 1 :]
 
     @property
-    def _at(self) -> int:
+    def _first(self) -> int:
         return next(i for i, p in enumerate(self._pieces) if p.marker == "sentence")
+
+    @property
+    def _at(self) -> int:
+        return max(i for i, p in enumerate(self._pieces) if p.marker in ("sentence", AGAIN))
 
     @property
     def marks(self) -> tuple[str, ...]:

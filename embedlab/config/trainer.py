@@ -92,6 +92,8 @@ class ScoringConfig(Record):
     section = "evaluation"
 
     sts_dir: str | None = None
+    dev: str | None = None
+    """One's own development set in place of STS-B dev: a file of scored pairs, or a folder in BEIR's layout."""
     sts_text: Literal["raw", "tok"] = "raw"
     select: Literal["auto", "dev", "loss", "last"] = "auto"
     every: int = within(125, least=1)
@@ -102,11 +104,11 @@ class ScoringConfig(Record):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.select == "dev" and self.sts_dir is None:
+        if self.select == "dev" and not self.has_dev:
             raise UserError(
                 "selection on STS-B dev needs the STS files",
                 key="evaluation.sts_dir",
-                fix="name their folder, or hub",
+                fix="name their folder, or hub; or evaluation.dev=FILE of scored pairs",
             )
         for suite in self.final:
             if suite not in part_names("evaluation"):
@@ -114,7 +116,12 @@ class ScoringConfig(Record):
                 raise UserError("no such suite", key="evaluation.final", value=suite, fix=fix)
 
     @property
+    def has_dev(self) -> bool:
+        """Whether something is scored while training."""
+        return self.dev is not None or self.sts_dir is not None
+
+    @property
     def selection(self) -> str:
         if self.select == "auto":
-            return "dev" if self.sts_dir is not None else "last"
+            return "dev" if self.has_dev else "last"
         return self.select

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -11,76 +12,160 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embedlab.encoders.codes import Codes
 from embedlab.errors import UserError
 from embedlab.files import check_writable, whole_file
 
+_BLOCK = 8192
 
-class NpyFile:
-    """One float32 array [rows, D]. Its header is written again at the end, when the number of rows is known."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.count = self.dim = self._header_size = 0
+def stored(vectors: NDArray[np.float32], codes: Codes) -> NDArray[Any]:
+    """What a file holds of vectors [n, D], [n, `codes.width`]: the one place where fp32 rows become stored ones.
+
+    Raises:
+        UserError: a row (its `index`) that is not finite, or not in this store.
+    """
+    with np.errstate(over="ignore"):
+        found: NDArray[Any] = codes.encode(vectors)
+    if codes.store == "float16" and not (finite := np.isfinite(found).all(axis=1)).all():
+        problem, fix = "its vector is beyond the range of float16", "normalize=true, or store=float32"
+        raise UserError(problem, key="store", value="float16", fix=fix, index=int(np.flatnonzero(~finite)[0]))
+    return found
+
+
+class _Writer(ABC):
+    """Rows of vectors into a stream.
+
+    Args:
+        stream: open for writing, at its start.
+        codes: how they are stored; None: as float32 of whatever width comes first.
+
+    Attributes:
+        count: rows so far.
+        codes: from the first row on.
+    """
+
+    def __init__(self, stream: IO[bytes], codes: Codes | None = None) -> None:
+        self.count = 0
         self._stream = stream
+        self.codes = codes
+        if codes is not None:
+            self._begin(codes)
+
+    @property
+    def dim(self) -> int:
+        """D, features of a vector; 0 while it is not known."""
+        return 0 if self.codes is None else self.codes.dim
 
     def add(self, rows: Sequence[int], vectors: NDArray[np.float32]) -> None:
         """Append `vectors` [n, D] of the input's `rows` [n]."""
-        if not self._header_size:
-            self.dim = vectors.shape[1]
-            self._header_size = self._stream.write(self._header())
-        self._stream.write(np.ascontiguousarray(vectors, dtype="<f4").data)
+        if self.codes is None:
+            self.codes = Codes("float32", vectors.shape[1])
+            self._begin(self.codes)
+        self.append(rows, stored(vectors, self.codes))
+
+    def append(self, rows: Sequence[int], codes: NDArray[Any]) -> None:
+        """Append what is stored of them, [n, `codes.width`]."""
+        self._append(rows, codes)
         self.count += len(rows)
+
+    @abstractmethod
+    def _begin(self, codes: Codes) -> None: ...
+    @abstractmethod
+    def _append(self, rows: Sequence[int], codes: NDArray[Any]) -> None: ...
+    @abstractmethod
+    def close(self) -> None:
+        """Write what a reader needs besides the rows."""
+
+
+class NpyFile(_Writer):
+    """One array [rows, width]. Its header is written again at the end, when the number of rows is known."""
+
+    _header_size = 0
+
+    def _begin(self, codes: Codes) -> None:
+        self._header_size = self._stream.write(self._header())
+
+    def _append(self, rows: Sequence[int], codes: NDArray[Any]) -> None:
+        self._stream.write(np.ascontiguousarray(codes).data)
 
     def _header(self) -> bytes:
         header = io.BytesIO()
-        shape = (self.count, self.dim)
-        np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+        assert self.codes is not None
+        descr, shape = np.lib.format.dtype_to_descr(self.codes.dtype), (self.count, self.codes.width)
+        np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
         return header.getvalue()
 
     def close(self) -> None:
+        if self.codes is None:
+            return
         header = self._header()
         # numpy pads the header so that the first axis can grow (numpy.lib.format, GROWTH_AXIS_MAX_DIGITS).
-        if self._header_size not in (0, len(header)):
+        if self._header_size != len(header):
             raise RuntimeError(f"the .npy header grew from {self._header_size} to {len(header)} bytes")
         self._stream.seek(0)
         self._stream.write(header)
 
 
-class ParquetFile:
-    """Columns `row` (int64: the line of the input) and `vector` (list of D float32)."""
+class ParquetFile(_Writer):
+    """Columns `row` (int64: of the input) and `vector` (list of `Codes.width` numbers)."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.count = 0
-        self._stream = stream
-        self._writer: Any = None
+    _writer: Any = None
 
-    def add(self, rows: Sequence[int], vectors: NDArray[np.float32]) -> None:
-        """Append `vectors` [n, D] of the input's `rows` [n]."""
+    def _begin(self, codes: Codes) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        dim = vectors.shape[1]
-        if self._writer is None:
-            schema = pa.schema([("row", pa.int64()), ("vector", pa.list_(pa.float32(), dim))])
-            self._writer = pq.ParquetWriter(self._stream, schema)
-        flat = np.ascontiguousarray(vectors, dtype="<f4").reshape(-1)
-        column = pa.FixedSizeListArray.from_arrays(pa.array(flat), dim)
+        vector = pa.list_(pa.from_numpy_dtype(codes.dtype), codes.width)
+        schema = pa.schema([("row", pa.int64()), ("vector", vector)])
+        # Neither a dictionary nor compression makes such numbers smaller: the dictionary took half as much again.
+        self._writer = pq.ParquetWriter(self._stream, schema, use_dictionary=False, compression="none")
+
+    def _append(self, rows: Sequence[int], codes: NDArray[Any]) -> None:
+        import pyarrow as pa
+
+        flat = pa.array(np.ascontiguousarray(codes).reshape(-1))
+        column = pa.FixedSizeListArray.from_arrays(flat, codes.shape[1])
         self._writer.write_table(pa.table([pa.array(rows, pa.int64()), column], schema=self._writer.schema))
-        self.count += len(rows)
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
 
 
+def read_vectors(path: Path) -> Iterator[tuple[Sequence[int], NDArray[Any]]]:
+    """Blocks of what a file of vectors holds, as they were written: rows [n], and codes [n, width].
+
+    The rows of a .npy file are counted from 0, and a block has 8,192 of them.
+    """
+    if path.suffix.lower() == ".npy":
+        codes = np.load(path, mmap_mode="r")
+        for at in range(0, len(codes), _BLOCK):
+            yield range(at, min(at + _BLOCK, len(codes))), codes[at : at + _BLOCK]
+        return
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group)
+            column = table.column("vector").combine_chunks()
+            values = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+            yield table.column("row").to_numpy(), values
+
+
 VectorFile = NpyFile | ParquetFile
 FORMATS: dict[str, type[VectorFile]] = {".npy": NpyFile, ".parquet": ParquetFile}
 
 
-def vector_file(path: Path) -> AbstractContextManager[VectorFile]:
+def vector_file(path: Path, codes: Codes | None = None) -> AbstractContextManager[VectorFile]:
     """A context manager that gives the writer for `path`, by its suffix.
 
     What is added goes to a hidden file beside `path`, which takes the name of `path` when the block ends well and is
     removed when it does not: `path` never holds half of the vectors.
+
+    Args:
+        path: of the file.
+        codes: how vectors are stored; None: as float32 of whatever width comes first.
 
     Raises:
         UserError: a suffix that is not in `FORMATS`; on entering, a folder that is not there or not writable.
@@ -88,16 +173,16 @@ def vector_file(path: Path) -> AbstractContextManager[VectorFile]:
     kind = FORMATS.get(path.suffix.lower())
     if kind is None:
         raise UserError("unknown kind of output", file=path, fix=f"end its name in {' or '.join(FORMATS)}")
-    return _written(path, kind)
+    return _written(path, kind, codes)
 
 
 @contextmanager
-def _written(path: Path, kind: type[VectorFile]) -> Iterator[VectorFile]:
+def _written(path: Path, kind: type[VectorFile], codes: Codes | None) -> Iterator[VectorFile]:
     if not path.parent.is_dir():
         raise UserError("no such folder", file=path.parent, fix="make it, or write elsewhere")
     check_writable(path, key="output")
     with whole_file(path) as new, new.open("w+b") as stream:
-        target = kind(stream)
+        target = kind(stream, codes)
         try:
             yield target
         finally:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import logging
-import os
-import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,21 +14,20 @@ import numpy as np
 
 from embedlab.config.data import DataConfig
 from embedlab.console import progress_bar
-from embedlab.data.kinds import DataKind, data_kind
+from embedlab.data.cached import cached
+from embedlab.data.kinds import data_kind
 from embedlab.data.reader import Reader
 from embedlab.data.report import Tally
 from embedlab.data.rows import RowStream, read_rows
 from embedlab.data.sources import open_source
-from embedlab.data.table import FORMAT, DamagedTable, TableWriter, TokenTable
+from embedlab.data.table import FORMAT, TableWriter, TokenTable
 from embedlab.data.tokenise import Chunk, FieldJob, Tokeniser, tokenised
 from embedlab.encoders.windows import windows
 from embedlab.errors import UserError
-from embedlab.files import cache_dir, is_ours, locked, own_cache_dir, whole_folder
 
 if TYPE_CHECKING:
     from embedlab.encoders.tokenization import Tokenization
 
-log = logging.getLogger(__name__)
 FieldSpec = tuple[str, "Tokenization"]
 """The role of the text (`DataKind.roles`), and how it is tokenised."""
 
@@ -42,6 +37,7 @@ _OF_CONTENT = (
     "name", "columns", "limit", "min_chars", "max_chars", "overlong", "duplicates",
     "languages", "pairs", "pivot", "pair_limit", "pair_sample",
 )  # fmt: skip
+_OF_KINDS = ("negatives", "scores", "score_range")
 
 
 def build_token_table(
@@ -50,10 +46,7 @@ def build_token_table(
     """The token table of a configuration: opened where it is in the cache, else built first.
 
     The cache key holds the content of the files (or the state of the hub data set), every setting that
-    decides which rows are kept, and the fingerprint of every tokenisation. A build writes beside its place
-    and moves there when it is whole; a lock keeps a second run waiting for the first; what a killed build
-    left is removed. Where files in the cache folder belong to another user (not root), nothing of them is read, and the
-    table is built in the user's own cache.
+    decides which rows are kept, and the fingerprint of every tokenisation (`embedlab.data.cached`).
 
     Args:
         config: source, rows and cache folder.
@@ -67,80 +60,27 @@ def build_token_table(
     """
     _check(config, fields)
     readers = open_source(config)
-    key = _key(config, fields, readers)
-    given = Path(config.cache_dir).expanduser() if config.cache_dir else cache_dir() / "tokens"
-    own = own_cache_dir() / "tokens"
-
     most = {name: _highest_id(tokenization) for name, (_, tokenization) in fields.items()}
 
     def build(folder: Path) -> None:
         _fill(folder, config, fields, readers, progress)
 
-    try:
-        try:
-            return _opened(given, key, build, most)
-        except OSError as bad:
-            if bad.errno not in _NOT_OURS or own == given:
-                raise
-            log.warning("%s: %s: the token cache is in %s", bad.filename or given, bad.strerror, own)
-            return _opened(own, key, build, most)
-    except OSError as bad:
-        raise UserError(
-            f"the token cache cannot be written: {bad.strerror or bad}",
-            file=bad.filename or given,
-            key="data.cache_dir",
-            value=config.cache_dir,
-            fix="free space there, or a folder on another disk",
-        ) from None
-
-
-_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP)
-
-
-def _opened(root: Path, key: str, build: Callable[[Path], None], most: Mapping[str, int]) -> TokenTable:
-    """The table `key` in `root`, built where it is not there yet; `most`: the highest id of each field.
-
-    Raises:
-        OSError: one of `_NOT_OURS` where another user's files are in its place.
-    """
-    if (table := _trusted(root / key, most)) is not None:
-        return table
-    root.mkdir(parents=True, exist_ok=True)
-    with locked(root / f"{key}.lock", doing="is building this token cache"):
-        if (table := _trusted(root / key, most)) is not None:
-            return table  # another run has built it meanwhile
-        with whole_folder(root / key) as folder:
-            build(folder)
-    if (table := _trusted(root / key, most)) is None:
-        raise PermissionError(errno.EACCES, "a damaged table cannot be replaced", str(root / key))
-    return table
-
-
-def _trusted(folder: Path, most: Mapping[str, int]) -> TokenTable | None:
-    """The table in a folder; None where there is none that is whole."""
-    if not os.path.lexists(folder):
-        return None
-    for path in (folder, *(folder.iterdir() if folder.is_dir() else ())):
-        status = path.lstat()
-        if stat.S_ISLNK(status.st_mode) or not is_ours(status):
-            raise PermissionError(errno.EACCES, "a link, or of another user", str(path))
-    try:
+    def read(folder: Path) -> TokenTable:
         table = TokenTable.open(folder)
         table.check_ids(most)
         return table
-    except DamagedTable as bad:
-        log.warning("The token cache is built anew: %s", bad)
-        return None
+
+    return cached("token", _key(config, fields, readers), build, read, config.cache_dir)
 
 
 def _check(config: DataConfig, fields: Mapping[str, FieldSpec]) -> None:
     kind = data_kind(config.name)
     for name, (role, _) in fields.items():
-        if name in kind.numbers:
+        if name in kind.numbers_of(config):
             raise ValueError(f"{name} is a number of data={config.name}: the view needs another name")
-        if role not in kind.roles:
+        if role not in (roles := kind.roles_of(config)):
             raise UserError(
-                f"{name} needs the text {role!r}, and data={config.name} has {', '.join(kind.roles)}",
+                f"{name} needs the text {role!r}, and data={config.name} has {', '.join(roles)}",
                 key="data",
                 value=config.name,
                 fix="data of another kind, or another method",
@@ -153,17 +93,22 @@ def _key(config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Read
         "source": [reader.identity() for reader in readers],
         "settings": {name: getattr(config, name) for name in _OF_CONTENT} | {"columns": config.chosen},
         "packed": config.pack is not None,
-        "numbers": _dtypes(data_kind(config.name)),
+        "numbers": _dtypes(config),
         "fields": {name: [role, tokenization.fingerprint] for name, (role, tokenization) in fields.items()},
     }
+    # Only where they are set: tables of before there were these stay found.
+    content |= {name: value for name in _OF_KINDS if (value := getattr(config, name)) is not None}
+    if prompts := data_kind(config.name).prompts_of(config):
+        content["prompts"] = prompts
     if config.pair_limit is not None:
         content["pair_seed"] = config.pair_seed
     text = json.dumps(content, sort_keys=True)
     return f"{config.name}-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
 
 
-def _dtypes(kind: DataKind) -> dict[str, str]:
-    return {name: "f4" if as_type is float else "i8" for name, as_type in kind.numbers.items()}
+def _dtypes(config: DataConfig) -> dict[str, str]:
+    numbers = data_kind(config.name).numbers_of(config)
+    return {name: "f4" if as_type is float else "i8" for name, as_type in numbers.items()}
 
 
 def _fill(
@@ -171,14 +116,22 @@ def _fill(
 ) -> None:
     started = time.monotonic()
     wanted = {role for role, _ in fields.values()}
-    roles = tuple(role for role in data_kind(config.name).roles if role in wanted)
+    roles = tuple(role for role in data_kind(config.name).roles_of(config) if role in wanted)
     stream = read_rows(config, roles, readers)
+    prompts = stream.kind.prompts_of(config)
     frame = None if config.pack is None else _frame(next(iter(fields.values()))[1].tokenizer)
     jobs = {
-        name: FieldJob(role, roles.index(role), tokenization, _ids_dtype(tokenization), frame and frame[1])
+        name: FieldJob(
+            role,
+            roles.index(role),
+            tokenization,
+            _ids_dtype(tokenization),
+            frame and frame[1],
+            prompts.get(role, ""),
+        )
         for name, (role, tokenization) in fields.items()
     }
-    writer = TableWriter(folder, roles, jobs, bool(stream.groups), _dtypes(stream.kind))
+    writer = TableWriter(folder, roles, jobs, bool(stream.groups), _dtypes(config))
     tally = Tally(stream, jobs)
     try:
         names = [reader.name for reader in readers]
@@ -219,18 +172,20 @@ def _frame(tokenizer: Any) -> tuple[int | None, int]:
 
 
 def _chunks(stream: RowStream) -> Iterator[Chunk]:
-    roles, dtypes = len(stream.roles), _dtypes(stream.kind)
+    roles, dtypes = len(stream.roles), _dtypes(stream.config)
     for taken in windows(stream, _CHUNK, _CHUNK_BYTES, lambda row: max(row[2][:roles], key=len)):
         columns = [[row[2][i] for row in taken] for i in range(roles)]
-        hashes = [
-            b"".join([hashlib.blake2b(text.encode(), digest_size=8).digest() for text in column])
-            for column in columns
-        ]
+        hashes = [text_hashes(column) for column in columns]
         numbers = [
             np.array([row[2][i] for row in taken], dtype) for i, dtype in enumerate(dtypes.values(), roles)
         ]
         tables, places, groups = [r[0] for r in taken], [r[1] for r in taken], [r[3] for r in taken]
         yield Chunk(tables, places, groups, columns, hashes, numbers)
+
+
+def text_hashes(texts: Sequence[str]) -> bytes:
+    """Eight bytes for each text: equal for equal texts, in every table."""
+    return b"".join([hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts])
 
 
 def _nothing_left(config: DataConfig, stream: RowStream) -> UserError:

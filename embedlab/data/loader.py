@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from embedlab.data.plan import BatchPlan, Rows
+from embedlab.data.mix import MixedTable
+from embedlab.data.plan import Rows
+from embedlab.data.plans import Plan
 from embedlab.data.resident import ResidentTable
 from embedlab.data.table import Table
 from embedlab.kernels.packing import token_capacity
@@ -29,7 +32,7 @@ class BatchLoader:
     (field -> true tokens of the batch, rounded up to few distinct numbers), for a `ResidentTable` on the
     device; both are the same on all devices. Both kinds have the numbers ``tokens`` (true ones, all fields) and
     ``padded_tokens``. The last batch of an epoch has ``rows_per_rank``, the rows of every device, where these
-    differ.
+    differ. Of a mix it has the fields of its ``data_set``, which it names.
 
     Args:
         table: rows of tokens.
@@ -46,7 +49,9 @@ class BatchLoader:
             ended the epoch (before the last batch, when it was told to).
     """
 
-    def __init__(self, table: Table, plan: BatchPlan, emit: str = "tokens", pad_to_multiple: int = 8) -> None:
+    def __init__(
+        self, table: Table | MixedTable, plan: Plan, emit: str = "tokens", pad_to_multiple: int = 8
+    ) -> None:
         if emit not in ("tokens", "rows"):
             raise ValueError(f"emit={emit!r}: tokens or rows")
         self.table = table
@@ -118,24 +123,27 @@ class BatchLoader:
         rows = self.plan.share(whole)
         # Rows are gathered to the shapes of a graph, which all devices must have in common.
         widest = rows if self._host is not None else whole
-        lengths = {name: self._width(int(found[widest].max())) for name, found in self._lengths.items()}
-        tokens = {name: int(found[rows].sum()) for name, found in self._lengths.items()}
+        views = {name: self._lengths[name] for name in self.table.views(int(whole[0]))}
+        lengths = {name: self._width(int(found[widest].max())) for name, found in views.items()}
+        tokens = {name: int(found[rows].sum()) for name, found in views.items()}
         batch: Batch = {"rows": torch.from_numpy(np.ascontiguousarray(rows))}
         if self._host is not None:
             batch = self._host.gather(batch["rows"], lengths)
         else:
             batch["lengths"] = lengths
-            batch["token_budgets"] = self._budgets(whole)
+            batch["token_budgets"] = self._budgets(whole, views)
+        if isinstance(self.table, MixedTable):
+            batch["data_set"] = self.table.set_of(int(whole[0]))
         batch["tokens"] = sum(tokens.values())
         batch["padded_tokens"] = len(rows) * sum(lengths.values())
         return _pinned(batch) if torch.cuda.is_available() else batch
 
-    def _budgets(self, whole: Rows) -> dict[str, int]:
+    def _budgets(self, whole: Rows, views: Mapping[str, NDArray[np.int32]]) -> dict[str, int]:
         """True tokens of the device that has most of them, by field, rounded up."""
         shares = [self.plan.share(whole, rank) for rank in range(self.plan.world)]
         return {
             name: token_capacity(max(*(int(found[rows].sum()) for rows in shares), self._least[name]))
-            for name, found in self._lengths.items()
+            for name, found in views.items()
         }
 
 

@@ -15,7 +15,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from embedlab.config.data import DataConfig
 from embedlab.data.build import FieldSpec, build_token_table
 from embedlab.data.loader import BatchLoader
+from embedlab.data.mix import MixedTable
 from embedlab.data.plan import BatchPlan
+from embedlab.data.plans import Plan, training_plan
 from embedlab.data.report import print_report
 from embedlab.data.resident import ResidentTable
 from embedlab.data.table import PackedTable, Table
@@ -30,7 +32,7 @@ class SentenceDataModule(LightningDataModule):
 
     Args:
         config: source and batches.
-        fields: name of a view -> (role of its text, how it is tokenised).
+        fields: name of a view -> (role of its text, how it is tokenised); of a mix, name of a set -> its fields.
         seed: of the order of the rows; the same on every device.
         emit: ``tokens`` or ``rows`` (`BatchLoader`).
         validation: what `val_dataloader` gives; nothing here has a use for it, but without one Lightning runs
@@ -40,7 +42,7 @@ class SentenceDataModule(LightningDataModule):
     def __init__(
         self,
         config: DataConfig,
-        fields: Mapping[str, FieldSpec],
+        fields: Mapping[str, FieldSpec] | Mapping[str, Mapping[str, FieldSpec]],
         seed: int,
         emit: str = "tokens",
         validation: Iterable[Any] | None = None,
@@ -60,9 +62,12 @@ class SentenceDataModule(LightningDataModule):
     # ----------------------------------------------------------------------------------------------
 
     @cached_property
-    def table(self) -> Table:
-        """The rows of tokens: a `TokenTable`, or a `PackedTable` view of one with `data.pack`."""
-        table = build_token_table(self.config, self.views)
+    def table(self) -> Table | MixedTable:
+        """The rows of tokens: a `TokenTable`, a `PackedTable` view of one with `data.pack`, or those of a mix."""
+        if self.config.mix:
+            sets = self.config.sets.items()
+            return MixedTable({name: build_token_table(one.config, self.views[name]) for name, one in sets})  # type: ignore[arg-type]
+        table = build_token_table(self.config, self.views)  # type: ignore[arg-type]
         return table if self.config.pack is None else PackedTable(table, self.config.pack)
 
     def prepare_data(self) -> None:
@@ -73,7 +78,8 @@ class SentenceDataModule(LightningDataModule):
         """
         report = self.table.report
         if self.config.report and not self._reported:
-            rank_zero_only(print_report)(report)
+            for one in report["sets"].values() if self.config.mix else [report]:
+                rank_zero_only(print_report)(one)
         self._reported = True
 
     @property
@@ -106,13 +112,7 @@ class SentenceDataModule(LightningDataModule):
         Raises:
             UserError: fewer rows than a batch.
         """
-        config = self.config
-        loader = self._batches(
-            drop_last=config.drop_last,
-            shuffle=config.shuffle,
-            mega_batch=config.mega_batch,
-            lengths=self.table.longest if config.mega_batch > 1 else None,
-        )
+        loader = self._loader_of(self.plan(*self._place))
         loader.progress = self._progress
         if self._resumed is not None:
             loader.load_state_dict(self._resumed)
@@ -124,13 +124,28 @@ class SentenceDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> BatchLoader:
         """All rows in their order, this device's share of each batch."""
-        return self._batches(drop_last=False, shuffle=False)
+        if self.config.mix:
+            raise UserError("its sets have texts of their own", key="data.mix", fix="one of them alone")
+        size = self.config.batch_size
+        return self._loader_of(
+            BatchPlan(self.n_rows, size, self.seed, *self._place, drop_last=False, shuffle=False)
+        )
 
-    def _batches(self, **plan: Any) -> BatchLoader:
-        trainer = self.trainer
-        world, rank = (1, 0) if trainer is None else (trainer.world_size, trainer.global_rank)
-        batches = BatchPlan(self.n_rows, self.config.batch_size, self.seed, world, rank, **plan)
-        return BatchLoader(self.table, batches, self.emit, self.config.pad_to_multiple)
+    def plan(self, world: int, rank: int = 0) -> Plan:
+        """The batches of training on so many devices.
+
+        Raises:
+            UserError: fewer rows than a batch.
+        """
+        return training_plan(self.config, self.table, self.seed, world, rank)
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Devices, and this one's number."""
+        return (1, 0) if self.trainer is None else (self.trainer.world_size, self.trainer.global_rank)
+
+    def _loader_of(self, plan: Plan) -> BatchLoader:
+        return BatchLoader(self.table, plan, self.emit, self.config.pad_to_multiple)
 
     def val_dataloader(self) -> Any:
         return [] if self.validation is None else self.validation
@@ -202,7 +217,14 @@ class SentenceDataModule(LightningDataModule):
             "shuffle": config.shuffle,
             "world": 1 if self.trainer is None else self.trainer.world_size,
             "seed": self.seed,
+            # Only where they are set: checkpoints of before there were these go on.
+            **{key: value for key in _OF_PLAN if (value := getattr(config, key)) not in (None, False)},
+            **({key: getattr(config, key) for key in _OF_MIX} if config.mix else {}),
         }
+
+
+_OF_PLAN = ("no_duplicates", "per_label")
+_OF_MIX = ("sampling", "temperature", "epoch_steps")
 
 
 def _rewind_loop_counters(loops: dict[str, Any], epoch: int, batch: int) -> None:

@@ -22,14 +22,23 @@ class ParquetFile(FileReader):
         with self._open() as file:
             return _flat_schema(file.schema_arrow)
 
+    quick = True
+
+    def count(self, column: str) -> int:
+        with self._open() as file:
+            return int(file.metadata.num_rows)
+
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
+        return self.rows_from(0, columns)
+
+    def rows_from(self, start: int, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
         import pyarrow as pa
 
-        row = held = 0
+        row, held = start, 0
         try:
             with self._open() as file:
                 n_rows = max(1, file.metadata.num_rows)
-                for table in self._tables(file, columns):
+                for table in self._tables(file, columns, start):
                     # One value at a time: a dictionary may stand for a thousand times its own size.
                     cells = ((value.as_py() for value in table.column(name)) for name in columns)
                     for values in zip(*cells, strict=True):
@@ -47,8 +56,8 @@ class ParquetFile(FileReader):
         if row == 0:
             raise self.error("the file has no rows")
 
-    def _tables(self, file: Any, columns: Sequence[str]) -> Iterator[Any]:
-        """Batches of a bounded size, whatever the sizes of row groups and values; structs are flat."""
+    def _tables(self, file: Any, columns: Sequence[str], start: int = 0) -> Iterator[Any]:
+        """Batches of a bounded size after `start` rows, whatever row groups and values hold; structs are flat."""
         import pyarrow as pa
 
         def flat(batch: Any) -> Any:
@@ -66,6 +75,9 @@ class ParquetFile(FileReader):
         with self._open(read_dictionary=[path for path in paths if path not in plain]) as encoded:
             for group, chunks in enumerate(groups):
                 meta = file.metadata.row_group(group)
+                if start >= meta.num_rows:
+                    start -= meta.num_rows
+                    continue
                 size = sum(chunk.total_uncompressed_size for chunk in chunks)
                 self.check_expansion(size, None, sum(chunk.total_compressed_size for chunk in chunks))
                 rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES * meta.num_rows // max(1, size)))
@@ -74,7 +86,9 @@ class ParquetFile(FileReader):
                 words = [c for table in one for c in table.columns if pa.types.is_dictionary(c.type)]
                 large = any(column.chunk(0).dictionary.nbytes > _SMALL_DICTIONARY for column in words)
                 for batch in (encoded if large else file).iter_batches(rows, [group], tops):
-                    yield flat(batch)
+                    if start < len(batch):
+                        yield flat(batch.slice(start))
+                    start = max(0, start - len(batch))
 
     def _open(self, **how: Any) -> Any:
         import pyarrow as pa

@@ -61,7 +61,7 @@ class BatchPlan:
         if self.drop_last and self.n_rows < self.batch_size * self.world:
             devices = f" on {self.world} devices" if self.world > 1 else ""
             raise UserError(
-                f"{self.n_rows:,} rows are less than one batch{devices}",
+                f"{self.n_rows:,} rows are less than one batch of {self.batch_size * self.world:,}{devices}",
                 key="data.batch_size",
                 value=self.batch_size,
                 fix="more rows, a smaller data.batch_size, or data.drop_last=false",
@@ -72,8 +72,7 @@ class BatchPlan:
 
     def shares(self, batch: int) -> tuple[int, ...]:
         """Rows of each rank in a batch: all the same, but in the last one of an epoch that drops none."""
-        rows = self._sizes()[batch]
-        return tuple(len(range(rank, rows, self.world)) for rank in range(self.world))
+        return shares_of(self._sizes()[batch], self.world)
 
     def epoch(self, number: int) -> list[Rows]:
         """The row numbers of each batch of this rank in epoch `number`."""
@@ -99,7 +98,7 @@ class BatchPlan:
                 pool = pool[np.argsort(self.lengths[pool], kind="stable")]
                 # Batches of one size change places; another one at the end stays there.
                 whole = int(np.sum(np.equal(sizes[first:last], sizes[first])))
-                places = np.argsort(_random(self.seed, number, np.arange(first, first + whole), stream=1))
+                places = np.argsort(random_bits(self.seed, number, np.arange(first, first + whole), stream=1))
                 cuts = np.concatenate([cuts[places], cuts[whole:]])
                 sized = [sizes[first + i] for i in (*places, *range(whole, last - first))]
             else:
@@ -110,7 +109,7 @@ class BatchPlan:
     def _order(self, epoch: int) -> Rows:
         if not self.shuffle:
             return np.arange(self.n_rows, dtype=np.int64)
-        keys = _random(self.seed, epoch, np.arange(self.n_rows), stream=0)
+        keys = random_bits(self.seed, epoch, np.arange(self.n_rows), stream=0)
         return np.argsort(keys, kind="stable").astype(np.int64)
 
     def _sizes(self) -> list[int]:
@@ -126,18 +125,23 @@ class BatchPlan:
         return [*sizes, rest]
 
 
-def _random(seed: int, epoch: int, index: NDArray[np.int64], stream: int) -> NDArray[np.uint64]:
+def shares_of(rows: int, world: int) -> tuple[int, ...]:
+    """Rows of each rank in a batch of so many."""
+    return tuple(len(range(rank, rows, world)) for rank in range(world))
+
+
+def random_bits(seed: int, epoch: int, index: NDArray[np.int64], stream: int) -> NDArray[np.uint64]:
     """64 random bits for each index: the SplitMix64 finaliser (Steele, Lea and Flood 2014), applied twice.
 
     Not `numpy.random`, whose streams may change between versions: a run resumed years later has the same
     order.
     """
     with np.errstate(over="ignore"):
-        key = _mix(_mix(np.uint64(seed % 2**64) + _GOLDEN) + np.uint64(2 * epoch + stream))
-        return _mix(_mix(index.astype(np.uint64) * _GOLDEN + key))
+        key = _mix(_mix(np.uint64(seed % 2**64) + GOLDEN) + np.uint64(2 * epoch + stream))
+        return _mix(_mix(index.astype(np.uint64) * GOLDEN + key))
 
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(x: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:

@@ -10,6 +10,8 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,13 +97,24 @@ class Reader(ABC):
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
         """Row number and the values of `columns` (strings; None for a null), for every row."""
 
-    def texts(self, column: str) -> Iterator[tuple[int, str]]:
-        """Row number and text of every row; a null is an empty text.
+    quick = False
+    """Whether `rows_from` and `count` need not read what they leave out row by row."""
+
+    def rows_from(self, start: int, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
+        """`rows` without the first `start`."""
+        return islice(self.rows(columns), start, None)
+
+    def count(self, column: str) -> int:
+        """The number of rows."""
+        return sum(1 for _ in self.rows([column]))
+
+    def texts(self, column: str, start: int = 0) -> Iterator[tuple[int, str]]:
+        """Row number and text of every row after the first `start`; a null is an empty text.
 
         Raises:
             UserError: a value that is no text.
         """
-        for row, (value,) in self.rows([column]):
+        for row, (value,) in self.rows_from(start, [column]):
             if value is not None and not isinstance(value, str):
                 raise self.error(f"{value!r:.60} is not text", row, key="column", value=column)
             yield row, value or ""
@@ -126,13 +139,21 @@ class FileReader(Reader):
         except OSError as bad:
             raise self.error(f"cannot be read: {bad.strerror or bad}") from None
 
-    def _lines(self) -> Generator[tuple[int, str]]:
-        """Number and text of every line, without its line end."""
-        row = held = 0
-        packed = self.path.suffix.lower() in OPENERS
+    @property
+    def packed(self) -> bool:
+        """Whether the file is compressed."""
+        return self.path.suffix.lower() in OPENERS
+
+    def _lines(self, row: int = 0, held: int = 0) -> Generator[tuple[int, str]]:
+        """Number and text of every line, without its line end, after so many lines that take so many bytes."""
+        packed = self.packed
         try:
             with self.path.open("rb") as raw, _decompress(self.path, raw) as stream:
-                for line in _byte_lines(stream):
+                if held:
+                    raw.seek(held)
+                for line in (
+                    _byte_lines(stream) if not held else iter(partial(stream.readline, LONGEST_LINE), b"")
+                ):
                     row += 1
                     held += len(line)
                     if row % _EVERY == 0:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embedlab.data.mix import MixedTable
 from embedlab.data.table import FieldView, PackedTable, Table
 from embedlab.kernels.available import has_triton
 
@@ -24,7 +25,7 @@ class ResidentTable:
         device: where the tokens live and `gather` runs.
     """
 
-    def __init__(self, table: Table, device: torch.device | str) -> None:
+    def __init__(self, table: Table | MixedTable, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self._numbers = {
             name: torch.from_numpy(values).to(self.device) for name, values in table.numbers.items()
@@ -43,7 +44,8 @@ class ResidentTable:
 
         Args:
             rows: int64 [B], on the device.
-            lengths: field -> L, at least the longest row of the batch in this field (longer rows are cut).
+            lengths: field -> L, of the fields that these rows have: at least the longest row of the batch in this field
+                (longer rows are cut).
             token_budgets: field -> C, at least the true tokens of the batch in this field; None: not to be told.
 
         Returns:
@@ -54,7 +56,7 @@ class ResidentTable:
             Numeric columns of the kind of data stand by their names, float32 or int64 [B].
         """
         batch: dict[str, Any] = {
-            name: field.gather(rows, lengths[name]) for name, field in self._fields.items()
+            name: field.gather(rows, lengths[name]) for name, field in self._fields.items() if name in lengths
         }
         for name, budget in (token_budgets or {}).items():
             batch[name]["token_budget"] = budget

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 from embedlab.config.data import DataConfig
-from embedlab.data.kinds import DataKind, RawRow, data_kind
+from embedlab.data.kinds import DataKind, RawRow, check_unread, data_kind
 from embedlab.data.reader import Reader
 from embedlab.data.sources import open_source
 from embedlab.errors import UserError
@@ -86,7 +86,7 @@ class RowStream:
             if not reason and None in numbers:
                 reason = "without a number"
             if not reason:
-                columns = zip(self.kind.numbers.items(), numbers, strict=True)
+                columns = zip(self.kind.numbers_of(self.config).items(), numbers, strict=True)
                 texts += [self._number(table, row, *column) for column in columns]
             if reason:
                 self._drop(reason, group)
@@ -180,14 +180,19 @@ def read_rows(
         UserError: bad input, at once where the headers show it, else when the row is reached.
     """
     kind = data_kind(config.name)
-    roles = tuple(roles) if roles is not None else kind.roles
+    roles = tuple(roles) if roles is not None else kind.roles_of(config)
     readers = readers or open_source(config)
     groups = kind.groups(readers, roles, config)
+    check_unread(kind, readers, config)
     return RowStream(config, kind, roles, readers, list(groups), list(groups.values()))
 
 
 def iter_texts(config: DataConfig, role: str | None = None) -> Iterator[str]:
     """Every text of a configuration (of one role, or of all in turn), as for learning a tokenizer."""
+    if config.mix:
+        for one in config.sets.values():
+            yield from iter_texts(one.config, role)
+        return
     stream = read_rows(config, None if role is None else (role,))
     for _, _, values, _ in stream:
         yield from values[: len(stream.roles)]

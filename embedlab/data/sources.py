@@ -10,7 +10,7 @@ from typing import Any
 
 from embedlab.backbones.hub import quiet_hub
 from embedlab.config.data import DataConfig
-from embedlab.data.kinds import column_kinds
+from embedlab.data.kinds import check_unread, column_kinds, data_kind, in_set
 from embedlab.data.reader import Layout, Reader, Values
 from embedlab.data.readers import open_reader
 from embedlab.errors import UserError
@@ -39,8 +39,12 @@ def check_source(config: DataConfig) -> None:
     Raises:
         UserError: as `open_source`.
     """
-    if config.files or not config.hub:
-        open_source(config)
+    if config.mix:
+        for name, one in config.sets.items():
+            with in_set(name):
+                check_source(one.config)
+    elif config.files or not config.hub:
+        check_unread(data_kind(config.name), open_source(config), config)
     else:
         _open_files(config, config.also or [], "data.also")
 

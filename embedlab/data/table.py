@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedlab.config.read import read_record, record
+from embedlab.data.cached import Damaged
 from embedlab.data.tokenise import Chunk, FieldJob, Tokens
 from embedlab.errors import UserError
 
@@ -25,7 +26,7 @@ _LOOKED_AT = 1 << 22  # ids at once
 REPORT = "report.json"
 
 
-class DamagedTable(Exception):
+class DamagedTable(Damaged):
     """The folder is not a whole token table."""
 
 
@@ -154,6 +155,10 @@ class TokenTable:
                     raise DamagedTable(
                         f"{self.folder}: {name} has ids past the vocabulary of {most[name] + 1:,}"
                     )
+
+    def views(self, row: int) -> Iterable[str]:
+        """The fields that a row has."""
+        return self.fields
 
     def lengths(self, field: str) -> NDArray[np.int32]:
         """Tokens of every row [n]."""
@@ -306,6 +311,9 @@ class PackedTable:
         self.report = table.report
         if self.n_rows == 0:
             raise UserError("there is less text than one packed sequence", key="data.pack", value=length)
+
+    def views(self, row: int) -> Iterable[str]:
+        return self.fields
 
     def lengths(self, field: str) -> NDArray[np.int32]:
         return np.full(self.n_rows, self.length, np.int32)

@@ -51,8 +51,8 @@ class Chunk:
 class FieldJob:
     """How one field is made: from the texts of `role`, the column at `place`, as ids of `dtype`.
 
-    With `last` (the token that parts one text from the next) the rows are made for packing: whole texts
-    without special tokens, and `last` after each.
+    `prompt` stands before every text. With `last` (the token that parts one text from the next) the rows are made for
+    packing: whole texts without special tokens, and `last` after each.
     """
 
     role: str
@@ -60,9 +60,12 @@ class FieldJob:
     tokenization: Tokenization
     dtype: str
     last: int | None = None
+    prompt: str = ""
 
     def __call__(self, columns: list[list[str]]) -> FieldTokens:
         texts, cut = columns[self.place], 0
+        if self.prompt:
+            texts = [self.prompt + text for text in texts]
         if self.last is None:
             rows, shortened = self.tokenization.ids_and_cut(texts)
             cut = sum(shortened)

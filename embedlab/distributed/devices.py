@@ -77,6 +77,13 @@ def global_rank() -> int:
     return int(os.environ["SLURM_PROCID"]) if under_slurm_tasks() else 0
 
 
+def world_size() -> int:
+    """Processes that work together: 1 where this one runs alone."""
+    if "WORLD_SIZE" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    return int(os.environ["SLURM_NTASKS"]) if under_slurm_tasks() else 1
+
+
 def local_rank() -> int:
     """Among the processes of this machine."""
     if "LOCAL_RANK" in os.environ:

@@ -46,6 +46,8 @@ class Encoder(nn.Module):
     tokenization: Tokenization
     mixed = False
     """Whether its towers read text differently, so that it has texts to encode but no token ids."""
+    tokens_read = 0
+    """Tokens that have been encoded so far, repeats once, for whoever shows how fast that is."""
     chunk: int | None = None
     """Rows that a training pass encodes at once (`embedlab.encoders.grad_cache`); None: all."""
 
@@ -72,6 +74,15 @@ class Encoder(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device
+
+    def kept_width(self, dim: int | None) -> int:
+        """Features of a vector that is cut to `dim` (None: not); UserError where it has fewer."""
+        if dim is None:
+            return self.dim
+        if type(dim) is not int or not 1 <= dim <= self.dim:
+            told = f"exceeds width {self.dim}" if type(dim) is int and dim > self.dim else "not a width"
+            raise UserError(told, key="dim", value=dim, fix=f"a whole number from 1 to {self.dim}")
+        return dim
 
     def fingerprint(self) -> str:
         """Hex hash of all that decides the vectors. The same after `save`."""
@@ -148,6 +159,7 @@ class Encoder(nn.Module):
         on_batch: Callable[[int, int], None] | None = None,
         prompt: str | None = None,
         prompt_name: str | None = None,
+        dim: int | None = None,
     ) -> Any:
         """Vectors of sentences, in their order, whatever their lengths and the batches.
 
@@ -166,13 +178,16 @@ class Encoder(nn.Module):
             prompt: a text that goes before each sentence.
             prompt_name: instead: the name of one of the encoder's own (``encoder.usage.prompts``). None of both:
                 its default one, if it has one.
+            dim: the first features that are kept, of an encoder that was trained for it (Matryoshka); `normalize`
+                comes after the cut. None: as `usage` says.
 
         Returns:
             [n, D], float32.
 
         Raises:
             TypeError: a sentence that is no string.
-            UserError: an unknown dtype, output or prompt; or a sentence that cannot be written as UTF-8.
+            UserError: an unknown dtype, output or prompt; a `dim` beyond the width; or a sentence that cannot be
+                written as UTF-8.
         """
         if output not in ("numpy", "tensor"):
             raise UserError("unknown output", key="output", value=output, fix="numpy or tensor")
@@ -187,6 +202,7 @@ class Encoder(nn.Module):
             to_host=output == "numpy",
             on_batch=on_batch,
             skip=0 if self.usage.include_prompt else self.tokenization.tokens_before(before),
+            dim=None if dim is None else self.kept_width(dim),
         )
         vectors = vectors[0] if isinstance(sentences, str) else vectors
         return vectors.numpy() if output == "numpy" else vectors
@@ -225,6 +241,7 @@ class Encoder(nn.Module):
         to_host: bool = False,
         on_batch: Callable[[int, int], None] | None = None,
         skip: int = 0,
+        dim: int | None = None,
     ) -> Tensor:
         """Vectors of tokenised rows, in their order.
 
@@ -234,7 +251,7 @@ class Encoder(nn.Module):
             batch_tokens: instead: tokens a forward, padding included.
             to_host: move the vectors to the CPU as they come.
             skip: tokens at the start of each row that the pooling leaves out.
-            show_progress_bar, normalize, device, dtype, on_batch: as in `encode`.
+            show_progress_bar, normalize, device, dtype, on_batch, dim: as in `encode`.
 
         Returns:
             [n, D], float32, on the device, or with `to_host` on the CPU.
@@ -243,7 +260,7 @@ class Encoder(nn.Module):
         return self._encode(
             [window], len(rows), batch_size=batch_size, batch_tokens=batch_tokens,
             show_progress_bar=show_progress_bar, normalize=normalize, device=device, dtype=dtype,
-            to_host=to_host, on_batch=on_batch, skip=skip,
+            to_host=to_host, on_batch=on_batch, skip=skip, dim=dim,
         )  # fmt: skip
 
     def _encode(
@@ -260,19 +277,23 @@ class Encoder(nn.Module):
         to_host: bool = False,
         on_batch: Callable[[int, int], None] | None = None,
         skip: int = 0,
+        dim: int | None = None,
     ) -> Tensor:
         """Vectors of windows of rows, [`texts`, D], each in its place; settings as of `encode_ids`."""
         if dtype is not None and dtype not in DTYPES:
             raise UserError("unknown dtype", key="dtype", value=dtype, fix=", ".join(DTYPES))
+        width = self.kept_width(dim)
         with (
             self.evaluating(device),
             _precision(self.device.type, dtype),
             progress_bar("encoding", "texts", texts, show_progress_bar) as move,
         ):
             # An inference tensor could not be used in a training step.
-            out = torch.empty(texts, self.dim, device="cpu" if to_host else self.device)
+            out = torch.empty(texts, width, device="cpu" if to_host else self.device)
             run = Encoding(self, out, batch_size, batch_tokens, normalize, skip)
+            read = self.tokens_read
             for done in run(windows, texts):
+                self.tokens_read = read + run.tokens_read
                 move(done, done)
                 if on_batch is not None:
                     on_batch(done, texts)

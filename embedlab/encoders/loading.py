@@ -27,7 +27,15 @@ from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.encoders.usage import DOCUMENT, Usage
 from embedlab.errors import UserError
-from embedlab.files import PACKED, assets_dir, corruption, packed, scratch_folder
+from embedlab.files import (
+    PACKED,
+    SENTENCE_ENCODER,
+    assets_dir,
+    corruption,
+    packed,
+    scratch_folder,
+    shipped_encoders,
+)
 from embedlab.pooling import build_pooling
 
 log = logging.getLogger(__name__)
@@ -42,10 +50,10 @@ def load(
     """An encoder, in evaluation mode.
 
     Args:
-        path: ``mini`` (shipped with the package); the folder of an encoder; that of a run (its ``export``,
-            else its ``best``); a Lightning checkpoint; a folder of sentence-transformers, or a plain
-            Hugging Face one (mean pooling, with a warning); or the name of such a model on the hub,
-            ``ORG/NAME`` or ``ORG/NAME@REVISION``, which is read as its folder is.
+        path: one that is shipped with the package, such as ``mini`` (a folder of that name goes before it); the
+            folder of an encoder; that of a run (its ``export``, else its ``best``); a Lightning checkpoint; a
+            folder of sentence-transformers, or a plain Hugging Face one (mean pooling, with a warning); or the
+            name of such a model on the hub, ``ORG/NAME`` or ``ORG/NAME@REVISION``, which is read as its folder is.
         revision: on the hub: a branch, tag or commit.
         trust_remote_code: run Python code that comes with a model of an architecture that transformers lacks.
 
@@ -54,7 +62,7 @@ def load(
     """
     name = os.fspath(path)
     given = Path(name).expanduser()
-    if name == "mini" and not given.exists():
+    if not given.exists() and (name in ("mini", SENTENCE_ENCODER) or name in shipped_encoders()):
         given = _shipped(name)
     if given.exists() and revision is not None:
         raise UserError(
@@ -75,10 +83,9 @@ def load(
 def _shipped(name: str) -> Path:
     folder = assets_dir() / name
     if not (folder / CARD).is_file():
-        problem, fix = (
-            f"this installation ships no encoder {name}",
-            "reinstall the package, or give a model folder",
-        )
+        others = ", ".join(shipped_encoders())
+        problem = f"this installation ships no encoder {name}" + (f", but {others}" if others else "")
+        fix = "reinstall the package, or give a model folder"
         raise UserError(problem, file=folder, key="ckpt", value=name, fix=fix)
     return folder
 
@@ -120,7 +127,7 @@ def _encoder(folder: Path, code: bool) -> Encoder:
 def _hub(name: str, revision: str | None, code: bool) -> Encoder:
     repository, pinned = split_revision(name)  # a revision may have slashes
     if Path(name).is_absolute() or name.startswith((".", "~")) or repository.count("/") > 1:
-        fix = "mini, a run folder, a model folder, or ORG/NAME of a hub"
+        fix = f"{SENTENCE_ENCODER}, mini, a run folder, a model folder, or ORG/NAME of a hub"
         raise UserError("no such file or folder", key="ckpt", value=name, fix=fix)
     if pinned and revision:
         raise UserError("is given twice", key="revision", value=revision, fix=f"ckpt={repository}@{revision}")

@@ -26,14 +26,16 @@ Numbers = NDArray[np.int64]
 """Of rows."""
 
 _AUTO_TOKENS = {"cpu": 2048, "cuda": 65536}  # a padded forward; larger ones fall out of a CPU core's cache
-_SLOTS = 32768  # a packed forward: more would keep a card no busier
+_FEATURES = 1 << 26  # of a packed forward's hidden states: fewer, and a card waits for the host's launches
+_SLOTS = (16384, 131072)  # of a packed forward, whatever the width
 _AHEAD = 3  # windows that are tokenised before they are asked for
 _BEHIND = 2  # batches whose vectors are on their way to the host
 _FEW = 64  # texts that are not worth a thread
 _THREADS = {
     "cuda": 2
 }  # that tokenise, by device, else 1: the library's own threads rest while Python takes the ids
-_WINDOWS = {"cuda": (2048, 1 << 18)}  # texts and bytes of a window, by device, which waits for the first
+_WINDOWS = {"cuda": (8192, 1 << 20)}  # texts and bytes of a window, by device
+_FIRST = {"cuda": 8}  # part of them that the first window has: a device waits for it
 
 
 class Reader(NamedTuple):
@@ -91,7 +93,8 @@ class DistinctRows:
 
     def __init__(self, tokenization: Tokenization, texts: Sequence[str], device: torch.device) -> None:
         self.tokenization = tokenization
-        self.windows = windows(texts, *_WINDOWS.get(device.type, (ROWS, AT_ONCE)))
+        rows, size = _WINDOWS.get(device.type, (ROWS, AT_ONCE))
+        self.windows = windows(texts, rows, size, first=_FIRST.get(device.type, 1))
         self.threads = _THREADS.get(device.type, 1) if len(texts) > _FEW else 0
         tokenization.plain_ids(
             []
@@ -161,19 +164,24 @@ def padded_batches(
         at += n
 
 
-def packed_batches(lengths: Numbers, size: int | None, tokens: int | None) -> Iterator[Numbers]:
+def packed_batches(
+    lengths: Numbers, size: int | None, tokens: int | None, width: int = 768
+) -> Iterator[Numbers]:
     """Row numbers of similar lengths, longest first, in equal batches; `size` and `tokens` as of `padded_batches`.
+
+    Without them a batch has as many tokens as suit vectors of `width` features.
 
     Rows of over `SHORT_LONGEST` tokens are apart from the others: another kernel attends to them.
     """
     order = (-lengths).argsort(kind="stable")
     long = int((lengths > SHORT_LONGEST).sum())
+    most = tokens or min(max(_FEATURES // width, _SLOTS[0]), _SLOTS[1])
     for part in (order[:long], order[long:]):
         if size is not None:
             cuts: Any = np.arange(size, len(part), size)
         else:
             ends = lengths[part].cumsum()
-            n = -(-int(ends[-1]) // (tokens or _SLOTS)) if len(part) else 1
+            n = -(-int(ends[-1]) // most) if len(part) else 1
             cuts = np.unique(ends.searchsorted(np.arange(1, n) * (ends[-1] / n))) if n > 1 else []
         yield from (batch for batch in np.split(part, cuts) if len(batch))
 
@@ -200,6 +208,7 @@ class Encoding:
         self.encoder, self.out = encoder, out
         self.size, self.tokens = size, tokens
         self.normalize, self.skip = normalize, skip
+        self.tokens_read = 0
         self.device = encoder.device
         self._reader = encoder.reader(skip)
         self._waiting: deque[tuple[Tensor, Tensor, torch.cuda.Event]] = deque()
@@ -208,13 +217,14 @@ class Encoding:
         """Encode windows of so many texts; the number of these that are done, after each batch."""
         before = done = 0
         for window in windows:
-            encoded = 0
+            encoded, lengths = 0, window.tokens.lengths
             for rows, vectors in self._vectors(window.tokens):
                 vectors = vectors.float()[:, : self.out.shape[1]]
                 if self.normalize:
                     vectors = nn.functional.normalize(vectors, dim=-1)
                 self._put(window.places[rows], vectors)
                 encoded += len(rows)
+                self.tokens_read += int(lengths[rows].sum())
                 done = before + (window.texts - before) * encoded // len(window.places)
                 yield done
             before = window.texts
@@ -230,7 +240,7 @@ class Encoding:
         if reader is None:
             return
         packed = np.flatnonzero(fits)
-        for batch in packed_batches(lengths[packed], self.size, self.tokens):
+        for batch in packed_batches(lengths[packed], self.size, self.tokens, self.encoder.dim):
             rows = packed[batch]
             packed_rows = pack(
                 tokens.ids, tokens.bounds, rows, self.device, self.encoder.tokenization.pad_id, reader.offset,

@@ -29,6 +29,7 @@ from embedlab.encoders.usage import Usage
 from embedlab.pooling import Pooling
 from embedlab.pooling.mean import FirstLast
 from embedlab.pooling.modules import Modules
+from embedlab.pooling.whitening import Whitening
 
 _FLAGS = {mode: flag for flag, mode in FLAGS.items()}
 """What versions before 6 call the modes of pooling."""
@@ -146,6 +147,10 @@ def _stock_pooling(pooling: Pooling, layers: int, include_prompt: bool) -> list[
 
     if isinstance(pooling, Modules):
         return _stock_modules(pooling, pool)
+    if isinstance(pooling, Whitening):
+        inner = _stock_pooling(pooling.inner, layers, include_prompt)
+        state = {"linear.weight": pooling.matrix.T, "linear.bias": -pooling.mean @ pooling.matrix}
+        return inner and [*inner, _dense_module(pooling.inner.dim, width, "Identity", state)]
     if pooling.config.stock_mode is None:
         return None
     stock = [pool(pooling.config.stock_mode)]

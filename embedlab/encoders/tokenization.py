@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from embedlab.config.build import from_dict
 from embedlab.config.template import Template
+from embedlab.encoders.row_marks import Frame, RowMarks
 from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS, lower_case, lower_cases
 from embedlab.encoders.token_rows import Row, TokenRows
 from embedlab.encoders.windows import LONGEST, beginnings, numbered, splits_at_spaces, windows
@@ -26,23 +27,6 @@ _RULES = 1  # raised when a change here alters ids, so that token caches of olde
 _UNLIMITED = 1_000_000  # `model_max_length` of a tokenizer that knows no limit is 1e30
 AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
 _LETTERS = 1000  # tokens that are tried as texts, where "a" has none
-
-
-class Frame(NamedTuple):
-    """How many tokens of every row stand around the sentence."""
-
-    special_before: int
-    special_after: int
-    before: int
-    """Special tokens and template."""
-    after: int
-
-
-class RowMarks(dict[str, int]):
-    """Mark name to its distance from the row's last token (0: the last)."""
-
-    frame: Frame
-    """For poolings that leave out special or template tokens."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +80,14 @@ class Tokenization:
         # A space moved from the template to the sentence, whose first token then has its leading-space form.
         self._lead = ""
         self._before: list[int] = []
+        self._between: list[int] | None = None
         self._after: list[int] = []
         self._tail: list[int] = []
         if template is not None:
             self._compile(template)
         around = len(self.prefix_ids), len(self.suffix_ids)
-        self.marks.frame = Frame(len(self._first), len(self._last), *around)
+        between = None if self._between is None else len(self._between)
+        self.marks.frame = Frame(len(self._first), len(self._last), *around, between)
         self._limit = self._sentence_limit()
 
     # what a row is made of
@@ -123,7 +109,7 @@ class Tokenization:
         """Tokens of a row at most: of the model, or of `max_length` with the template."""
         if self.max_length is None:
             return self.model_limit
-        return self.max_length if self.template is None else self.max_length + self.overhead
+        return self.max_length if self.template is None else self._copies * self.max_length + self.overhead
 
     @property
     def prefix_ids(self) -> list[int]:
@@ -138,11 +124,17 @@ class Tokenization:
     @property
     def overhead(self) -> int:
         """Tokens of the row of an empty sentence."""
-        return len(self.prefix_ids) + len(self.suffix_ids)
+        return len(self.prefix_ids) + len(self._between or ()) + len(self.suffix_ids)
+
+    @property
+    def _copies(self) -> int:
+        """How often a row has its sentence."""
+        return 1 if self._between is None else 2
 
     def tokens_before(self, prompt: str) -> int:
         """Tokens of a row from its start to the end of a prompt, as sentence-transformers counts: of its own row."""
-        return len(self.ids([prompt])[0]) - len(self.suffix_ids) if prompt else 0
+        sentence = (len(self.ids([prompt])[0]) - self.overhead) // self._copies
+        return len(self.prefix_ids) + sentence if prompt else 0
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """Special tokens that the tokenizer puts before and after a text."""
@@ -185,6 +177,9 @@ class Tokenization:
         if template.join == "ids" and before.endswith(" "):
             before, self._lead = before[:-1], " "
         self._before = self.plain_ids([before])[0] if before else []
+        if (between := template.between) is not None:
+            # The second copy begins as the first does.
+            self._between = self._in_context(between.removesuffix(self._lead) if self._lead else between)
         text, ends = "", {}
         for piece in template.after:
             text += self.tokenizer.mask_token if piece.marker == "mask" else piece.text
@@ -222,7 +217,7 @@ class Tokenization:
 
     def _sentence_limit(self) -> int | None:
         """Tokens that a sentence may have, without special tokens and template."""
-        room = None if self.model_limit is None else self.model_limit - self.overhead
+        room = None if self.model_limit is None else (self.model_limit - self.overhead) // self._copies
         asked = self.max_length
         if asked is not None and self.template is None:
             asked -= self.overhead
@@ -315,6 +310,11 @@ class Tokenization:
         flat = np.fromiter(chain.from_iterable(plain), np.int32, int(lengths.sum()))
         prefix, suffix = self.prefix_ids, self.suffix_ids
         from_left = self.tokenizer.truncation_side == "left"
+        if self._between is not None:
+            most = self._limit
+            kept = [ids if most is None else ids[-most:] if from_left else ids[:most] for ids in plain]
+            rows = [self._filled(prefix + ids + self._between + ids + suffix) for ids in kept]
+            return TokenRows.of(rows, [len(a) < len(b) for a, b in zip(kept, plain, strict=True)])
         filler = 0 if prefix or suffix or lengths.all() else self._filled([])[0]
         return TokenRows.framed(flat, lengths, prefix, suffix, self._limit, from_left, filler)
 

@@ -46,7 +46,11 @@ def numbered(windows: Iterable[list[T]]) -> Iterator[tuple[int, list[T]]]:
 
 
 def windows(
-    items: Iterable[T], rows: int | None = ROWS, size: int = BYTES, text: Callable[[T], str] = _itself
+    items: Iterable[T],
+    rows: int | None = ROWS,
+    size: int = BYTES,
+    text: Callable[[T], str] = _itself,
+    first: int = 1,
 ) -> Iterator[list[T]]:
     """`items` in lists that are worked on one after the other, so that memory does not grow with their number.
 
@@ -55,19 +59,20 @@ def windows(
         rows: the most items of a window; None: as many as fit.
         size: the most bytes that the texts of a window take in memory; a larger text is a window of its own.
         text: of an item.
+        first: the first window has this part of both limits at most, and each one twice that of the one before.
     """
     window: list[T] = []
-    held = 0
+    held, part = 0, first
     for item in items:
         cost = sys.getsizeof(text(item))
-        if window and held + cost > size:
+        if window and held + cost > size // part:
             yield window
-            window, held = [], 0
+            window, held, part = [], 0, max(1, part // 2)
         window.append(item)
         held += cost
-        if len(window) == rows:
+        if rows is not None and len(window) >= rows // part:
             yield window
-            window, held = [], 0
+            window, held, part = [], 0, max(1, part // 2)
     if window:
         yield window
 

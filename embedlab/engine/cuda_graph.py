@@ -139,7 +139,7 @@ class StepGraphs(WholeStep):
         random_state = torch.cuda.get_rng_state(self.device)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            with self._computing(self.method.longest(shapes.lengths)), self._gradients_kept():
+            with self._computing(self.method.longest(shapes.lengths)), self._left_as_it_was():
                 for _ in range(_WARM_UPS):
                     loss, logged = self._loss(shapes)
                     with self._coming(shapes):
@@ -170,14 +170,17 @@ class StepGraphs(WholeStep):
             return super()._loss(shapes)
 
     @contextmanager
-    def _gradients_kept(self) -> Iterator[None]:
-        """Gradients are afterwards as they were before."""
+    def _left_as_it_was(self) -> Iterator[None]:
+        """Gradients and buffers, such as a queue, are afterwards as they were before."""
+        buffers = [(b, b.clone()) for b in self.method.buffers()]
         kept = [(p, p.grad) for p in self._direct]
         for p, _ in kept:
             p.grad = None
         try:
             yield
         finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)
             for p, grad in kept:
                 p.grad = grad
             for copy in self._copies:

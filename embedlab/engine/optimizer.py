@@ -62,7 +62,8 @@ def parameter_groups(module: nn.Module, lr: float, decay_vectors: bool = True) -
     Args:
         module: what is trained.
         lr: learning rate where no part says otherwise.
-        decay_vectors: whether weight decay also acts on parameters of one dimension: norms and biases.
+        decay_vectors: whether weight decay also acts on parameters of one dimension: norms and biases. On numbers by
+            themselves (a learned temperature) it never acts.
     """
     multipliers: dict[nn.Parameter, float] = {}
     for part in module.modules():
@@ -73,7 +74,8 @@ def parameter_groups(module: nn.Module, lr: float, decay_vectors: bool = True) -
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): []}
     for p in module.parameters():
         if p.requires_grad:
-            groups.setdefault((multipliers.get(p, 1.0), decay_vectors or p.dim() > 1), []).append(p)
+            decayed = p.dim() > (0 if decay_vectors else 1)
+            groups.setdefault((multipliers.get(p, 1.0), decayed), []).append(p)
     return [
         {"params": members, "lr": lr * multiplier, **({} if decayed else {"weight_decay": 0.0})}
         for (multiplier, decayed), members in groups.items()

@@ -89,7 +89,7 @@ class StepRunner:
             return batch
         resident = method.trainer.datamodule.resident(method.device)
         tokens: dict[str, Any] = resident.gather(batch["rows"], batch["lengths"])
-        return tokens
+        return tokens | {key: batch[key] for key in ("data_set",) if key in batch}
 
     def accumulating(self, method: Any) -> bool:
         """Whether the present batch is only added up. The last batch of an epoch always ends in an update."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from embedlab.config.read import read_values
 from embedlab.console import markdown_text
 from embedlab.errors import printable
 from embedlab.evaluation.core.table import HEADLINES
@@ -75,7 +76,13 @@ def _use(encoder: Encoder, folder: Path | None) -> str:
     if folder is not None and (folder / "model.onnx").is_file():
         lines = ["from pathlib import Path", "", "from embedlab.export.onnx import load_onnx  # needs onnxruntime", "",
                  'encode = load_onnx(Path("FOLDER"))', 'vectors = encode(["a cat", "a dog"])']  # fmt: skip
-        return _code(lines) + "\n\nOr by onnxruntime alone: inputs `input_ids` and `attention_mask` (int64)."
+        told = "\n\nOr by onnxruntime alone: inputs `input_ids` and `attention_mask` (int64)."
+        if read_values(folder / "embedlab.json").get("precision") == "int8":
+            told += (
+                " Its weights are int8, and its activations are quantised batch by batch: the digits of a vector "
+                "depend on the texts beside it. `load_onnx(…, batch_size=1)` gives the same ones every time."
+            )
+        return _code(lines) + told
     if modules is not None and modules.is_file():
         own = "embedlab" in modules.read_text(encoding="utf-8")
         trust = ", trust_remote_code=True" if own else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
+import platform
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 FILE = "model.onnx"
 OUTPUT = "sentence_embedding"
+_OF_GRAPH = ("normalize", "dim", "output", "usage", "precision")
+"""Settings that are not the tokenization's."""
 
 
 class _Graph(nn.Module):
@@ -87,10 +91,46 @@ def export_onnx(encoder: Encoder, folder: Path, normalize: bool = True) -> None:
     (folder / "embedlab.json").write_text(text, encoding="utf-8")
 
 
-def load_onnx(folder: Path, batch_size: int = 32) -> Callable[[Sequence[str]], np.ndarray[Any, Any]]:
+def quantize_onnx(folder: Path) -> None:
+    """Puts int8 weights in the place of the fp32 ones of an exported graph; activations are quantised as it runs.
+
+    Without VNNI the sum of two products of 8 bits each can exceed 16 bits and saturates (onnxruntime's issue 14642), so
+    that weights get 7 bits there.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    plain = (folder / FILE).rename(folder / "float.onnx")
+    with quiet("root", level=logging.ERROR):  # which recommends a pass over the shapes of images
+        quantize_dynamic(
+            plain, folder / FILE, weight_type=QuantType.QInt8, per_channel=True, reduce_range=_saturates()
+        )
+    plain.unlink()
+    settings = folder / "embedlab.json"
+    content = read_values(settings) | {"precision": "int8"}
+    settings.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _saturates() -> bool:
+    """Whether this machine multiplies 8-bit numbers by the instructions of x86 before VNNI."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    try:
+        return "vnni" not in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return True  # not known
+
+
+def load_onnx(
+    folder: Path, batch_size: int = 32, threads: int | None = None
+) -> Callable[[Sequence[str]], np.ndarray[Any, Any]]:
     """The exported encoder as a function: texts -> float32 [n, D], by onnxruntime on the CPU.
 
     Tokenises with what lies in the folder, nothing of the encoder that was exported.
+
+    Args:
+        folder: of `export_onnx`.
+        batch_size: texts of a run of the graph.
+        threads: of a run; None: as many as onnxruntime chooses.
     """
     import onnxruntime
     from transformers import AutoTokenizer
@@ -101,9 +141,12 @@ def load_onnx(folder: Path, batch_size: int = 32) -> Callable[[Sequence[str]], n
     settings = read_values(folder / "embedlab.json")
     tokenization = Tokenization.from_dict(
         AutoTokenizer.from_pretrained(folder, trust_remote_code=False),
-        {key: value for key, value in settings.items() if key not in ("normalize", "dim", "output", "usage")},
+        {key: value for key, value in settings.items() if key not in _OF_GRAPH},
     )
-    session = onnxruntime.InferenceSession(str(folder / FILE), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(str(folder / FILE), options, providers=["CPUExecutionProvider"])
 
     before = Usage.from_dict(settings.get("usage", {})).text()
 

@@ -48,6 +48,32 @@ SENTENCES: tuple[str, ...] = (
 """Short, long and over-long texts, scripts, quotes, mark-up, special tokens as text: what breaks exports."""
 
 
+Vectors = NDArray[np.float64]
+
+
+def _both(
+    encoder: Encoder, other: Callable[[Sequence[str]], Any], normalize: bool
+) -> tuple[Vectors, Vectors] | None:
+    """The vectors of `SENTENCES` by each; None where the shapes differ or a value is not finite."""
+    ours = np.asarray(encoder.encode(list(SENTENCES), normalize=normalize, output="numpy"), dtype=np.float64)
+    theirs = np.asarray(other(list(SENTENCES)), dtype=np.float64)
+    if ours.shape != theirs.shape or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+        return None
+    return ours, theirs
+
+
+def least_cosine(encoder: Encoder, other: Callable[[Sequence[str]], Any], normalize: bool = False) -> float:
+    """The least cosine of a sentence's two vectors on `SENTENCES`, by `encoder` and by `other` (texts -> [n, D]).
+
+    -inf where the shapes differ or a value is not finite.
+    """
+    if (both := _both(encoder, other, normalize)) is None:
+        return float("-inf")
+    ours, theirs = both
+    lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
+    return float(((ours * theirs).sum(axis=1) / np.maximum(lengths, 1e-30)).min())
+
+
 def largest_difference(
     encoder: Encoder, other: Callable[[Sequence[str]], Any], normalize: bool = False
 ) -> float:
@@ -56,12 +82,9 @@ def largest_difference(
 
     inf where the shapes differ or a value is not finite.
     """
-    ours: NDArray[np.float64] = np.asarray(
-        encoder.encode(list(SENTENCES), normalize=normalize, output="numpy"), dtype=np.float64
-    )
-    theirs: NDArray[np.float64] = np.asarray(other(list(SENTENCES)), dtype=np.float64)
-    if ours.shape != theirs.shape or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+    if (both := _both(encoder, other, normalize)) is None:
         return float("inf")
+    ours, theirs = both
     # float32 keeps seven digits of a number, so vectors of length 100 cannot agree to 1e-5.
     scale = max(1.0, float(np.linalg.norm(ours, axis=1).max()))
     return float(np.abs(ours - theirs).max()) / scale

@@ -12,10 +12,8 @@ this file's; the procedure is that of the authors' release.) Everything else her
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +23,11 @@ from embedlab.config.backbone import BackboneInfo
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.engine.module import Batch, LossOutput, Method
+from embedlab.engine.module import Batch, LossOutput
 from embedlab.errors import UserError
 from embedlab.kernels.packing import row_capacity
 from embedlab.methods.alignment import AlignmentConfig, Sides, Vectors, align
+from embedlab.methods.averages import Averaging, moving_average
 from embedlab.methods.bepa_views import FIRST, SECOND, Packed, block_diagonal_mask, mask_side, pack
 from embedlab.methods.masked_lm import MaskedPrediction, check_masking
 from embedlab.methods.simcse import joint_token_budget, stacked, widened
@@ -128,7 +127,7 @@ class BEPAConfig(AlignmentConfig):
         return warnings
 
 
-class BEPA(Method):
+class BEPA(Averaging):
     """``L = L_MLM + lambda * L_align`` (1): masked tokens of translations, and their vectors of a pass of its own."""
 
     config_class = BEPAConfig
@@ -145,7 +144,6 @@ class BEPA(Method):
         if not aligns:
             # Weights without a gradient stop DDP.
             encoder.pooling.requires_grad_(False)
-        self._averaged_at = 0  # the update whose weights the average has last taken in
 
     @property
     def forward_passes(self) -> float:
@@ -259,21 +257,9 @@ class BEPA(Method):
 
     # ---- the moving average -------------------------------------------------------------------------------------
 
-    def frozen(self) -> Iterator[nn.Module]:
-        if self.target is not None:
-            yield self.target
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        # Outside a captured step, whose warm-up must not move anything; and after the checkpoint of the update before.
-        if self.target is not None and self.trainer.global_step != self._averaged_at:
-            self._averaged_at = self.trainer.global_step
-            average(self.target, self.encoder, self.config.ema)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint.setdefault("embedlab", {})["averaged_at"] = self._averaged_at
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._averaged_at = checkpoint["embedlab"]["averaged_at"]
+    @property
+    def keep(self) -> float:
+        return self.config.ema
 
     def schedule_steps(self) -> int:
         updates = super().schedule_steps()
@@ -287,22 +273,3 @@ def predictor(kind: str, width: int) -> nn.Module:
     if kind == "linear":
         return nn.Linear(width, width)
     return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-
-
-def moving_average(encoder: SentenceEncoder) -> SentenceEncoder:
-    """A frozen copy of backbone and pooling, without the language-modelling head (BYOL, Grill et al. 2020)."""
-    head, encoder.backbone.head = encoder.backbone.head, None
-    try:
-        backbone = copy.deepcopy(encoder.backbone)
-    finally:
-        encoder.backbone.head = head
-    copied = SentenceEncoder(backbone, copy.deepcopy(encoder.pooling), encoder.tokenization)
-    return copied.requires_grad_(False).eval()
-
-
-@torch.no_grad()
-def average(target: SentenceEncoder, encoder: SentenceEncoder, keep: float) -> None:
-    """``target = keep * target + (1 - keep) * encoder``, weight by weight."""
-    present = dict(encoder.named_parameters())
-    names, weights = zip(*target.named_parameters(), strict=True)
-    torch._foreach_lerp_(list(weights), [present[n].detach() for n in names], 1 - keep)

@@ -14,6 +14,7 @@ from embedlab.backbones.architecture import position_offset
 from embedlab.backbones.body import token_positions
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.build import from_dict
+from embedlab.config.data import kind_name
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import MethodConfig, RunConfig
 from embedlab.config.template import Template
@@ -22,7 +23,8 @@ from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast
-from embedlab.methods.simcse import joint_token_budget, mlp_head, widened
+from embedlab.methods.heads import mlp_head
+from embedlab.methods.simcse import joint_token_budget, widened
 
 Preparation = Literal["raw", "closed", "stopped"]
 
@@ -72,6 +74,13 @@ class PromptBERTConfig(ContrastConfig):
                 fix="template=promptbert_bert pooling=mask (RoBERTa: template=promptbert_roberta)",
             )
         for key, each in (("template", template), ("method.second_template", self.second_template)):
+            if each is not None and each.between is not None:
+                raise UserError(
+                    "a sentence stands in it twice",
+                    key=f"{key}.text",
+                    value=each.text,
+                    fix="a template without {again}, or method=simcse",
+                )
             if each is not None and each.join != "ids":
                 raise UserError(
                     "the template's own positions are known only if it is tokenised apart",
@@ -79,7 +88,7 @@ class PromptBERTConfig(ContrastConfig):
                     value=each.join,
                     fix=f"{key}.join=ids",
                 )
-        single = run.data.name == "wikipedia"
+        single = kind_name(run.data.name) == "sentences"
         if self.second_template is not None and single:
             run.pooling.check(info, self.second_template, self.name)
         if single and info.dropout == 0 and self.second_template in (None, template):

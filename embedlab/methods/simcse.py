@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.data import kind_name
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.data.kinds import data_kind
@@ -17,7 +18,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast, contrast_pairs
-from embedlab.pooling.one_token import new_dense
+from embedlab.methods.heads import Head, new_head
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,10 @@ class SimCSEConfig(ContrastConfig):
     can_unpad: ClassVar[bool] = True
 
     name: str = "simcse"
-    mlp: Literal["train", "none"] = "train"
+    mlp: Head = "train"
     """``train``: a new Linear + tanh on the sentence vector while training, dropped afterwards (the paper's choice
-    for unsupervised models). A head that is kept is part of the pooling: ``pooling=cls_mlp mlp=none``."""
+    for unsupervised models); ``bn2``: DiffCSE's projector likewise. A head that is kept is part of the pooling:
+    ``pooling=cls_mlp mlp=none``."""
     hard_negative_weight: float = 0.0
     """Added to the logit of a sentence's own hard negative; 0 is the paper's alpha = 1."""
     layout: Literal["rows", "pairs"] = "rows"
@@ -36,14 +38,14 @@ class SimCSEConfig(ContrastConfig):
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         warnings = super().check(info, run)
-        if self.layout == "pairs" and "negative" in data_kind(run.data.name).roles:
+        if self.layout == "pairs" and data_kind(run.data.name).has_negatives:
             raise UserError(
                 "pairs have no place for hard negatives",
                 key="method.layout",
                 value=self.layout,
                 fix="method.layout=rows, or data=parallel",
             )
-        if run.data.name == "wikipedia" and info.dropout == 0.0 and info.adapter_dropout == 0.0:
+        if kind_name(run.data.name) == "sentences" and info.dropout == 0.0 and info.adapter_dropout == 0.0:
             raise UserError(
                 "unsupervised SimCSE's two views differ by dropout alone, and this backbone has none",
                 key="backbone.dropout",
@@ -66,7 +68,7 @@ class SimCSE(Method):
 
     def __init__(self, encoder: SentenceEncoder, config: SimCSEConfig, optimizer: OptimizerConfig) -> None:
         super().__init__(encoder, config, optimizer)
-        self.head = mlp_head(encoder.dim) if config.mlp == "train" else nn.Identity()
+        self.head = new_head(config.mlp, encoder.dim)
         self._views_a_row = 2.0
 
     @property
@@ -85,11 +87,6 @@ class SimCSE(Method):
         else:
             result = contrast(z, hashes, config, config.hard_negative_weight)
         return LossOutput({"info_nce": result.loss}, result.stats)
-
-
-def mlp_head(width: int) -> nn.Sequential:
-    """Linear + tanh, new: SimCSE's MLP."""
-    return nn.Sequential(new_dense(width), nn.Tanh())
 
 
 def encode_views(

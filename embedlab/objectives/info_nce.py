@@ -33,9 +33,11 @@ def info_nce(
         candidates: ``[M, D]``, positives of the whole (gathered) batch; anchor i's positive is row ``offset + i``.
         tau: temperature.
         offset: first row of this rank's positives in ``candidates``.
-        hard_negatives: ``[M, D]`` in the order of ``candidates``; they come after all positives (equation 5).
-        hard_negative_weight: added to the logit of an anchor's own hard negative (log of the paper's alpha).
-        anchor_hashes, candidate_hashes, hard_negative_hashes: integers that are equal for equal texts. A candidate
+        hard_negatives: ``[M, D]`` in the order of ``candidates``, or ``[n, M, D]``: all first ones come after all
+            positives (equation 5), then all second ones, and so on.
+        hard_negative_weight: added to the logit of an anchor's own hard negatives (log of the paper's alpha).
+        anchor_hashes, candidate_hashes, hard_negative_hashes: integers that are equal for equal texts, in the shapes of
+            the vectors. A candidate
             whose text equals the anchor's or its positive's is no negative and leaves the denominator.
 
     Returns:
@@ -43,17 +45,18 @@ def info_nce(
     """
     a, columns = unit(anchors), unit(candidates)
     if hard_negatives is not None:
-        columns = torch.cat([columns, unit(hard_negatives)])
+        columns = torch.cat([columns, unit(hard_negatives).flatten(0, -2)])
         if anchor_hashes is not None and candidate_hashes is not None:
             assert hard_negative_hashes is not None, (
                 "hard negatives need hashes when the candidates have them"
             )
-            candidate_hashes = torch.cat([candidate_hashes, hard_negative_hashes])
+            candidate_hashes = torch.cat([candidate_hashes, hard_negative_hashes.flatten()])
     target = torch.arange(len(a), device=a.device) + offset
     bias = None
     if hard_negatives is not None and hard_negative_weight != 0.0:
         column = torch.arange(len(columns), device=a.device)
-        bias = hard_negative_weight * (column == len(candidates) + target[:, None])
+        own = (column % len(candidates) == target[:, None]) & (column >= len(candidates))
+        bias = hard_negative_weight * own
     softmax = masked_softmax(
         a @ columns.T, target, tau,
         bias=bias, anchor_hashes=anchor_hashes, candidate_hashes=candidate_hashes,

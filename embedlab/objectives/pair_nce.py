@@ -25,6 +25,7 @@ def pair_nce(
     tau: float,
     *,
     offset: int = 0,
+    kept: Tensor | None = None,
     anchor_hashes: Tensor | None = None,
     candidate_hashes: Tensor | None = None,
 ) -> Contrast:
@@ -38,6 +39,7 @@ def pair_nce(
         candidates: ``[M, D]``, interleaved, of the whole (gathered) batch, from the same or another encoder.
         tau: temperature.
         offset: first row of this rank in ``candidates``; even.
+        kept: bool ``[R]``, rows whose partner is a positive; the others add 0 to the mean over all rows. None: all.
         anchor_hashes, candidate_hashes: ``[R]`` and ``[M]``, equal for equal texts. A candidate with the anchor's
             or its partner's text is no negative and leaves the denominator (the paper keeps it).
 
@@ -52,4 +54,8 @@ def pair_nce(
         itself=torch.arange(len(b), device=a.device) == row[:, None],
         anchor_hashes=anchor_hashes, candidate_hashes=candidate_hashes,
     )  # fmt: skip
-    return with_diagnostics(cross_entropy(softmax.logits, partner), softmax)
+    if kept is None:
+        loss = cross_entropy(softmax.logits, partner)
+    else:
+        loss = cross_entropy(softmax.logits, partner, reduction="none").masked_fill(~kept, 0.0).mean()
+    return with_diagnostics(loss, softmax)

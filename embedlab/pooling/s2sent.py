@@ -306,7 +306,7 @@ class S2Sent(Blocks):
 
 def _frame(marks: Marks) -> tuple[int, int, int, int]:
     """`Tokenization.marks` knows what stands around a sentence; other marks say nothing of it."""
-    return getattr(marks, "frame", (0, 0, 0, 0))
+    return getattr(marks, "frame", (0, 0, 0, 0))[:4]  # type: ignore[no-any-return]
 
 
 def _traced(mask: Tensor) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 from embedlab.backbones import probe
 from embedlab.backbones.architecture import can_be_captured, check_adapter, check_blocks, has_blocks
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.data import kind_name
 from embedlab.config.run import RunConfig
-from embedlab.data.kinds import data_kind
+from embedlab.data.kinds import has_negatives
 from embedlab.data.plan import BatchPlan
 from embedlab.distributed.devices import device_count, on_cuda, precision_of
 from embedlab.errors import UserError
@@ -40,11 +41,14 @@ def check_run(run: RunConfig) -> list[str]:
     if run.trainer.strategy.startswith("fsdp"):
         check_blocks(info.model_type, "trainer.strategy", run.trainer.strategy)
     warnings = run.pooling.check(info, run.template, run.method.name)
-    if run.data.name not in run.method.kinds:
+    known = {kind_name(kind) for kind in run.method.kinds}
+    for name in run.data.names:
+        if kind_name(name) in known:
+            continue
         raise UserError(
             f"method={run.method.name} does not train on this kind of data",
             key="data",
-            value=run.data.name,
+            value=name,
             fix=f"data={' or '.join(run.method.kinds)}",
         )
     warnings += run.method.check(info, run)
@@ -77,7 +81,7 @@ def check_distinct(run: RunConfig, report: Mapping[str, Any]) -> None:
     """Raises UserError where all rows of the data report are one, and a method compares each with the others."""
     if report["duplicates"] < report["rows"] - 1 or report["rows"] < 2:
         return
-    if run.method.needs_others and not run.method.idle and "negative" not in data_kind(run.data.name).roles:
+    if run.method.needs_others and not run.method.idle and not has_negatives(run.data):
         raise UserError(
             f"all {report['rows']:,} rows are the same: no step would change anything",
             file=run.data.source,
@@ -86,10 +90,9 @@ def check_distinct(run: RunConfig, report: Mapping[str, Any]) -> None:
         )
 
 
-def planned_steps(run: RunConfig, rows: int) -> int:
-    """Updates of the whole run: ``max_steps``, or what ``max_epochs`` give where that is less."""
-    plan = BatchPlan(rows, run.data.batch_size, world=_world(run), drop_last=run.data.drop_last)
-    steps = run.trainer.max_epochs * ceil(len(plan) / run.optimizer.accumulate)
+def planned_steps(run: RunConfig, batches: int) -> int:
+    """Updates of the whole run, of so many batches an epoch: ``max_steps``, or ``max_epochs`` where that gives less."""
+    steps = run.trainer.max_epochs * ceil(batches / run.optimizer.accumulate)
     return steps if run.trainer.max_steps == -1 else min(steps, run.trainer.max_steps)
 
 
@@ -109,7 +112,8 @@ def resolved_step(run: RunConfig) -> str:
     cuda = on_cuda(run.trainer)
     one = _world(run) == 1 and not run.trainer.strategy.startswith("fsdp")
     whole = one or run.trainer.strategy in ("auto", "ddp")
-    capturable = cuda and whole and precision_of(run.trainer) in ("bf16-mixed", "32-true")
+    own = run.method.why_not_captured(run.data)
+    capturable = cuda and whole and own is None and precision_of(run.trainer) in ("bf16-mixed", "32-true")
     recomputes = run.adapter.gradient_checkpointing
     model_type = backbone_info(run).model_type if cuda or run.step not in ("auto", "eager") else ""
     if run.step == "auto":
@@ -128,6 +132,8 @@ def resolved_step(run: RunConfig) -> str:
     why = None
     if not can_be_captured(model_type):
         why = f"needs shapes and masks that depend on no token, and {model_type}'s do"
+    elif own is not None:
+        why = own
     elif recomputes:
         # A graph has one course: transformers' checkpoints restore random states on the host.
         why = "computes no activation twice, as adapter.gradient_checkpointing does (optimizer.chunk can be captured)"
@@ -189,7 +195,7 @@ def _check_backbone(run: RunConfig) -> None:
 
 def _check_batch(run: RunConfig) -> None:
     in_batch = run.data.batch_size * _world(run)
-    if in_batch == 1 and run.method.needs_others and "negative" not in data_kind(run.data.name).roles:
+    if in_batch == 1 and run.method.needs_others and not has_negatives(run.data):
         raise UserError(
             f"method={run.method.name} compares a sentence with the others of its batch, and there are none",
             key="data.batch_size",

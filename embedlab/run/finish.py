@@ -15,13 +15,11 @@ from lightning.pytorch import Trainer
 
 from embedlab.config.run_files import read_numbers
 from embedlab.errors import UserError
-from embedlab.evaluation.core.files import is_there
 from embedlab.evaluation.core.protocol import write_json
 from embedlab.evaluation.core.suite import final_metrics, keys_named, suite
 from embedlab.evaluation.core.table import before_after_table
-from embedlab.evaluation.sts.dev import DevSet
-from embedlab.evaluation.sts.sts import load_sts
 from embedlab.run.check import resolved_packing, resolved_step
+from embedlab.run.dev import KEYS, Dev, sts_folder
 from embedlab.run.run_folder import AFTER as AFTER
 
 if TYPE_CHECKING:
@@ -33,30 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 BEFORE = "scores_before.json"
-KEYS = {"data_dir": "evaluation.sts_dir", "sts_text": "evaluation.sts_text"}
-"""A suite's keys by the names that a run has for them."""
-
-
-def sts_folder(scoring: ScoringConfig) -> str | None:
-    """Where the STS files are; None: the hub."""
-    return None if scoring.sts_dir == "hub" else scoring.sts_dir
-
-
-def load_dev(scoring: ScoringConfig) -> DevSet | None:
-    """STS-B dev, where the run has STS files; None also where it does not select and the folder does not hold it.
-
-    Raises:
-        UserError: they are not where ``evaluation.sts_dir`` says.
-    """
-    if scoring.sts_dir is None:
-        return None
-    folder = Path(sts_folder(scoring) or "")
-    there = any(is_there(place, "stsb_dev") for place in (folder, folder / "sts"))
-    if scoring.selection != "dev" and scoring.sts_dir != "hub" and folder.is_dir() and not there:
-        log.info("No STS-B dev in %s: it is not scored, and selects nothing.", folder)
-        return None
-    with keys_named(KEYS, "evaluation.sts_dir=hub"):
-        return DevSet(load_sts("stsb", sts_folder(scoring), scoring.sts_text, split="dev"))
 
 
 def settings_of(scoring: ScoringConfig, name: str) -> dict[str, Any]:
@@ -115,7 +89,7 @@ class FinalEvaluation:
         config, folder: of the run.
         encoder: that is trained.
         data: it is trained on.
-        dev: the set that selects, where the run has STS files.
+        dev: the set that selects, where the run has one.
         part: whether the run is a stage of a larger one, whose result is what will be used.
         loaded: data of the suites, as of `check_final`; what is missing is loaded when it is scored.
     """
@@ -126,7 +100,7 @@ class FinalEvaluation:
         folder: Path,
         encoder: Encoder,
         data: SentenceDataModule,
-        dev: DevSet | None,
+        dev: Dev | None,
         part: bool = False,
         loaded: dict[str, Any] | None = None,
     ) -> None:

@@ -108,8 +108,10 @@ def wants_processes(config: RunConfig) -> bool:
     return device_count(config.trainer) > 1
 
 
-def start_ranks(command: Sequence[str], processes: int) -> int:
+def start_ranks(command: Sequence[str], processes: int, again: str = "ckpt_path=auto") -> int:
     """Run ``python -m command`` as ``processes`` ranks of this machine; returns the exit status.
+
+    ``again`` is how the command goes on after a rank was killed.
 
     The status is that of the first rank that fails. A signal to this process goes to the ranks, which write their
     checkpoint; the status is then the shell's for it. When a rank fails the others are ended: they wait for it.
@@ -131,7 +133,7 @@ def start_ranks(command: Sequence[str], processes: int) -> int:
             status = _wait(ranks, received)
             if status > 128 and not received and not Path(said.name).read_text():
                 name = signal.Signals(status - 128).name
-                say_once(f"embedlab: a process of the run was ended by {name}; go on with ckpt_path=auto")
+                say_once(f"embedlab: a process of the run was ended by {name}; go on with {again}")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
-import secrets
 import time
 import warnings
 from pathlib import Path
@@ -15,11 +12,13 @@ import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import Logger
 
 from embedlab.backbones import train_tokenizer
+from embedlab.config.data import DataConfig
 from embedlab.config.run import RunConfig
 from embedlab.console import LEAF_SPEC
+from embedlab.data.build import FieldSpec
 from embedlab.data.kinds import data_kind
 from embedlab.data.module import SentenceDataModule
 from embedlab.data.rows import iter_texts
@@ -35,7 +34,7 @@ from embedlab.engine.module import Method
 from embedlab.engine.precision import FrozenBF16
 from embedlab.engine.step import CompiledStep, EagerStep, NonFiniteLoss
 from embedlab.errors import UserError
-from embedlab.files import locked, write_whole
+from embedlab.files import locked
 from embedlab.methods import method_class
 from embedlab.run.callbacks.checkpoints import (
     LAST,
@@ -55,14 +54,14 @@ from embedlab.run.callbacks.scoring import DevScoring, LossSelection, Selection
 from embedlab.run.callbacks.train_log import TrainLog
 from embedlab.run.check import (
     check_distinct,
-    check_rows,
     check_run,
     planned_steps,
     resolved_packing,
     resolved_step,
 )
-from embedlab.run.finish import FinalEvaluation, check_final, load_dev
-from embedlab.run.metrics_file import MetricsFile
+from embedlab.run.dev import load_dev
+from embedlab.run.finish import FinalEvaluation, check_final
+from embedlab.run.loggers import finish, quiet_loggers, run_loggers
 from embedlab.run.resume import check_recipe, finished
 from embedlab.run.run_folder import Record, check_free, owned
 
@@ -120,7 +119,7 @@ class Run:
         for line in check_run(config):
             log.warning(line)
         self.config, self.folder = config, Path(folder)
-        _quiet_loggers()
+        quiet_loggers()
         self.checkpoint = find_checkpoint(config.ckpt_path, self.folder)
         trains = purpose == "fit" and not config.method.idle
         if purpose == "fit" and self.checkpoint is not None:
@@ -128,7 +127,9 @@ class Run:
         self.finished = finished(config, self.folder, self.checkpoint) if trains else None
         if self.finished is not None:
             return
-        dev = load_dev(config.evaluation)  # before hours of tokenising: a wrong folder is said at once
+        dev = load_dev(
+            config.evaluation, config.data
+        )  # before hours of tokenising: a wrong folder is said at once
         loaded = check_final(config.evaluation) if purpose == "fit" else None
         if purpose in ("fit", "predict"):
             check_source(config.data)
@@ -144,11 +145,11 @@ class Run:
             # Nothing of an earlier run is touched before it is known that this one can begin.
             if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
                 check_parameters(self.method, read_checkpoint(self.checkpoint).embedlab.parameters)
-            check_rows(config, self.data.n_rows)
+            self.data.plan(device_count(config.trainer) * config.trainer.num_nodes)
             check_distinct(config, self.data.report)
         self.record = Record(self.folder) if rank_zero and fits else None
         self.finale = FinalEvaluation(config, self.folder, self.method.encoder, self.data, dev, part, loaded)
-        loggers = _loggers(config, self.folder, self.checkpoint) if fits else []
+        loggers = run_loggers(config, self.folder, self.checkpoint) if fits else []
         self.trainer, self.selection = build_trainer(config, self.folder, loggers, self.finale, extra)
         self.finale.device = self.trainer.strategy.root_device
         if self.checkpoint is None and rank_zero and fits:
@@ -195,7 +196,7 @@ class Run:
             return scores
         finally:
             self.method.runner.close()
-            _finish(trainer.loggers)
+            finish(trainer.loggers)
 
     def _not_begun(self, error: Exception) -> None:
         """Leave no configuration behind where training has not begun; a checkpoint may be of other data, or damaged.
@@ -226,10 +227,14 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     method = cls.from_run(config, tokenizer)
     runners = {"eager": EagerStep, "compile": CompiledStep, "graph": CapturedStep}
     method.use(runners[resolved_step(config)](packing=resolved_packing(config)))
-    roles = data_kind(config.data.name).roles
-    fields = method.views(cls.fields(config.method, roles, config.template), config.data.max_length)
+
+    def views(data: DataConfig) -> dict[str, FieldSpec]:
+        fields = cls.fields(config.method, data_kind(data.name).roles_of(data), config.template)
+        return method.views(fields, data.max_length)
+
+    fields: Any = {name: views(one.config) for name, one in config.data.sets.items()} or views(config.data)
     emit = "rows" if on_cuda(config.trainer) or method.runner.resident else "tokens"
-    validation = [torch.zeros(1)] if config.evaluation.sts_dir is not None else None
+    validation = [torch.zeros(1)] if config.evaluation.has_dev else None
     return method, SentenceDataModule(config.data, fields, config.seed, emit=emit, validation=validation)
 
 
@@ -322,10 +327,10 @@ def _early_stopping(config: RunConfig, finale: FinalEvaluation) -> Callback:
         raise UserError(
             "early stopping watches the dev score",
             key="callbacks.early_stopping",
-            fix="set evaluation.sts_dir",
+            fix="evaluation.dev=FILE of scored pairs, or evaluation.sts_dir",
         )
     return EarlyStopping(
-        "dev/spearman", mode="max", patience=config.callbacks.early_stopping or 1, strict=False
+        f"dev/{finale.dev.metric}", mode="max", patience=config.callbacks.early_stopping or 1, strict=False
     )
 
 
@@ -343,67 +348,6 @@ def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
             with whole_folder(kept) as new:
                 train_tokenizer(config.backbone.fresh, iter_texts(config.data)).save_pretrained(new)
     return AutoTokenizer.from_pretrained(kept, trust_remote_code=False)
-
-
-def _loggers(config: RunConfig, folder: Path, checkpoint: Path | None) -> list[Logger]:
-    loggers: list[Logger] = []
-    step = None if checkpoint is None else step_of(checkpoint)
-    if config.logger.csv:
-        loggers.append(MetricsFile(folder / "metrics.csv", step))
-    if config.logger.tensorboard:
-        # Readers drop what a resumed run makes again.
-        purge: dict[str, Any] = {} if step is None else {"purge_step": step + 1}
-        loggers.append(
-            TensorBoardLogger(folder, name="", version="tensorboard", default_hp_metric=False, **purge)
-        )
-    if config.logger.wandb is not None:
-        loggers.append(_wandb(config, folder))
-    return loggers
-
-
-def _wandb(config: RunConfig, folder: Path) -> Logger:
-    """Offline where there is no key; the run's id is kept, so that a resumed run goes on in the same record."""
-    settings = {k: v for k, v in (config.logger.wandb or {}).items() if v is not None}
-    if global_rank() != 0:  # only the first process records
-        return WandbLogger(save_dir=folder, offline=True, **settings)
-    kept = folder / "wandb_id"
-    run_id = kept.read_text(errors="replace").strip() if kept.is_file() else ""
-    if not re.fullmatch(r"[\w-]{1,64}", run_id):  # a stranger's file is not sent there
-        run_id = secrets.token_hex(4)
-    write_whole(kept, run_id)
-    offline = "WANDB_MODE" not in os.environ and not (os.environ.get("WANDB_API_KEY") or _has_netrc())
-    if offline:
-        log.info("No W&B key: recording offline in %s; upload with `wandb sync`.", folder / "wandb")
-    try:
-        logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
-        logger._wandb_init.pop("anonymous", None)  # Lightning gives it always, and wandb warns of it
-        logger.experiment.config.update(config.plain, allow_val_change=True)
-        if not offline and logger.experiment.url:
-            log.info("W&B: %s", logger.experiment.url)
-    except TypeError as error:
-        fix = "keys of wandb.init"
-        raise UserError(
-            f"W&B refuses a setting: {error}", key="logger.wandb", value=settings, fix=fix
-        ) from error
-    return logger
-
-
-def _has_netrc() -> bool:
-    path = Path.home() / ".netrc"
-    return path.is_file() and "wandb" in path.read_text(errors="ignore")
-
-
-def _finish(loggers: list[Logger]) -> None:
-    """Whatever happened: a W&B run that is left open goes on recording the next one of this process."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger) and global_rank() == 0:
-            logger.experiment.finish()
-
-
-def _quiet_loggers() -> None:
-    """Lightning announces devices, tips and every stop; what matters of it this project says itself."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _quiet() -> None:
@@ -424,7 +368,7 @@ def _quiet() -> None:
 def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule, checkpoint: Path | None) -> None:
     """What a run is about to do; says how many candidates an anchor meets, which accumulation does not raise."""
     per_device, world = config.data.batch_size, trainer.world_size
-    steps = 0 if config.method.idle else planned_steps(config, data.n_rows)
+    steps = 0 if config.method.idle else planned_steps(config, len(data.plan(world)))
     if steps < config.trainer.max_steps and not config.method.idle:
         log.warning(
             "max_steps=%d is not reached: max_epochs=%d ends the run after %d. Fix: a larger trainer.max_epochs",

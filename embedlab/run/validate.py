@@ -45,9 +45,9 @@ def validate(run: Run, subcommand: str) -> None:
         if subcommand == "validate":
             if run.finale.dev is None:
                 raise UserError(
-                    "validation scores STS-B dev",
+                    "validation scores a development set",
                     key="evaluation.sts_dir",
-                    fix="name the folder of the STS files",
+                    fix="name the folder of the STS files, or evaluation.dev=FILE of scored pairs",
                 )
             trainer.validate(method, datamodule=run.data, verbose=False, **options)
             scores = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("dev/")}

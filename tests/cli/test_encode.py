@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import embedlab
-from embedlab.cli import encode
+from embedlab.cli import encode, meter
+from embedlab.cli import texts as texts_of_commands
 from embedlab.cli.main import main
 from embedlab.errors import UserError
 from tests.support import SENTENCES
@@ -199,11 +200,12 @@ def test_the_bar_moves_after_every_batch_in_texts_and_bytes(
     moves: list[tuple[int, float]] = []
 
     @contextmanager
-    def bar(label: str, unit: str, total: int) -> Iterator[Callable[[int, float], None]]:
-        assert (unit, total) == ("texts", source.stat().st_size)
-        yield lambda count, completed: moves.append((count, completed))
+    def bar(label: str, unit: str, total: int, show: bool | None = None) -> Iterator[Callable[..., None]]:
+        assert (unit, total, show) == ("texts", source.stat().st_size, None)
+        yield lambda count, completed, more="": moves.append((count, completed))
 
-    monkeypatch.setattr(encode, "progress_bar", bar)
+    monkeypatch.setattr(meter, "progress_bar", bar)
+    monkeypatch.setattr(texts_of_commands, "progress_bar", bar)
     texts = [f"{i} {'word ' * (i % 7)}" for i in range(100)]
     source = write(tmp_path / "in.txt", texts)
     arguments = [f"ckpt={ckpt}", "chunk=40", "batch_size=4"]

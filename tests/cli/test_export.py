@@ -76,6 +76,48 @@ def test_onnx_graph_pools_and_normalises(tiny: Callable[..., Path], tmp_path: Pa
     assert np.abs(vectors - ours).max() < 1e-4
 
 
+def test_int8_keeps_the_direction_of_every_vector(
+    ckpt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"{package} (extra onnx) is not installed")
+    import onnx
+
+    from embedlab.export.onnx import load_onnx
+
+    out = tmp_path / "onnx"
+    assert main(["export", f"ckpt={ckpt}", "to=onnx", "precision=int8", f"out={out}", "dim=24"]) == 0
+    told = float(capsys.readouterr().out.partition("least cosine ")[2].partition(")")[0])
+    vectors = load_onnx(out)(SENTENCES)
+    ours = embedlab.load(str(ckpt)).encode(list(SENTENCES), normalize=True, dim=24)
+    least = float((vectors * ours).sum(1).min())
+    assert least == pytest.approx(told, abs=1e-4)
+    assert 0.95 < least < 0.999999  # of fp32 weights it would be 1
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert "MatMulInteger" in {node.op_type for node in onnx.load(out / "model.onnx").graph.node}
+    assert "batch_size=1" in (out / "README.md").read_text()
+    alone = load_onnx(out, batch_size=1)
+    np.testing.assert_array_equal(alone(SENTENCES[::-1]), alone(SENTENCES)[::-1])
+
+
+def test_int8_that_turns_a_vector_is_loud_and_leaves_nothing(
+    ckpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = pytest.importorskip("embedlab.export.onnx")
+    monkeypatch.setattr(onnx, "quantize_onnx", lambda folder: None)
+    monkeypatch.setattr(onnx, "export_onnx", lambda encoder, folder, normalize: None)
+
+    def turned(folder: Path):  # type: ignore[no-untyped-def]
+        ours = embedlab.load(str(ckpt)).encode(list(SENTENCES))
+        ours[5, :4] *= -9
+        return lambda texts: ours
+
+    monkeypatch.setattr(onnx, "load_onnx", turned)
+    with pytest.raises(RuntimeError, match=r"least cosine is .* \(at least 0.95\)"):
+        main(["export", f"ckpt={ckpt}", "to=onnx", "precision=int8", f"out={tmp_path / 'out'}"])
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("target", ["sentence-transformers", "hf"])
 def test_a_differing_export_is_loud_and_leaves_nothing(
     ckpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
@@ -129,6 +171,9 @@ def test_existing_folders(ckpt: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (["to=tensorflow"], "to=tensorflow"),
         (["to=hf", "ckpt=/nowhere"], "/nowhere"),
+        (["to=hf", "precision=int8"], "no such precision of to=hf (precision=int8)"),
+        (["to=onnx", "precision=fp4"], "precision=fp4"),
+        (["to=hf", "dim=33"], "exceeds width 32 (dim=33)"),
         (["to=hf", "out=FILE"], "is a file"),
         (["to=hf", "out=null"], "no folder is named"),
         (["to=hf", "out="], "no folder is named"),

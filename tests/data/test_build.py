@@ -19,6 +19,7 @@ import embedlab.data.build as building
 from embedlab import files
 from embedlab.config.data import DataConfig
 from embedlab.config.template import Template
+from embedlab.data import cached
 from embedlab.data.build import build_token_table
 from embedlab.data.table import TableWriter, TokenTable
 from embedlab.encoders.tokenization import Tokenization
@@ -305,7 +306,7 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
         return status.st_ino not in theirs and is_ours(status)
 
     monkeypatch.setattr(files, "is_ours", ours)
-    monkeypatch.setattr(building, "is_ours", ours)
+    monkeypatch.setattr(cached, "is_ours", ours)
     return lambda path: theirs.update(p.lstat().st_ino for p in (path, *path.rglob("*")))
 
 

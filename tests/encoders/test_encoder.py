@@ -423,3 +423,23 @@ def test_on_another_device_and_back(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
     at.append(torch.device("cpu"))
     encoder.encode(TEXTS[:3], device="cpu:0")  # another name of where it is
     assert len(at) == 4
+
+
+@pytest.mark.parametrize("dim", [1, 7, 32])
+def test_a_narrower_vector_is_cut_before_it_is_normalised(tiny: Tiny, dim: int) -> None:
+    # sentence-transformers cuts after its Normalize module, so that the vectors are not of length one.
+    encoder = build(tiny("bert"))
+    whole, texts = encoder.encode(TEXTS), TEXTS
+    np.testing.assert_array_equal(encoder.encode(texts, dim=dim), whole[:, :dim])
+    kept = encoder.encode(texts, dim=dim, normalize=True)
+    expected = whole[:, :dim] / np.linalg.norm(whole[:, :dim], axis=1, keepdims=True)
+    np.testing.assert_allclose(kept, expected, atol=1e-6)
+    for encode in (encoder.encode_query, encoder.encode_document):
+        np.testing.assert_array_equal(encode(texts, dim=dim), whole[:, :dim])
+    assert encoder.dim == 32
+
+
+@pytest.mark.parametrize("dim", [0, -1, 33, 2.0, True])
+def test_a_width_that_is_none_is_refused(tiny: Tiny, dim: Any) -> None:
+    with pytest.raises(UserError, match=f"dim={dim}.*1 to 32"):
+        build(tiny("bert")).encode(TEXTS, dim=dim)

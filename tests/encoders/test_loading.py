@@ -63,12 +63,19 @@ def test_a_plain_folder_is_pooled_by_the_mean_and_says_so(
     np.testing.assert_array_equal(encoder.encode(TEXTS), build(tiny("bert")).encode(TEXTS))
 
 
-def test_mini(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: Path) -> None:
-    monkeypatch.setattr("embedlab.encoders.loading.assets_dir", lambda: tmp_path)
-    with pytest.raises(UserError, match="ships no encoder mini"):
-        embedlab.load("mini")
-    shutil.copytree(saved, tmp_path / "mini")
-    assert embedlab.load("mini").pooling.name == "mask"
+@pytest.mark.parametrize("name", ["mini", "mini-sentence", "another"])
+def test_what_is_in_the_box_is_loaded_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: Path, name: str
+) -> None:
+    for module in ("embedlab.files", "embedlab.encoders.loading"):
+        monkeypatch.setattr(f"{module}.assets_dir", lambda: tmp_path)
+    with pytest.raises(UserError, match=r"no encoder|neither in the cache nor reachable"):
+        embedlab.load(name)
+    shutil.copytree(saved, tmp_path / name)
+    assert embedlab.load(name).pooling.name == "mask"
+    if name == "another":
+        with pytest.raises(UserError, match="ships no encoder mini-sentence, but another"):
+            embedlab.load("mini-sentence")
 
 
 def test_the_shipped_encoder() -> None:

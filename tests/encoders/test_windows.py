@@ -34,15 +34,25 @@ TEXT = st.lists(st.tuples(PIECES, st.sampled_from([" ", "", " ", "  "])), max_si
 )
 
 
-@given(st.lists(st.text(max_size=9), max_size=30), st.integers(1, 7), st.integers(50, 300))
-def test_windows_are_the_items_in_order_within_both_bounds(texts: list[str], rows: int, size: int) -> None:
-    found = list(windows(texts, rows, size))
+@given(
+    st.lists(st.text(max_size=9), max_size=30),
+    st.integers(1, 7),
+    st.integers(50, 300),
+    st.sampled_from([1, 2, 8]),
+)
+def test_windows_are_the_items_in_order_within_both_bounds(
+    texts: list[str], rows: int, size: int, first: int
+) -> None:
+    found = list(windows(texts, rows, size, first=first))
     assert [text for window in found for text in window] == texts
-    for window in found:
-        assert 1 <= len(window) <= rows
-        assert len(window) == 1 or sum(map(sys.getsizeof, window)) <= size
-    for one, two in pairwise(found):
-        assert len(one) == rows or sum(map(sys.getsizeof, [*one, two[0]])) > size, "as full as may be"
+    limits = [
+        (max(1, rows // part), size // part) for part in (max(1, first >> i) for i in range(len(found)))
+    ]
+    for window, (most, held) in zip(found, limits, strict=True):
+        assert 1 <= len(window) <= most
+        assert len(window) == 1 or sum(map(sys.getsizeof, window)) <= held
+    for (one, two), (most, held) in zip(pairwise(found), limits, strict=False):
+        assert len(one) == most or sum(map(sys.getsizeof, [*one, two[0]])) > held, "as full as may be"
 
 
 def test_no_more_is_read_than_a_window_needs() -> None:

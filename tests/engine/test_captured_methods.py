@@ -22,7 +22,7 @@ from tests.run.test_resume import StopAt
 Compose = Callable[..., RunConfig]
 STEP = ("data.pad_to_multiple=4", "trainer.max_epochs=4", "optimizer.lr=1e-4")
 GPU = ("trainer=gpu", "trainer.precision=bf16-mixed", "step=graph")
-DRAWN = ("bepa", "masked_lm")
+DRAWN = ("bepa", "masked_lm", "diffcse", "infocse")
 """Their masks come from the device's generator, which steps with padding move on by another amount."""
 
 

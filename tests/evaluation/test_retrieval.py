@@ -16,6 +16,7 @@ import torch
 
 import embedlab
 from embedlab.cli.encoders import Configured
+from embedlab.encoders.codes import STORES, Codes, Store, calibrate
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 from embedlab.evaluation.core import nearest
@@ -23,6 +24,7 @@ from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.protocol import check
 from embedlab.evaluation.core.suite import suite
 from embedlab.evaluation.core.vectors import Prompted
+from embedlab.evaluation.retrieval import retrieval
 from embedlab.evaluation.retrieval.beir import load_collection
 from embedlab.evaluation.retrieval.retrieval import Retrieval, measure, search
 from tests.evaluation.helpers import HashedWords
@@ -327,3 +329,31 @@ def test_a_pair_is_judged_once_or_alike(first: int, second: int, between: int, t
     alike = [("q1", "d3", 1), ("q1", "d1", first), *others, ("q1", "d1", first)]
     found = load_collection(write_collection(tmp_path / "alike", "score", alike)).qrels["q1"]
     assert found.get("d1", 0) == first
+
+
+@pytest.mark.parametrize("store", STORES[1:])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_a_store_ranks_by_what_its_codes_stand_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Store, similarity: str
+) -> None:
+    monkeypatch.setattr(retrieval, "_BLOCK", 3)
+    collection = load_collection(write_collection(tmp_path / "demo"))
+    found = search(HashedWords(), collection, 4, similarity=similarity, store=store, rescore=2)
+    q, x = (HashedWords().encode(list(t.values())) for t in (collection.queries, collection.documents))
+    if similarity == "cosine":
+        q, x = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (q, x))
+    codes = Codes(store, 64, calibrate([x[:3]]))  # the ranges are those of the first block
+    for query, scores in zip(collection.queries, q @ codes.decode(codes.encode(x)).T, strict=True):
+        by_hand = dict(zip(collection.documents, scores.tolist(), strict=True))
+        assert found[query] == pytest.approx(by_hand, abs=1e-4)
+        assert list(found[query]) == sorted(by_hand, key=lambda name: -by_hand[name])
+
+
+def test_a_store_is_in_the_protocol(tmp_path: Path) -> None:
+    settings = {"data_dir": str(write_collection(tmp_path / "demo"))}
+    assert "store" not in run(HashedWords(), settings)[1]
+    protocol = run(HashedWords(), settings | {"store": "ubinary", "rescore": 2})[1]
+    assert (protocol["store"], protocol["rescore"]) == ("ubinary", 2)
+    for bad in ({"store": "int4"}, {"store": "int8", "index": "faiss"}, {"store": "binary", "rescore": 0}):
+        with pytest.raises(UserError, match=r"store|rescore"):
+            run(HashedWords(), settings | bad)

@@ -132,11 +132,22 @@ RECIPES = {
     ),
     "bepa_batch": bepa(256),
     "bepa_flores": bepa(64, GIVEN, "50 epochs"),
+    **dict.fromkeys(
+        ("same_start", "same_start_rankcse"), Recipe("mini", WIKI, 32, "1 epoch", 64, 3e-5, 0.05, "mean", "raw")
+    ),
+    "same_start_sncse": Recipe("mini", GIVEN, 32, "1 epoch", 64, 3e-5, 0.05, "mask", "raw"),
+    "same_start_promptbert": Recipe("mini", WIKI, 32, "1 epoch", 64, 3e-5, 0.05, "mask", "raw"),
+    **dict.fromkeys(
+        ("same_start_jtcse", "same_start_tncse", "same_start_student"),
+        Recipe("mini", WIKI, 32, "1 epoch", 64, 1e-5, 0.05, "mean", "raw"),
+    ),
+    "same_start_whitening": Recipe("mini", WIKI, 64, "1 epoch", 64, 3e-5, None, "first_last", "raw"),
     # Own ones: what docs/ says of them.
     "quickstart": Recipe("mini", GENSIM, 32, "40 steps", 64, 3e-5, 0.05, "mean", "raw"),
     "jtcse_mini": Recipe("mini", GENSIM, 32, "40 steps", 32, 1e-5, 0.05, "mean", "raw"),
     "csesfp_tiny": Recipe("local", GENSIM, 32, "80 steps", 32, 1e-3, 0.05, "mean", "raw"),
     "bepa_quickstart": Recipe("local", "package:emoji-train", 32, "300 steps", 64, 2e-3, 0.07, "mean", "raw"),
+    "distil_mini": Recipe("mini", GIVEN, 256, "9 epochs", 1024, 6e-4, 0.05, "mean", "raw"),
     "pretrain_mini": Recipe("fresh", GIVEN, None, "20000 steps", 512, 5e-4, None, "mean", "raw"),
     "pretrain_mini_multi": Recipe("fresh", GIVEN, None, "20000 steps", 512, 5e-4, None, "cls", "raw"),
 }  # fmt: skip
@@ -149,12 +160,16 @@ SCHEDULES = {
     "tncse": ("constant", 0, 0.01, None, 100),
     "csesfp": ("linear", 100, 0.0, 4.0, 150),
     "bepa": ("linear", 500, 0.01, 1.0, 125),
+    "same": ("linear", 0, 0.0, 1.0, 125),
 }
 OTHERWISE = {
     **dict.fromkeys(("csesfp_smollm2", "csesfp_cost", "csesfp_templates"), ("linear", 100, 0.0, 1.0, 150)),
     "bepa_flores": ("linear", 200, 0.01, 1.0, 125),
 }
-SMALL = {"quickstart", "jtcse_mini", "csesfp_tiny", "bepa_quickstart", "pretrain_mini", "pretrain_mini_multi"}
+SMALL = {
+    *("quickstart", "jtcse_mini", "csesfp_tiny", "bepa_quickstart"),
+    *("distil_mini", "pretrain_mini", "pretrain_mini_multi"),
+}
 """Own ones, whose schedules are no paper's."""
 
 TOWERS = {"bert": (1.5e-5, 2e-5), "roberta": (1.5e-5, 1.25e-5)}
@@ -166,9 +181,13 @@ TWINS = {
     ("tncse", "bert"): ("tncse", 1e-6, 64, 0.00025),
     ("tncse", "roberta"): ("tncse", 1e-6, 256, 0.0175),
 }
-DROPOUT = {"tncse_bert": 0.00025, "tncse_pooling": 0.00025, "tncse_roberta": 0.0175} | dict.fromkeys(
-    (name for name in NAMES if "ensemble_distil" in name), 0.015
-)
+DROPOUT = {
+    "distil_mini": 0.0,
+    "tncse_bert": 0.00025,
+    "tncse_pooling": 0.00025,
+    "tncse_roberta": 0.0175,
+    **dict.fromkeys((name for name in NAMES if "ensemble_distil" in name), 0.015),
+}
 
 
 ASKED = {"jtcse_bert_sick": ("sick=sick.txt",)}
@@ -279,7 +298,12 @@ def test_an_experiment_is_a_sound_run(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("jtcse_bert_sick", "(sick)"), ("bepa_flores", "data.files=PATH"), ("pretrain_mini", "data.files=PATH")],
+    [
+        ("jtcse_bert_sick", "(sick)"),
+        ("bepa_flores", "data.files=PATH"),
+        ("pretrain_mini", "data.files=PATH"),
+        ("distil_mini", "data.files=PATH"),
+    ],
 )
 def test_what_has_to_be_given_is_said_in_one_line(name: str, says: str) -> None:
     with pytest.raises(UserError) as caught:

@@ -25,7 +25,9 @@ def run_of(
     strategy: str = "auto",
 ) -> Any:
     return SimpleNamespace(
-        data=SimpleNamespace(name=data, roles=ROLES[data], pack=pack, max_length=max_length),
+        data=SimpleNamespace(
+            name=data, names=(data,), sets={}, roles=ROLES[data], pack=pack, max_length=max_length
+        ),
         pooling=pooling_config(pooling) if isinstance(pooling, str) else pooling,
         template=template,
         backbone=SimpleNamespace(attention=attention),

@@ -23,7 +23,8 @@ from embedlab.engine.cuda_graph import CapturedStep
 from embedlab.errors import UserError
 from embedlab.evaluation.core.geometry import rankme
 from embedlab.methods import method_config
-from embedlab.methods.bepa import BEPA, BEPAConfig, average
+from embedlab.methods.averages import average
+from embedlab.methods.bepa import BEPA, BEPAConfig
 from embedlab.methods.bepa_views import FIRST, PADDING, SECOND, mask_side, pack
 from embedlab.methods.simcse import stacked
 from embedlab.objectives.bilingual_nce import bilingual_nce

@@ -9,27 +9,64 @@ import pytest
 from embedlab.methods import method_config
 from embedlab.parts import part_names
 
-CONTRASTS = ("simcse", "promptbert", "csesfp", "prompteol", "jtcse", "tncse", "bepa", "distil")
-SINGLE = ("csesfp", "prompteol", "jtcse", "tncse", "distil", "masked_lm", "causal_lm")
+BASELINES = ("rankcse", "esimcse", "mixcse", "diffcse", "infocse")
+CONTRASTS = (
+    *("simcse", "supervised", "promptbert", "csesfp", "prompteol", "jtcse", "tncse", "bepa", "distil"),
+    *BASELINES,
+)
+OWN = ("pairs", "triplets", "nli", "parallel", "scored", "labelled")
+SINGLE = ("csesfp", "prompteol", "jtcse", "tncse", "distil", "masked_lm", "causal_lm", *BASELINES)
 """Trained on single sentences or running text alone."""
 FACTS: dict[str, dict[str, Any]] = {
-    "kinds": {**dict.fromkeys(SINGLE, ("wikipedia",)), "bepa": ("parallel",)},
+    "kinds": {
+        **dict.fromkeys(SINGLE, ("wikipedia",)),
+        **dict.fromkeys(("bepa", "sncse"), ("parallel",)),
+        "supervised": OWN,
+    },
     "backbone_kind": {
-        **dict.fromkeys(("bepa", "jtcse", "tncse", "masked_lm"), "encoder"),
+        **dict.fromkeys(("bepa", "jtcse", "tncse", "masked_lm", "diffcse", "infocse"), "encoder"),
         **dict.fromkeys(("csesfp", "prompteol", "causal_lm"), "decoder"),
     },
     "can_unpad": dict.fromkeys(
-        ("simcse", "promptbert", "jtcse", "tncse", "bepa", "masked_lm", "csesfp", "prompteol"), True
+        (
+            *(
+                "simcse",
+                "supervised",
+                "promptbert",
+                "jtcse",
+                "tncse",
+                "bepa",
+                "masked_lm",
+                "csesfp",
+                "prompteol",
+            ),
+            *("sncse", *BASELINES),
+        ),
+        True,
     ),
     # BERT's and GPT's releases leave norms and biases out.
     "decays_norms_and_biases": dict.fromkeys(("masked_lm", "causal_lm"), False),
     "towers": dict.fromkeys(("jtcse", "tncse", "ensemble"), 2),
     # Only what calls its backbone as a whole.
     "shardable": dict.fromkeys(
-        ("bepa", "jtcse", "tncse", "masked_lm", "causal_lm", "distil", "ensemble"), False
+        (
+            "bepa",
+            "jtcse",
+            "tncse",
+            "masked_lm",
+            "causal_lm",
+            "distil",
+            "ensemble",
+            "rankcse",
+            "esimcse",
+            "diffcse",
+            "infocse",
+            "whitening",
+        ),
+        False,
     ),
-    "needs_others": dict.fromkeys(CONTRASTS, True),
-    "idle": {"ensemble": True},
+    "needs_others": dict.fromkeys((*CONTRASTS, "sncse"), True),
+    "idle": dict.fromkeys(("ensemble", "whitening"), True),
 }
 USUAL = {
     "kinds": ("wikipedia", "nli", "parallel"),

@@ -53,7 +53,7 @@ def test_two_weighted_terms(tiny: Tiny, k1: float, mask_duplicates: bool) -> Non
     data = batch(method, (*SENTENCES[:5], SENTENCES[0]))
     view = data["sentence"]
     student, teacher = (
-        e(view["input_ids"], view["attention_mask"]) for e in (method.encoder, method.teacher)
+        e(view["input_ids"], view["attention_mask"]) for e in (method.encoder, method.teachers[0].encoder)
     )
     rows, hashes = interleave(teacher, student), interleave(view["hash"], view["hash"])
     masked = {"anchor_hashes": hashes, "candidate_hashes": hashes} if mask_duplicates else {}
@@ -71,13 +71,13 @@ def test_a_perfect_student_has_no_distance_left(tiny: Tiny) -> None:
 
 def test_the_teacher_is_no_part_of_the_model(tiny: Tiny) -> None:
     method = make(tiny).train()
-    assert not method.teacher.training
+    assert not method.teachers[0].encoder.training
     trained = {id(p) for p in method.trained()}
     assert trained
-    assert not trained & {id(p) for p in method.teacher.parameters()}
+    assert not trained & {id(p) for p in method.teachers[0].encoder.parameters()}
     assert set(method.state_dict()) == {f"encoder.{k}" for k in method.encoder.state_dict()}
     sum(method.losses(batch(method)).losses.values()).backward()
-    assert all(p.grad is None for p in method.teacher.parameters())
+    assert all(p.grad is None for p in method.teachers[0].encoder.parameters())
     assert any(p.grad is not None for p in method.encoder.parameters())
 
 

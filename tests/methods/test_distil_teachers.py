@@ -10,12 +10,16 @@ import pytest
 import torch
 
 import embedlab
+from embedlab.backbones import Backbone
 from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.twin import ensemble
 from embedlab.methods.distil import Distil
 from embedlab.pooling import pooling_config
+from embedlab.run.callbacks.checkpoints import Interrupted
 from embedlab.run.run import build, train
+from tests.engine.test_cuda_graph import column
+from tests.run.test_resume import StopAt
 from tests.support import SENTENCES
 
 Tiny = Callable[..., Path]
@@ -45,7 +49,7 @@ def test_the_teacher_reads_its_own_tokens(teacher: Path, compose_run: Compose, t
     views = method.views(method.fields(config.method, ("sentence",), None), 32)
     batch = {view: tokens.pad(tokens.ids(TEXTS), 8) for view, (_, tokens) in views.items()}
     with torch.no_grad():
-        target = method.target(batch).numpy()
+        target = method.teachers[0](batch).numpy()
     np.testing.assert_allclose(target, embedlab.load(teacher).encode(TEXTS), atol=1e-5)
     train(config, tmp_path / "run")
     assert (tmp_path / "run" / "export" / "embedlab.json").is_file()
@@ -59,3 +63,128 @@ def test_an_ensemble_reads_a_plain_member_as_it_is_told(
     train(compose_run(*settings), tmp_path / "run")
     expected = 0.3 * member(first).encode(TEXTS) + 0.7 * member(second).encode(TEXTS)
     np.testing.assert_allclose(embedlab.load(tmp_path / "run").encode(TEXTS), expected, atol=1e-5)
+
+
+TERMS = ("method.k1=null", "method.cosine=1", "method.similarity=5", "method.kl=0.2")
+
+
+@pytest.fixture
+def distilling(compose_run: Compose, tiny: Tiny) -> Callable[..., RunConfig]:
+    """A student of two teachers with other tokenizers and widths."""
+    teachers = f"method.teacher=[{tiny('roberta', width=48, seed=1)},{tiny('bert', width=64, vocab_size=90)}]"
+    still = (
+        "method=distil",
+        "pooling=mean",
+        "backbone.dropout=0.0",
+        "trainer.max_steps=6",
+        "trainer.max_epochs=4",
+    )
+    return lambda *more: compose_run(*still, teachers, *TERMS, *more)
+
+
+def losses(folder: Path) -> list[float]:
+    return column(folder, "train/loss")
+
+
+@pytest.mark.parametrize("unpad", ["true", "false"])
+def test_cached_vectors_teach_what_those_of_each_step_do(
+    distilling: Callable[..., RunConfig], tmp_path: Path, unpad: str
+) -> None:
+    train(distilling(), tmp_path / "in_step")
+    config = distilling("method.cached=true", f"unpad={unpad}")
+    train(config, tmp_path / "cached")
+    assert losses(tmp_path / "cached") == pytest.approx(losses(tmp_path / "in_step"), rel=2e-3)
+    assert losses(tmp_path / "cached")[-1] < losses(tmp_path / "cached")[0]
+    assert (
+        "projections.1.weight"
+        in torch.load(tmp_path / "cached" / "last.ckpt", weights_only=True)["state_dict"]
+    )
+    exported = embedlab.load(tmp_path / "cached")
+    assert exported.dim == 32
+    assert not any("projection" in name for name in exported.state_dict())
+
+
+def test_the_losses_are_their_terms(distilling: Callable[..., RunConfig], tmp_path: Path) -> None:
+    """Each row's against the batch, the teachers' similarities averaged, a text that comes again left out of the KL."""
+    method, _ = build(distilling(), tmp_path / "run")
+    assert isinstance(method, Distil)
+    method.eval()
+    texts = [*TEXTS, TEXTS[0]]
+    views = method.views(method.fields(method.config, ("sentence",), None), 32)
+    batch = {name: tokens.pad(tokens.ids(texts), 8) for name, (_, tokens) in views.items()}
+    batch["sentence"]["hash"] = torch.tensor([texts.index(t) for t in texts])
+    with torch.no_grad():
+        found = method.losses(batch).losses
+        student = torch.from_numpy(method.encoder.encode(texts))
+        targets = [torch.from_numpy(t.encoder.encode(texts)) for t in method.teachers]
+        unit = torch.nn.functional.normalize
+        own = unit(student, dim=1) @ unit(student, dim=1).T
+        theirs = sum(unit(t, dim=1) @ unit(t, dim=1).T for t in targets) / 2
+        near = [
+            1 - torch.cosine_similarity(p(student), t).mean()
+            for p, t in zip(method.projections, targets, strict=True)
+        ]
+        kl = 0.0
+        for i, text in enumerate(texts):
+            others = [j for j, other in enumerate(texts) if other != text]
+            p, q = ((x[i, others] / 0.05).softmax(0).double() for x in (theirs, own))
+            kl += float((p * (p / q).log()).sum()) / len(texts)
+    assert float(found["cosine"]) == pytest.approx(float(sum(near)) / 2, rel=1e-4)
+    assert float(found["similarity"]) == pytest.approx(5 * float((own - theirs).square().mean()), rel=1e-4)
+    assert float(found["kl"]) == pytest.approx(0.2 * kl, rel=1e-3)
+
+
+def test_a_resumed_student_is_the_uninterrupted_one(
+    distilling: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(distilling("method.cached=true"), tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        StopAt(3, patch)
+        with pytest.raises(Interrupted):
+            train(distilling("method.cached=true"), tmp_path / "parts")
+    train(distilling("method.cached=true", "ckpt_path=last"), tmp_path / "parts")
+    one, other = (torch.load(tmp_path / f / "last.ckpt", weights_only=True) for f in ("whole", "parts"))
+    assert [n for n, v in one["state_dict"].items() if not torch.equal(v, other["state_dict"][n])] == []
+
+
+def test_a_cached_teacher_reads_no_further_than_it_can(
+    distilling: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    method, _ = build(distilling("method.cached=true", "data.max_length=60"), tmp_path / "run")
+    assert isinstance(method, Distil)
+    method.teachers[0].encoder.tokenizer.model_max_length = 20
+    assert method.views({}, 60) == {}
+    assert [t.encoder.tokenization.row_limit for t in method.teachers] == [20, 60]
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_off_a_card_a_captured_steps_work_gives_the_same_losses(
+    distilling: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    train(distilling("method.cached=true", "unpad=false"), tmp_path / "eager")
+    for room in ("check", "run", "finish"):
+        monkeypatch.setattr(f"embedlab.run.{room}.resolved_step", lambda run: "graph")
+    monkeypatch.setattr(Backbone, "unpads", lambda self, longest: True)
+    monkeypatch.setattr(Backbone, "compile_blocks", lambda self, **k: None)
+    for unpad in ("false", "true"):
+        more = ("method.cached=true", f"trainer.precision={precision}", f"unpad={unpad}")
+        train(distilling(*more), tmp_path / unpad)
+        tolerance = 1e-4 if precision == "32-true" else 0.03
+        assert losses(tmp_path / unpad) == pytest.approx(losses(tmp_path / "eager"), rel=tolerance)
+
+
+@pytest.mark.gpu
+def test_a_captured_packed_step_gives_the_same_losses(
+    distilling: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    train(distilling("method.cached=true"), tmp_path / "cpu")
+    for unpad in ("false", "true"):
+        more = (
+            "method.cached=true",
+            "trainer=gpu",
+            "trainer.precision=bf16-mixed",
+            "step=graph",
+            f"unpad={unpad}",
+        )
+        train(distilling(*more), tmp_path / unpad)
+        assert losses(tmp_path / unpad) == pytest.approx(losses(tmp_path / "cpu"), rel=0.05)

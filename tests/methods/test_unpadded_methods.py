@@ -51,6 +51,16 @@ CASES = {
     "simcse": Case(("method=simcse", "pooling=cls")),
     "simcse_roberta_mean": Case(("method=simcse", "pooling=mean"), "roberta"),
     "simcse_modern": Case(("method=simcse", "pooling=mean"), "modernbert", 0),
+    "mixcse": Case(("method=mixcse", "pooling=cls")),
+    "mixcse_released": Case(("method=mixcse", "pooling=mean", "method.form=released", "method.mlp=bn2")),
+    "rankcse": Case(("method=rankcse", "pooling=cls")),
+    "rankcse_listnet": Case(("method=rankcse", "pooling=mean", "method.ranking=listnet"), "roberta"),
+    "esimcse": Case(("method=esimcse", "pooling=cls", "method.redraw=once")),
+    "esimcse_mean": Case(("method=esimcse", "pooling=mean", "method.redraw=once", "method.queue=0"), "roberta"),
+    "diffcse": Case(("method=diffcse", "pooling=cls", "method.mlp=train")),
+    "diffcse_mean": Case(("method=diffcse", "pooling=mean", "method.condition=raw", "method.mlp=train"), "distilbert"),
+    "infocse": Case(("method=infocse", "pooling=cls", "method.mlp=train")),
+    "infocse_mean": Case(("method=infocse", "pooling=mean", "method.weight=1e-3", "method.mlp=none"), "roberta"),
     "tncse": Case(("method=tncse", "pooling=cls"), passes=2),
     "tncse_mean_roberta": Case(("method=tncse", "pooling=mean"), "roberta", 2),
     "jtcse": Case((*JTCSE, "pooling=cls"), passes=0),
@@ -80,8 +90,10 @@ CASES = {
 
 
 def extra_settings(case: Case, tiny: Tiny, folder: Path) -> list[str]:
-    """The second tower and the pairs of a case that has them."""
+    """The second tower, the teacher and the pairs of a case that has them."""
     settings = []
+    if case.settings[0] == "method=rankcse":
+        settings += [f"method.teacher={tiny(case.model_type, seed=1)}", "method.teacher_pooling=mean"]
     if case.settings[0] in ("method=jtcse", "method=tncse"):
         settings.append(f"method.tower2={tiny(case.model_type, seed=1, **case.arch)}")
     if "data=parallel" in case.settings:
@@ -115,7 +127,8 @@ def views(method: Method, case: Case) -> dict[str, Any]:
         return {name: rows(method.encoder.tokenization, side) for name, side in sides.items()}
     if isinstance(getattr(method, "templates", None), list):
         return {name: rows(t, texts) for name, t in zip(("first", "second"), two(method), strict=True)}
-    return {"sentence": rows(method.encoder.towers[0].tokenization, texts)}
+    found = {"sentence": rows(method.encoder.towers[0].tokenization, texts)}
+    return {"rows": torch.arange(len(texts)), **found}
 
 
 def two(method: Any) -> list[Any]:
@@ -146,7 +159,10 @@ def results(
 
 
 def told(batch: dict[str, Any]) -> dict[str, Any]:
-    return {n: {**v, "token_budget": int(v["attention_mask"].sum()) + 5} for n, v in batch.items()}
+    return {
+        n: {**v, "token_budget": int(v["attention_mask"].sum()) + 5} if isinstance(v, dict) else v
+        for n, v in batch.items()
+    }
 
 
 def same(got: dict[str, Tensor], want: dict[str, Tensor], share: float) -> None:
@@ -215,7 +231,7 @@ def check_gradients(
     half = dtype == torch.bfloat16
     want = _flat(results(copy.deepcopy(method).double(), views(method, case), copies=False))
     method.to(device)
-    batch = {n: {k: _moved(v, device) for k, v in view.items()} for n, view in views(method, case).items()}
+    batch = _moved(views(method, case), device)
     ran: list[int] = []
     apply = fused_block._Embed.apply
     monkeypatch.setattr(fused_block._Embed, "apply", lambda *a: [ran.append(1), apply(*a)][1])
@@ -243,6 +259,8 @@ def _mask_of_the_host(self: MaskedPrediction, input_ids: Tensor, attention_mask:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, dict):
+        return {name: _moved(part, device) for name, part in value.items()}
     return value.to(device) if isinstance(value, Tensor) else value
 
 

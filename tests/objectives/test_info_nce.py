@@ -142,3 +142,40 @@ def test_memory_grows_with_the_batch_squared_not_times_the_width() -> None:
         info_nce(a, a, 0.05)
     largest = max(event.cpu_memory_usage for event in profile.events())
     assert largest < 50e6
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_n_hard_negatives_are_blocks_after_the_positives(n: int) -> None:
+    a, p, negatives = (
+        vectors(4, 6).double(),
+        vectors(4, 6, seed=1).double(),
+        vectors(n, 4, 6, seed=2).double(),
+    )
+    hashes = [torch.arange(4), torch.arange(4, 8), torch.arange(8, 8 + 4 * n).view(n, 4)]
+    hashes[2][-1, 2] = 1  # the last negative of row 2 is anchor 1's text
+    got = info_nce(
+        a, p, 0.1, hard_negatives=negatives, hard_negative_weight=0.5,
+        anchor_hashes=hashes[0], candidate_hashes=hashes[1], hard_negative_hashes=hashes[2],
+    ).loss  # fmt: skip
+    logits = normalize(a, dim=-1) @ normalize(torch.cat([p, *negatives]), dim=-1).T / 0.1
+    for k in range(1, n + 1):
+        logits[torch.arange(4), 4 * k + torch.arange(4)] += 0.5
+    logits[1, 4 * n + 2] = -math.inf
+    torch.testing.assert_close(got, torch.nn.functional.cross_entropy(logits, torch.arange(4)))
+    plain = info_nce(a, p, 0.1, hard_negatives=negatives).loss
+    torch.testing.assert_close(info_nce(a, p, 0.1, hard_negatives=negatives.flip(0)).loss, plain)
+    if n == 1:
+        assert plain == info_nce(a, p, 0.1, hard_negatives=negatives[0]).loss
+    a.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: info_nce(x, p, 0.5, hard_negatives=negatives).loss, a)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_equal_to_sentence_transformers(n: int) -> None:
+    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+    x = vectors(2 + n, 5, 6).double()
+    theirs = losses.MultipleNegativesRankingLoss(torch.nn.Identity()).compute_loss_from_embeddings(
+        list(x), None
+    )
+    ours = info_nce(x[0], x[1], 0.05, hard_negatives=x[2:] if n else None).loss
+    torch.testing.assert_close(ours, theirs)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, cosine_similarity
 
 from embedlab.config.backbone import BackboneInfo
-from embedlab.encoders.tokenization import Frame, RowMarks
+from embedlab.encoders.row_marks import Frame, RowMarks
 from embedlab.pooling import build_pooling
 from embedlab.pooling.frequencies import select
 from embedlab.pooling.s2sent import S2Sent

@@ -12,7 +12,8 @@ from embedlab.config.trainer import ScoringConfig
 from embedlab.errors import UserError
 from embedlab.evaluation.core.files import Hub
 from embedlab.evaluation.core.suite import keys_named, suite, suite_names
-from embedlab.run.finish import KEYS, check_final, load_dev
+from embedlab.run.dev import KEYS, load_dev
+from embedlab.run.finish import check_final
 from embedlab.run.run import train
 from tests.evaluation.everything import collection, every_kind
 

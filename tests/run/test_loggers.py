@@ -92,7 +92,7 @@ def wandb_runs(monkeypatch):  # type: ignore[no-untyped-def]
     monkeypatch.setenv("WANDB_MODE", "")  # so that it is put back after the logger has set it
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("embedlab.run.run._has_netrc", lambda: False)
+    monkeypatch.setattr("embedlab.run.loggers._has_netrc", lambda: False)
     monkeypatch.setattr(wandb, "init", init)
     monkeypatch.setattr(wandb, "Run", FakeRun, raising=False)
     monkeypatch.setattr(lightning_wandb, "Run", FakeRun, raising=False)
@@ -146,25 +146,25 @@ def test_a_run_that_breaks_is_finished_too(compose_run, tmp_path, wandb_runs, mo
 
 
 def test_only_the_first_process_records(compose_run, tmp_path, wandb_runs, monkeypatch):  # type: ignore[no-untyped-def]
-    from embedlab.run.run import _finish, _wandb
+    from embedlab.run.loggers import _wandb, finish
 
     monkeypatch.setenv("RANK", "1")
     tmp_path.mkdir(exist_ok=True)
-    _finish([_wandb(compose_run("logger=wandb"), tmp_path)])
+    finish([_wandb(compose_run("logger=wandb"), tmp_path)])
     assert wandb_runs == []
     assert not (tmp_path / "wandb_id").exists()
 
 
 def test_a_setting_that_wandb_has_not_is_one_line(compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
-    from embedlab.run import run
+    from embedlab.run import loggers
 
     def refuse(**settings: object) -> None:
         raise TypeError("init() got an unexpected keyword argument 'a'")
 
-    monkeypatch.setattr(run, "WandbLogger", refuse)
+    monkeypatch.setattr(loggers, "WandbLogger", refuse)
     tmp_path.mkdir(exist_ok=True)
     with pytest.raises(UserError, match=r"unexpected keyword argument 'a' \(logger\.wandb="):
-        run._wandb(compose_run("logger=wandb"), tmp_path)
+        loggers._wandb(compose_run("logger=wandb"), tmp_path)
 
 
 def test_trials_of_a_sweep_are_one_group(tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
@@ -181,13 +181,13 @@ def test_trials_of_a_sweep_are_one_group(tmp_path, monkeypatch):  # type: ignore
 
 @pytest.mark.parametrize("key", ["", "a" * 40])
 def test_where_it_is_recorded_stands_in_the_log(compose_run, tmp_path, wandb_runs, monkeypatch, caplog, key):  # type: ignore[no-untyped-def]
-    from embedlab.run.run import _finish, _wandb
+    from embedlab.run.loggers import _wandb, finish
 
     monkeypatch.setenv("HOME", str(tmp_path))  # without a netrc
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_API_KEY", key)
     with caplog.at_level("INFO", logger="embedlab"):
-        _finish([_wandb(compose_run("logger=wandb"), tmp_path)])
+        finish([_wandb(compose_run("logger=wandb"), tmp_path)])
     assert ("https://wandb.example/run" in caplog.text) == bool(key)
     assert ("wandb sync" in caplog.text) != bool(key)
     assert "anonymous" not in wandb_runs[0].options

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from embedlab.config.build import from_dict, section
-from embedlab.config.data import DataConfig
+from embedlab.config.data import DataConfig, kind_name
 from embedlab.errors import UserError
 from embedlab.parts import part_class, part_names
 
@@ -20,8 +22,11 @@ if TYPE_CHECKING:
 
 RawRow = tuple[int, int, tuple[object, ...], int]
 """Number of the table, number of the row in it, the values (texts, then numbers), number of the group (or 0)."""
+_RATINGS = frozenset(("score", "label", "similarity"))
+_LOOKED_AT = 20  # rows that show whether a column holds numbers
 _RESERVED = {
     "rows", "row", "hash", "table", "group", "tokens", "padded_tokens", "lengths", "token_budgets", "rows_per_rank",
+    "data_set",
 }  # fmt: skip
 
 
@@ -35,6 +40,7 @@ class DataKind:
         numbers: numeric columns, name -> ``float`` or ``int``; a batch has each as a tensor [B] (float32 or int64).
         packages: texts of installed packages (`embedlab.data.packages`) that are of this kind.
         keys: settings of `DataConfig` that only this kind has, and what they are about.
+        has_negatives: whether a row has a hard negative, so that one row alone has something to learn from.
     """
 
     name: ClassVar[str]
@@ -43,6 +49,7 @@ class DataKind:
     numbers: ClassVar[Mapping[str, type]] = {}
     packages: ClassVar[tuple[str, ...]] = ()
     keys: ClassVar[Mapping[str, str]] = {}
+    has_negatives: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         taken = set(cls.numbers) & (_RESERVED | set(cls.roles))
@@ -50,6 +57,40 @@ class DataKind:
             raise TypeError(
                 f"{cls.__name__}.numbers: float or int columns, called none of {sorted(_RESERVED)}"
             )
+
+    def roles_of(self, config: DataConfig) -> tuple[str, ...]:
+        """The texts of a row; a kind whose number of texts is a setting overrides this."""
+        return self.roles
+
+    def numbers_of(self, config: DataConfig) -> Mapping[str, type]:
+        """The numbers of a row, as `numbers`."""
+        return self.numbers
+
+    def prompts_of(self, config: DataConfig) -> dict[str, str]:
+        """What stands before the texts of each role; a role without a prompt is left out.
+
+        Raises:
+            UserError: a prompt of a text that the kind has not.
+        """
+        given = {role: prompt for role, prompt in (config.prompts or {}).items() if prompt}
+        roles = self.roles_of(config)
+        for role in given:
+            if role not in roles:
+                raise UserError(
+                    f"data={config.name} has no such text",
+                    key=f"data.prompts.{role}",
+                    fix=f"one of {', '.join(roles)}",
+                )
+        return given
+
+    def usual_names(self, role: str) -> tuple[str, ...]:
+        """Column names of a role or number that need no ``data.columns``, best first; () for what the kind has not."""
+        return tuple(self.usual.get(role, ()))
+
+    def reads(self, reader: Reader, config: DataConfig) -> set[str]:
+        """The columns of a table that rows are made of."""
+        wanted = (*self.roles_of(config), *self.numbers_of(config))
+        return {column for role in wanted if (column := self._column(reader, role, config)) is not None}
 
     def groups(
         self, readers: Sequence[Reader], roles: tuple[str, ...], config: DataConfig
@@ -60,7 +101,7 @@ class DataKind:
             UserError: what the headers show to be missing.
         """
         for reader in readers:
-            self.find_columns(reader, (*roles, *self.numbers), config)
+            self.find_columns(reader, (*roles, *self.numbers_of(config)), config)
         return {}
 
     def rows(
@@ -75,7 +116,8 @@ class DataKind:
             dropped: reason -> rows left out; to be added to.
         """
         for table, reader in enumerate(readers):
-            for row, values in reader.rows(self.find_columns(reader, (*roles, *self.numbers), config)):
+            columns = self.find_columns(reader, (*roles, *self.numbers_of(config)), config)
+            for row, values in reader.rows(columns):
                 yield table, row, values, 0
 
     def has_columns(self, reader: Reader, roles: tuple[str, ...], config: DataConfig) -> bool:
@@ -92,7 +134,7 @@ class DataKind:
         for role in roles:
             column = self._column(reader, role, config)
             if column is None:
-                wanted = config.chosen.get(role) or " or ".join(self.usual[role])
+                wanted = config.chosen.get(role) or " or ".join(self.usual_names(role))
                 raise reader.error(
                     f"no column {wanted} for the {role}; there are: {reader.listed()}",
                     key=f"data.columns.{role}",
@@ -104,7 +146,7 @@ class DataKind:
 
     def _column(self, reader: Reader, role: str, config: DataConfig) -> str | None:
         chosen = config.chosen.get(role)
-        names = (chosen,) if chosen else self.usual[role]
+        names = (chosen,) if chosen else self.usual_names(role)
         if reader.columns is None:
             return names[0]
         return next((name for name in names if name in reader.columns), None)
@@ -116,14 +158,68 @@ def data_kind(name: str) -> DataKind:
     Raises:
         UserError: there is none.
     """
-    kind: DataKind = part_class("data", name, DataKind, "data.name")()
+    kind: DataKind = part_class("data", kind_name(name), DataKind, "data.name")()
     return kind
+
+
+def has_negatives(config: DataConfig) -> bool:
+    """Whether every row has a hard negative."""
+    return all(data_kind(name).has_negatives for name in config.names)
+
+
+@contextmanager
+def in_set(name: str) -> Iterator[None]:
+    """An error inside names its key in this set of a mix."""
+    try:
+        yield
+    except UserError as error:
+        if error.key is not None:
+            error.key = error.key.replace("data", f"data.mix.{name}", 1)
+        raise
+
+
+def check_unread(kind: DataKind, readers: Sequence[Reader], config: DataConfig) -> None:
+    """Refuse a table with a rating that a kind of several texts does not read: its low rows would train as positives.
+
+    Raises:
+        UserError: a column called score, label or similarity that holds numbers and is not named in
+            ``data.ignore_columns``.
+    """
+    for reader in readers if len(kind.roles) > 1 else ():
+        unread = _RATINGS.intersection(reader.columns or ()) - set(config.ignore_columns or ())
+        for column in sorted(unread - kind.reads(reader, config)):
+            if _holds_numbers(reader, column):
+                raise reader.error(
+                    f"data={config.name} does not read the numbers of the column {column}: every row would"
+                    " count alike",
+                    key="data",
+                    value=config.name,
+                    fix=f"data=scored data.columns.score={column}, or data.ignore_columns=[{column}]",
+                )
+
+
+def _holds_numbers(reader: Reader, column: str) -> bool:
+    with closing(reader.rows([column])) as rows:  # type: ignore[type-var]  # a generator in every reader
+        values = [value for _, (value,) in islice(rows, _LOOKED_AT) if value not in (None, "")]
+    return bool(values) and all(map(_is_number, values))
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def column_kinds() -> dict[str, str]:
     """The usual names of columns, and the kind of data that reads a table with them."""
     kinds = [data_kind(name) for name in part_names("data")]
-    return {name: kind.name for kind in kinds for names in kind.usual.values() for name in names}
+    found: dict[str, str] = {}
+    for kind in kinds:
+        for name in (name for names in kind.usual.values() for name in names):
+            found.setdefault(name, kind.name)
+    return found
 
 
 def check_kind(config: DataConfig) -> None:
@@ -132,15 +228,21 @@ def check_kind(config: DataConfig) -> None:
     Raises:
         UserError: an unknown kind, a column, package text or key that it has not; by key.
     """
+    if config.mix:
+        for name, one in config.sets.items():
+            with in_set(name):
+                check_kind(one.config)
+        return
     kind = data_kind(config.name)
     kinds = [data_kind(name) for name in part_names("data")]
     for role in config.chosen:
-        if role not in kind.usual:
+        if not kind.usual_names(role):
             raise UserError(
-                f"data={kind.name} has no such text",
+                f"data={config.name} has no such text",
                 key=f"data.columns.{role}",
                 fix=f"one of {', '.join(kind.usual)}",
             )
+    kind.prompts_of(config)
     if config.package and not (config.files or config.hub) and config.package not in kind.packages:
         able = [other.name for other in kinds if config.package in other.packages]
         if not able:
@@ -159,7 +261,7 @@ def check_kind(config: DataConfig) -> None:
             if getattr(config, key) is not None and key not in kind.keys:
                 fix = f"data={other.name}, or leave the key out"
                 raise UserError(f"data={kind.name} has no {what}", key=f"data.{key}", fix=fix)
-    if config.pack is not None and kind.numbers:
+    if config.pack is not None and kind.numbers_of(config):
         raise UserError("rows with numbers cannot be packed", key="data.pack", fix="data.pack=null")
 
 
@@ -171,7 +273,7 @@ def data_config(settings: Mapping[str, Any]) -> DataConfig:
     """
     columns = section(settings, "data").get("columns")
     if columns is not None and not isinstance(columns, Mapping):
-        role = data_kind(settings.get("name", "wikipedia")).roles[0]
+        role = data_kind(settings.get("name", "sentences")).roles[0]
         fix = f"data.columns.{role}={columns}"
         raise UserError("not a name for each text", key="data.columns", fix=fix)
     config = from_dict(DataConfig, settings, "data")

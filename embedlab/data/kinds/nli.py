@@ -26,6 +26,12 @@ class Nli(DataKind):
         **{name: (name,) for name in _LABELLED},
     }
 
+    has_negatives = True
+
+    def reads(self, reader: Reader, config: DataConfig) -> set[str]:
+        roles = _LABELLED if self._is_labelled(reader, self.roles[:2], config) else self.roles
+        return {column for role in roles if (column := self._column(reader, role, config)) is not None}
+
     def groups(
         self, readers: Sequence[Reader], roles: tuple[str, ...], config: DataConfig
     ) -> dict[str, tuple[str, str]]:

@@ -24,6 +24,9 @@ class Parallel(DataKind):
     packages = ("emoji", "emoji-train")
     keys: ClassVar = dict.fromkeys(("languages", "pairs", "pivot", "pair_limit"), "languages")
 
+    def reads(self, reader: Reader, config: DataConfig) -> set[str]:
+        return {*config.chosen.values(), *(config.languages or ())}
+
     def groups(
         self, readers: Sequence[Reader], roles: tuple[str, ...], config: DataConfig
     ) -> dict[str, tuple[str, str]]:

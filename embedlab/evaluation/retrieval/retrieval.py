@@ -7,15 +7,17 @@ whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from torch import Tensor
 
+from embedlab.encoders.codes import Codes, Store, calibrate, check_store
 from embedlab.errors import UserError
-from embedlab.evaluation.core.nearest import BACKENDS, Backend, TopK, unit
+from embedlab.evaluation.core.nearest import BACKENDS, Backend, CodesTopK, TopK, unit
 from embedlab.evaluation.core.settings import chosen, folder_of, names, require, scoring_device, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
@@ -37,7 +39,9 @@ class Retrieval(Suite):
     (torch or faiss: both exact), query_prompt and corpus_prompt (before each text; default: the encoder's own
     prompts), codes
     (`load_collection`), skip_same_id (drop the document that has the query's own id, as BEIR does for ArguAna
-    and Quora), device.
+    and Quora), store (how documents are kept: float32, or codes that float queries search, `embedlab.encoders.codes`;
+    8-bit ranges are those of the first 16,384 documents), rescore (candidates of a bit a feature for each result, 4),
+    device.
 
     Scores x100: "scifact/ndcg@10", "scifact/mrr@10", "scifact/recall@100", "scifact/map"; with several
     collections their means "retrieval/ndcg@10", ... Queries without a relevant document are not asked.
@@ -56,6 +60,8 @@ class Retrieval(Suite):
         "corpus_prompt",
         "codes",
         "skip_same_id",
+        "store",
+        "rescore",
     )
     packages: ClassVar = {"ir_measures": "ir-measures"}
 
@@ -75,7 +81,7 @@ class Retrieval(Suite):
             found = search(
                 sides["query"], collection, how["depth"], documents_by=sides["document"],
                 similarity=how["similarity"], index=how["index"], skip_same_id=how["skip_same_id"],
-                device=settings.get("device"),
+                device=settings.get("device"), store=how.get("store"), rescore=how.get("rescore"),
             )  # fmt: skip
             measured = measure(found, collection.qrels)
             scores |= {f"{collection.name}/{name}": value for name, value in measured.items()}
@@ -113,7 +119,13 @@ def _how(settings: Settings) -> dict[str, Any]:
         raise UserError("no such similarity", key="similarity", value=similarity, fix="choose cosine or dot")
     if index not in BACKENDS:
         raise UserError("no such index", key="index", value=index, fix="choose torch or faiss")
-    return {
+    stored: dict[str, Any] = {}
+    if (store := settings.get("store") or "float32") != "float32":
+        check_store(store)
+        if index != "torch":
+            raise UserError("codes are searched without faiss", key="store", value=store, fix="index=torch")
+        stored = {"store": store, "rescore": whole(settings, "rescore", 4)}
+    return stored | {
         "similarity": similarity,
         "depth": whole(settings, "depth", 1000),
         "index": index,
@@ -132,24 +144,53 @@ def search(
     index: Backend = "torch",
     skip_same_id: bool = False,
     device: str | None = None,
+    store: Store | None = None,
+    rescore: int | None = None,
 ) -> Run:
-    """The `depth` best documents of each query with their scores, exact; `documents_by` encodes the documents."""
+    """The `depth` best documents of each query with their scores; `documents_by` encodes the documents.
+
+    Exact, but for a `store`, whose codes stand for the documents.
+    """
     place = scoring_device(device)
     shape = unit if similarity == "cosine" else lambda vectors: vectors
     queries = shape(embed(encoder, list(collection.queries.values())).to(place))
     # One more where the query's own document may have to go.
-    top = TopK(queries, depth + skip_same_id, index)
+    k = depth + skip_same_id
     documents = list(collection.documents.values())
-    for first in range(0, len(documents), _BLOCK):
-        top.add(shape(embed(documents_by or encoder, documents[first : first + _BLOCK]).to(place)))
+    blocks = (
+        shape(embed(documents_by or encoder, documents[first : first + _BLOCK]).to(place))
+        for first in range(0, len(documents), _BLOCK)
+    )
+    if store is None:
+        top = TopK(queries, k, index)
+        for block in blocks:
+            top.add(block)
+        best = top.scores, top.rows
+    else:
+        best = _by_codes(queries, blocks, k, store, rescore or 4)
     names = list(collection.documents)
     found: Run = {}
-    for query, scores, rows in zip(collection.queries, top.scores.tolist(), top.rows.tolist(), strict=True):
+    for query, scores, rows in zip(collection.queries, *(x.tolist() for x in best), strict=True):
         ranked = [(names[row], score) for row, score in zip(rows, scores, strict=True)]
         if skip_same_id:
             ranked = [pair for pair in ranked if pair[0] != query]
         found[query] = dict(ranked[:depth])
     return found
+
+
+def _by_codes(
+    queries: Tensor, blocks: Iterator[Tensor], k: int, store: Store, rescore: int
+) -> tuple[Tensor, Tensor]:
+    """Scores and rows of the best documents, which are kept as codes."""
+    top: CodesTopK | None = None
+    for block in blocks:
+        vectors = block.cpu().numpy()
+        if top is None:
+            ranges = calibrate([vectors]) if store in ("int8", "uint8") else None
+            top = CodesTopK(queries, Codes(store, vectors.shape[1], ranges), k, rescore)
+        top.add(top.codes.encode(vectors))
+    assert top is not None  # a collection has documents
+    return top.result()
 
 
 _MEASURES = {"ndcg@10": "nDCG@10", "mrr@10": "RR@10", "recall@100": "R@100", "map": "AP"}

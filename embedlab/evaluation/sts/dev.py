@@ -21,17 +21,25 @@ from embedlab.evaluation.sts.sts import STSPairs, all_sentences
 class DevSet:
     """Rated pairs (usually STS-B dev) ready to score vectors of their distinct sentences.
 
-    `sentences`: the distinct sentences, in the order in which `score` wants their vectors.
+    Args:
+        pairs: to score.
+        positive: pairs rated above it are the positive ones of `alignment`.
+
+    Attributes:
+        sentences: the distinct sentences, in the order in which `score` wants their vectors.
+        metric: the score that selects.
     """
 
-    def __init__(self, pairs: STSPairs) -> None:
+    metric = "spearman"
+
+    def __init__(self, pairs: STSPairs, positive: float = POSITIVE_RATING) -> None:
         self.pairs = pairs
         self.sentences, position = unique(all_sentences([pairs]))
         sides = [[position[s] for s in side] for side in (pairs.first, pairs.second)]
         self._pairs = torch.tensor(sides)  # [2, n_pairs]
         gold = torch.from_numpy(pairs.gold)
         self._gold = standardise(ranks(gold))
-        self._positive = self._pairs[:, gold > POSITIVE_RATING]
+        self._positive = self._pairs[:, gold > positive]
 
     def to(self, device: torch.device | str) -> DevSet:
         """Moves the index tensors to `device`, in place; `score` does it by itself when the vectors live

@@ -44,7 +44,8 @@ class Progress(Callback):
 
     def total(self, trainer: Trainer) -> int:
         """Updates of the whole run."""
-        return planned_steps(self.config, trainer.datamodule.n_rows)  # type: ignore[attr-defined]
+        plan = trainer.datamodule.plan(trainer.world_size)  # type: ignore[attr-defined]
+        return planned_steps(self.config, len(plan))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -113,8 +114,8 @@ def shown(trainer: Trainer) -> list[str]:
         if isinstance(callback, TrainLog):
             newest = callback.latest
             parts += [f"{label} {short(newest[key])}" for key, label in SHOWN.items() if key in newest]
-    if "dev/spearman" in trainer.callback_metrics:
-        parts.append(f"dev {float(trainer.callback_metrics['dev/spearman']):.2f}")
+    scores = trainer.callback_metrics
+    parts += [f"dev {float(scores[key]):.2f}" for key in ("dev/spearman", "dev/ndcg@10") if key in scores]
     return parts
 
 

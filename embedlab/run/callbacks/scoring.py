@@ -21,7 +21,7 @@ from embedlab.run.callbacks.train_log import TrainLog
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
     from embedlab.engine.module import Method
-    from embedlab.evaluation.sts.dev import DevSet
+    from embedlab.run.dev import Dev
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class DevScoring(Selection):
 
     def __init__(
         self,
-        dev: DevSet,
+        dev: Dev,
         folder: Path,
         select: Literal["dev", "last"] = "dev",
         batch_tokens: int = 16_384,
@@ -121,7 +121,7 @@ class DevScoring(Selection):
         log_histograms(trainer, self.dev, vectors, spectrum=ranked)
         warn_of_collapse(scores)
         if self.best is not None:
-            self.best.offer(scores["spearman"], trainer.global_step, encoder)
+            self.best.offer(scores[self.dev.metric], trainer.global_step, encoder)
 
     def state_dict(self) -> dict[str, Any]:
         return {"history": self.history, "scored_at": self._scored_at, **super().state_dict()}
@@ -209,7 +209,7 @@ class BestEncoder:
             encoder.load_state_dict(load(self.folder).state_dict())
 
 
-def log_histograms(trainer: Trainer, dev: DevSet, vectors: Tensor, spectrum: bool = True) -> None:
+def log_histograms(trainer: Trainer, dev: Dev, vectors: Tensor, spectrum: bool = True) -> None:
     """Of the pairs' cosines, the vectors' norms and, with `spectrum`, their singular values, for the loggers that
     show histograms."""
     loggers = [x for x in trainer.loggers if isinstance(x, TensorBoardLogger | WandbLogger)]

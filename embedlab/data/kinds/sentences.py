@@ -8,9 +8,9 @@ from embedlab.data.kinds import DataKind
 
 
 class Sentences(DataKind):
-    """``data=wikipedia``: any text with one sentence a row."""
+    """``data=sentences`` (or ``wikipedia``): any text with one sentence a row."""
 
-    name = "wikipedia"
+    name = "sentences"
     roles = ("sentence",)
     usual: ClassVar = {"sentence": ("sentence", "text")}
     packages = ("gensim-wikipedia", "gensim-lee", "emoji-phrases")

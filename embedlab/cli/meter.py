@@ -1,0 +1,91 @@
+"""How fast texts are encoded, and how long it will take: a bar on a terminal, lines now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+
+from embedlab.cli.encoders import Configured
+from embedlab.console import progress_bar
+from embedlab.corpus.inputs import Texts
+from embedlab.corpus.parts import Parts
+from embedlab.distributed.devices import local_rank
+
+FIRST, EVERY = 2.0, 30.0
+"""Seconds before the first line, and between two."""
+
+
+class Meter:
+    """Counts a process's texts and tokens, batch by batch.
+
+    Args:
+        texts: that are read.
+        parts: that are written.
+        worker, workers: this process of so many.
+
+    Attributes:
+        texts: that are read.
+        count, tokens: encoded so far.
+        position: how much of `texts.size` they are.
+    """
+
+    def __init__(self, texts: Texts, parts: Parts, worker: int, workers: int) -> None:
+        self.texts, self._part_rows, self._workers = texts, parts.manifest.part_rows, workers
+        self._whole = {n: c.rows for n, c in parts.whole().items() if n % workers == worker}
+        self._began = time.monotonic()
+        self._before, self._at = 0, 0.0  # texts of earlier chunks, and where the last of them ended
+        self.count = self.tokens = 0
+        self.position = 0.0
+
+    def move(self, done: int, of: int, tokens: int) -> None:
+        """So many texts of a chunk are done, and so many tokens in all."""
+        self.count, self.tokens = self._before + done, tokens
+        self.position = self._at + (self.texts.position - self._at) * done / of
+        if done == of:
+            self._before, self._at = self.count, self.position
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return max(1e-3, time.monotonic() - self._began)
+
+    @property
+    def left(self) -> float:
+        """Seconds until this process's share is done, as far as what was read tells how much there is."""
+        row = self.texts.row
+        ahead = sum(rows for number, rows in self._whole.items() if number * self._part_rows > row)
+        rows = (self.texts.expected - row) / self._workers - ahead
+        return max(0.0, rows) * self.seconds / max(1, self.count)
+
+    def __str__(self) -> str:
+        rates = f"{self.count / self.seconds:,.0f} texts/s, {self.tokens / self.seconds:,.0f} tokens/s"
+        return f"{self.count:,} texts, {rates}, {timedelta(seconds=round(self.left))} left"
+
+
+@contextmanager
+def metered(encoder: Configured, meter: Meter, who: str = "", lines: bool = True) -> Iterator[Configured]:
+    """The encoder, which tells after every batch how far it is; of a machine's processes the first one alone does.
+
+    Args:
+        encoder: encodes chunks of texts.
+        meter: counts them.
+        who: the process, at the end of a line.
+        lines: whether there are lines where there is no terminal.
+    """
+    model, first = encoder.encoder, local_rank() == 0
+    read, due = model.tokens_read, time.monotonic() + FIRST
+
+    def on_batch(done: int, of: int) -> None:
+        nonlocal due
+        meter.move(done, of, model.tokens_read - read)
+        move(meter.count, meter.position, f"{meter.tokens / meter.seconds:,.0f} tokens/s")
+        if lines and first and not sys.stderr.isatty() and time.monotonic() > due:
+            due = time.monotonic() + EVERY
+            print(f"embedlab: {meter}{who}", file=sys.stderr, flush=True)
+
+    with progress_bar("encoding", "texts", meter.texts.size, None if first else False) as move:
+        yield replace(encoder, arguments={**encoder.arguments, "on_batch": on_batch})

@@ -1,0 +1,185 @@
+"""``embedlab mine IN OUT ckpt=…``: hard negatives for the queries of a table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedlab.cli.compose import compose
+from embedlab.console import progress_bar
+from embedlab.errors import UserError
+from embedlab.files import check_writable, locked, write_whole
+
+if TYPE_CHECKING:
+    from embedlab.cli.encoders import Configured
+    from embedlab.corpus.mine import Judge, MineSettings, Pairs
+    from embedlab.data.reader import FileReader
+
+_ROLES = ("anchor", "positive")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns 0."""
+    config = compose("mine", argv, positional=("input", "output"))
+    out = Path(str(config["output"]))
+    tables = _Tables(config)
+    work = Path(str(config["work"] or f"{out}.work"))
+    check_writable(out, key="output")
+    check_writable(work, key="work")
+
+    from embedlab.cli.encoders import Configured, load_encoder
+    from embedlab.corpus.mined import check_output
+
+    check_output(out, config["format"])
+    settings = _settings(config)
+    encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"], dim=config["dim"]), config)
+    teacher = None
+    if config["teacher"] is not None:
+        teacher = Configured.of(load_encoder(config["teacher"]), config)
+    work.mkdir(parents=True, exist_ok=True)
+    with locked(work / "lock", wait=False) as held:
+        if not held:
+            raise UserError("another process mines here", file=work, key="work", fix="work=ANOTHER, or wait")
+        _check_work(work, tables, encoder, teacher)
+        _mine(config, settings, tables, work, out, encoder, teacher)
+    if config["work"] is None:
+        shutil.rmtree(work)
+    return 0
+
+
+def _mine(
+    config: dict[str, Any], settings: MineSettings, tables: _Tables, work: Path, out: Path, encoder: Configured,
+    teacher: Configured | None,
+) -> None:  # fmt: skip
+    from embedlab.corpus.mine import Corpus, Miner, write_pairs
+    from embedlab.corpus.mined import write_mined
+
+    pairs = write_pairs(work / "texts", tables.pairs, tables.corpus)
+    model = _judge(work / "model", pairs, encoder)
+    judge = None if teacher is None else _judge(work / "teacher", pairs, teacher)
+    candidates = Corpus(model.positives, encoder.encoder.device)
+    block = config["block"]
+    told = json.dumps({"block": block} | vars(settings))
+    name = f"mined-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    miner = Miner(work / name, pairs, candidates, model, settings, block, judge)
+    with progress_bar("mining", "queries", len(pairs.queries)) as move:
+        found = write_mined(out, miner, config["format"], settings.scores, lambda done: move(done, done))
+    numbers = found.to_dict() | {"corpus": len(pairs.corpus)}
+    write_whole(Path(f"{out}.json"), json.dumps(numbers, indent=2) + "\n")
+    print("\n".join(found.lines()))
+    for warning in found.warnings():
+        print(f"embedlab: warning: {warning}", file=sys.stderr)
+    print(f"{found.rows:,} rows of {found.queries:,} queries from {len(pairs.corpus):,} texts: {out}")
+
+
+def _settings(config: dict[str, Any]) -> MineSettings:
+    from dataclasses import fields
+
+    from embedlab.corpus.mine import MineSettings
+
+    keys = [field.name for field in fields(MineSettings)]
+    return MineSettings(**{key: config[key] for key in keys} | {"teacher": config["teacher"] is not None})
+
+
+def _judge(folder: Path, pairs: Pairs, encoder: Configured) -> Judge:
+    """The encoder's vectors of queries and texts, each with its prompt."""
+    from embedlab.corpus.mine import Judge
+    from embedlab.corpus.texts import UnitVectors
+    from embedlab.evaluation.core.vectors import Prompted
+
+    folder.mkdir(exist_ok=True)
+    queries = UnitVectors(folder / "queries", pairs.queries)
+    texts = UnitVectors(folder / "corpus", pairs.corpus)
+    total = len(queries) + len(texts)
+    with progress_bar("encoding", "texts", total) as move:
+        queries.encode(Prompted(encoder, "query"), lambda done: move(done, done))
+        texts.encode(
+            Prompted(encoder, "document"), lambda done: move(len(queries) + done, len(queries) + done)
+        )
+    return Judge(queries, texts, texts.take)
+
+
+def _check_work(work: Path, tables: _Tables, encoder: Configured, teacher: Configured | None) -> None:
+    """Holds a working folder to what its texts and vectors were made of; the first run writes that down."""
+    from embedlab.config.read import read_values
+
+    ours: dict[str, Any] = tables.identity()
+    for name, one in (("ckpt", encoder), ("teacher", teacher)):
+        ours[name] = None if one is None else one.encoder.fingerprint()
+    ours |= {"dtype": encoder.arguments["dtype"], "batch_size": encoder.arguments["batch_size"]}
+    file = work / "settings.json"
+    if not file.exists():
+        write_whole(file, json.dumps(ours, indent=2) + "\n")
+        return
+    theirs = read_values(file)
+    for key, value in ours.items():
+        if theirs.get(key) != value:
+            told = f"was begun with {key} {theirs.get(key)}, this run has {value}"
+            raise UserError(told, file=work, key="work", fix="the same settings, or another work=FOLDER")
+
+
+class _Tables:
+    """The pairs and the corpus, checked as far as their headers tell."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        from embedlab.cli.texts import open_texts
+        from embedlab.config.data import DataConfig
+        from embedlab.data.kinds import data_kind
+        from embedlab.data.sources import open_source
+
+        self.kind = data_kind("pairs")
+        with _keys_of_mine():
+            self.config = DataConfig(
+                name="pairs", files=str(config["input"]), columns=config["columns"], header=config["header"]
+            )
+            self.readers = open_source(self.config)
+            self.kind.groups(self.readers, _ROLES, self.config)
+        self._texts: tuple[FileReader, str] | None = None
+        if config["corpus"] is not None:
+            source = Path(str(config["corpus"]))
+            self._texts = open_texts(source, config | {"chunk": 1, "window": 1})
+
+    def identity(self) -> dict[str, Any]:
+        """What tells the texts from any other."""
+        columns = [self.kind.find_columns(reader, _ROLES, self.config) for reader in self.readers]
+        found: dict[str, Any] = {"input": [r.identity() for r in self.readers], "columns": columns}
+        if self._texts is not None:
+            reader, column = self._texts
+            found["corpus"] = [reader.identity(), column]
+        return found
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Query and positive of every row that has both."""
+        from collections import Counter
+
+        for table, row, texts, _ in self.kind.rows(self.readers, _ROLES, self.config, Counter()):
+            for role, text in zip(_ROLES, texts, strict=True):
+                if not isinstance(text, str | None):
+                    raise self.readers[table].error(f"the {role} is {text!r:.60}, not text", row)
+            query, positive = (str(text or "") for text in texts)
+            if query.strip() and positive.strip():
+                yield query, positive
+
+    def corpus(self) -> Iterator[str]:
+        """Every further text that is not empty."""
+        if self._texts is not None:
+            reader, column = self._texts
+            yield from (text for _, text in reader.texts(column) if text.strip())
+
+
+@contextmanager
+def _keys_of_mine() -> Iterator[None]:
+    """Names the keys of this command in errors about those of data."""
+    try:
+        yield
+    except UserError as error:
+        for theirs, ours in (("data.files", "input"), ("data.columns", "columns"), ("data.header", "header")):
+            error.key = error.key and error.key.replace(theirs, ours)
+            error.fix = error.fix and error.fix.replace(theirs, ours)
+        raise

@@ -1,0 +1,67 @@
+"""The plan of a run's batches, as its configuration says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from embedlab.config.data import DataConfig
+from embedlab.data.distinct import DistinctPlan, PerLabelPlan
+from embedlab.data.mix import MixedTable, MixPlan
+from embedlab.data.plan import GOLDEN, BatchPlan
+from embedlab.data.table import PackedTable, Table
+from embedlab.errors import UserError
+
+Plan = BatchPlan | MixPlan
+
+
+def training_plan(
+    config: DataConfig, table: Table | MixedTable, seed: int, world: int = 1, rank: int = 0
+) -> Plan:
+    """Which rows of a table are in which batch of training.
+
+    Raises:
+        UserError: fewer rows than one batch needs; of a mix, by the name of the set.
+    """
+    if not isinstance(table, MixedTable):
+        return _one(config, table, seed, world, rank)
+    parts = []
+    for place, (name, one) in enumerate(config.sets.items(), 1):
+        try:
+            own = (seed + place * int(GOLDEN)) % 2**64
+            parts.append(_one(one.config, table.parts[name], own, world, rank))
+        except UserError as error:
+            error.key = f"data.mix.{name}"
+            error.value = None
+            raise
+    return MixPlan(
+        parts,
+        table.starts,
+        seed,
+        config.sampling,
+        config.temperature,
+        [one.weight for one in config.sets.values()],
+        config.epoch_steps,
+    )
+
+
+def _one(config: DataConfig, table: Table, seed: int, world: int, rank: int) -> BatchPlan:
+    common: dict[str, Any] = {
+        "n_rows": table.n_rows,
+        "batch_size": config.batch_size,
+        "seed": seed,
+        "world": world,
+        "rank": rank,
+        "drop_last": config.drop_last,
+        "shuffle": config.shuffle,
+    }
+    if config.per_label is not None:
+        return PerLabelPlan(**common, per_label=config.per_label, labels=table.numbers["label"])
+    if config.no_duplicates:
+        assert not isinstance(table, PackedTable)
+        # Of the texts: a view of the same text in another template has the same ones.
+        hashes = {id(view.hashes): view.hashes for view in table.fields.values()}
+        return DistinctPlan(**common, hashes=np.stack(list(hashes.values()), axis=1))
+    lengths = table.longest if config.mega_batch > 1 else None
+    return BatchPlan(**common, mega_batch=config.mega_batch, lengths=lengths)

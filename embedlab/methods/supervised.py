@@ -1,0 +1,207 @@
+"""Training on one's own data: pairs, triplets, scored pairs or labelled texts, each by an objective for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.data import DataConfig, kind_name
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.run import RunConfig
+from embedlab.encoders.base import Encoder
+from embedlab.encoders.loading import load
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.encoders.twin import same_tokenizer
+from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.engine.step import backbones_of
+from embedlab.errors import UserError
+from embedlab.methods.simcse import encode_views, stacked
+from embedlab.methods.supervised_losses import OBJECTIVES, LossConfig, Step
+
+Objective = Literal["in_batch", "cosent", "angle", "gist", "multi_positive", "sigmoid", "margin_mse", "kl"]
+_PAIRS = ("pairs", "triplets", "nli", "parallel")
+TAKES: dict[str, tuple[str, ...]] = {
+    "in_batch": _PAIRS,
+    "cosent": ("scored",),
+    "angle": ("scored", "triplets", "nli"),
+    "gist": _PAIRS,
+    "multi_positive": ("labelled", "pairs", "parallel"),
+    "sigmoid": _PAIRS,
+    "margin_mse": ("triplets",),
+    "kl": ("triplets",),
+}
+"""The kinds of data that have what an objective compares."""
+_LACKS = {"cosent": "score", "multi_positive": "label", "margin_mse": "scores", "kl": "scores"}
+_GUIDE = "guide_"
+
+
+@dataclass(frozen=True)
+class SupervisedConfig(LossConfig):
+    kinds: ClassVar[tuple[str, ...]] = (*_PAIRS, "scored", "labelled")
+    can_unpad: ClassVar[bool] = True
+    draws_dims: ClassVar[bool] = True
+
+    name: str = "supervised"
+    objective: Objective = "in_batch"
+
+    @property
+    def needs_others(self) -> bool:
+        return self.objective not in ("margin_mse", "kl")
+
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        if self.tau is None:
+            return self.of(self.objective).check(info, run)
+        warnings = super().check(info, run)
+        for data in [one.config for one in run.data.sets.values()] or [run.data]:
+            self._check_data(objective_of(self, run.data, data), data)
+        if self.score_scale is not None and not self.score_scale > 0:
+            raise UserError("must be positive", key="method.score_scale", value=self.score_scale)
+        for key in ("scale", "temperature"):
+            if not getattr(self, key) > 0:
+                raise UserError("must be positive", key=f"method.{key}", value=getattr(self, key))
+        if self.objective == "angle" and self.in_batch_weight == self.cosent_weight == 0:
+            warnings.append(
+                "method.objective=angle alone: its similarity takes opposite vectors for equal ones, and is not"
+                " symmetric; leave method.in_batch_weight=1"
+            )
+        return warnings
+
+    def _check_data(self, objective: str, data: DataConfig) -> None:
+        if kind_name(data.name) not in TAKES[objective]:
+            lacks = _LACKS.get(objective, "pair of an anchor and a positive")
+            raise UserError(
+                f"objective={objective}: data={data.name} has no {lacks}",
+                key="method.objective",
+                value=objective,
+                fix=f"data={' or '.join(TAKES[objective])}",
+            )
+        if objective in ("margin_mse", "kl") and not data.scores:
+            raise UserError(
+                f"objective={objective}: needs a teacher's scores", key="data.scores", fix="data.scores=true"
+            )
+        if objective == "gist" and not self.guide:
+            raise UserError(
+                "objective=gist: needs method.guide",
+                key="method.guide",
+                fix="method.guide=FOLDER of an encoder",
+            )
+
+    def of(self, objective: str) -> SupervisedConfig:
+        """The same for an objective, with its temperature in numbers."""
+        usual = 0.01 if objective == "gist" else 0.05
+        tau = usual if self.tau is None else self.tau
+        return replace(self, objective=cast("Objective", objective), tau=tau)
+
+    def why_not_captured(self, data: DataConfig) -> str | None:
+        """Why a captured step cannot compute it."""
+        if self.matryoshka.dims_per_step != -1:
+            return "has one course, and method.matryoshka.dims_per_step draws the dims of each"
+        own = {objective_of(self, data, one.config) for one in data.sets.values()}
+        return "has one objective, and the sets of this mix have several" if len(own) > 1 else None
+
+
+def objective_of(config: SupervisedConfig, data: DataConfig, one: DataConfig) -> str:
+    """The objective of a data set: of a mix its own, where it has one.
+
+    Raises:
+        UserError: a name of none.
+    """
+    for name, each in data.sets.items():
+        if each.config is one and each.objective is not None:
+            if each.objective not in get_args(Objective):
+                raise UserError(
+                    "no such objective", key=f"data.mix.{name}.objective", value=each.objective,
+                    fix=f"one of {', '.join(get_args(Objective))}",
+                )  # fmt: skip
+            return each.objective
+    return config.objective
+
+
+class Supervised(Method):
+    """The views of a row, encoded in one pass, and the objective of the data set that the batch is of."""
+
+    config_class = SupervisedConfig
+    config: SupervisedConfig
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        config: SupervisedConfig,
+        optimizer: OptimizerConfig,
+        guide: Encoder | None = None,
+        objectives: Mapping[str, str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(encoder, config, optimizer)
+        self.objectives = dict(objectives or {})
+        """Of the data sets of a mix that have one of their own."""
+        self.seed = seed
+        used = {*self.objectives.values()} or {config.objective}
+        self._configs = {name: config.of(name) for name in used}
+        if "sigmoid" in used:  # the first values of the paper
+            self.log_scale = nn.Parameter(torch.tensor(math.log(10.0)))
+            self.bias = nn.Parameter(torch.tensor(-10.0))
+        # In a list, it is no sub-module: neither the optimiser, DDP, checkpoints nor train() reach it.
+        self._guide = [] if guide is None else [guide.requires_grad_(False).eval()]
+        self._own_tokens = guide is not None and not same_tokenizer(encoder.tokenization, guide.tokenization)
+
+    @classmethod
+    def from_run(cls, run: RunConfig, tokenizer: Any = None) -> Supervised:
+        config = cast("SupervisedConfig", run.method)
+        objectives = {name: objective_of(config, run.data, one.config) for name, one in run.data.sets.items()}
+        guided = "gist" in (objectives.values() if objectives else [config.objective])
+        guide = load(str(config.guide)) if guided else None
+        return cls(cls.make_encoder(run, tokenizer), config, run.optimizer, guide, objectives, run.seed)
+
+    def views(self, fields: Fields, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
+        found = super().views(fields, max_length)
+        if self._own_tokens:
+            own = self._guide[0].tokenization
+            guided = Tokenization(own.tokenizer, own.template, max_length, own.preparation)
+            found |= {_GUIDE + view: (role, guided) for view, (role, _) in found.items()}
+        return found
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        for guide in self._guide:
+            guide.to(self.device)
+            for backbone in backbones_of(guide) if self.runner.compiles else ():
+                backbone.compile_blocks(dynamic=self.runner.dynamic)
+
+    def losses(self, batch: Batch) -> LossOutput:
+        objective = self.objectives.get(batch.get("data_set", ""), self.config.objective)
+        config = self._configs[objective]
+        config = replace(config, matryoshka=config.matryoshka.drawn(self.seed, self.global_step))
+        names = view_names(batch)
+        views = [batch[name] for name in names]
+        step = Step(
+            config,
+            encode_views(self.encoder, views),
+            [view["hash"] for view in views],
+            batch,
+            lambda: self._guided(batch, names),
+            lambda: (self.log_scale, self.bias),
+        )
+        return OBJECTIVES[objective](step)
+
+    @torch.no_grad()
+    def _guided(self, batch: Batch, names: list[str]) -> list[Tensor]:
+        """The guide's vectors ``[B, G]`` of views, of its own tokens where it reads text otherwise."""
+        guide = self._guide[0]
+        views = [batch[_GUIDE + name if self._own_tokens else name] for name in names]
+        vectors: Tensor = guide(*stacked(views, guide.towers[0].tokenization.pad_id))
+        return list(vectors.chunk(len(views)))
+
+
+def view_names(batch: Mapping[str, Any]) -> list[str]:
+    """The views of a batch: anchor, positive and negatives by their numbers; or first and second; or the text."""
+    first = [name for name in ("anchor", "source", "first", "text") if name in batch]
+    second = [name for name in ("positive", "target", "second") if name in batch]
+    negatives = [name for name in batch if name.partition("_")[0] == "negative"]
+    return first + second + sorted(negatives, key=lambda name: int(name.partition("_")[2] or 1))

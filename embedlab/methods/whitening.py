@@ -1,0 +1,102 @@
+"""BERT-whitening (Su et al. 2021): a finished encoder's vectors are mapped to unit covariance; nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from embedlab.config.backbone import BackboneInfo
+from embedlab.config.run import MethodConfig, RunConfig
+from embedlab.encoders.base import Encoder
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.loading import load
+from embedlab.engine.module import Batch, LossOutput, Method
+from embedlab.errors import UserError
+from embedlab.pooling.whitening import Whitening, WhiteningConfig, fit_whitening
+
+_AT_ONCE = 8192
+_TOKENS = 16384
+
+
+@dataclass(frozen=True)
+class WhiteningMethodConfig(MethodConfig):
+    shardable: ClassVar[bool] = False
+
+    name: str = "whitening"
+    encoder: str | None = None
+    """What `embedlab.load` takes, of one tower. None: the run's backbone with the run's pooling."""
+    k: int = 256
+    """Directions that are kept, of largest variance (the paper: 256 for base, 384 for large); 0: all."""
+
+    @property
+    def idle(self) -> bool:
+        return True
+
+    def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        if self.k < 0 or (self.encoder is None and self.k > info.width):
+            raise UserError(
+                "no more directions than a vector has", key="method.k", value=self.k, fix=f"0 to {info.width}"
+            )
+        if run.data.pack is not None:
+            raise UserError("vectors are of single sentences", key="data.pack", fix="data.pack=null")
+        return super().check(info, run)
+
+
+class WhiteningMethod(Method):
+    """Fits the map to the run's text, all its columns; the encoder that is scored before has none."""
+
+    config_class = WhiteningMethodConfig
+    config: WhiteningMethodConfig
+
+    @classmethod
+    def make_encoder(cls, run: RunConfig, tokenizer: Any = None) -> Encoder:
+        config = run.method
+        assert isinstance(config, WhiteningMethodConfig)
+        if config.encoder is None:
+            return super().make_encoder(run, tokenizer)
+        try:
+            encoder = load(config.encoder)
+        except UserError as error:
+            error.key = "method.encoder"
+            raise
+        if not isinstance(encoder, SentenceEncoder):
+            raise UserError(
+                "the towers of a twin have no pooling in common",
+                key="method.encoder",
+                value=config.encoder,
+                fix="an encoder of one tower, such as the twin's student",
+            )
+        if config.k > encoder.pooling.dim:
+            raise UserError(
+                "no more directions than a vector has",
+                key="method.k",
+                value=config.k,
+                fix=f"0 to {encoder.pooling.dim}",
+            )
+        return encoder
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        encoder = self.encoder
+        inner = encoder.pooling
+        k = self.config.k or inner.dim
+        fitted = fit_whitening(self._vectors(), k)
+        mapped = Whitening(WhiteningConfig(of=asdict(inner.config), k=k), encoder.backbone.info).to(
+            self.device
+        )
+        mapped.inner.load_state_dict(inner.state_dict())
+        mapped.set(fitted)
+        encoder.pooling = mapped
+
+    def _vectors(self) -> Iterator[Tensor]:
+        table = self.trainer.datamodule.table  # type: ignore[attr-defined]
+        for view in table.fields.values():
+            for start in range(0, table.n_rows, _AT_ONCE):
+                rows = [view.row(i) for i in range(start, min(start + _AT_ONCE, table.n_rows))]
+                yield self.encoder.encode_ids(rows, batch_tokens=_TOKENS)
+
+    def losses(self, batch: Batch) -> LossOutput:
+        raise NotImplementedError("whitening is fitted, not trained")

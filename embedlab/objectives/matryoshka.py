@@ -1,0 +1,31 @@
+"""An objective of the first columns of vectors too (Matryoshka: Kusupati et al. 2022, arXiv 2205.13147, equation 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from embedlab.objectives.softmax import Contrast
+
+L = TypeVar("L", Tensor, Contrast)
+
+
+def nested(objective: Callable[[int], L], dims: Sequence[int], weights: Sequence[float]) -> L:
+    """``sum over d of w_d L_d``, with L_d the objective of vectors cut to their first d columns.
+
+    Args:
+        objective: a number of columns d -> L_d; it is to normalise what it has cut.
+        dims: the d.
+        weights: the w_d.
+
+    Returns:
+        The sum; of a `Contrast` the diagnostics are those of the most columns.
+    """
+    found = [objective(d) for d in dims]
+    whole = found[max(range(len(dims)), key=dims.__getitem__)]
+    if isinstance(whole, Tensor):
+        return sum(w * loss for w, loss in zip(weights, found, strict=True))  # type: ignore[return-value, misc]
+    losses = [contrast.loss for contrast in found]  # type: ignore[union-attr]
+    return whole._replace(loss=sum(w * loss for w, loss in zip(weights, losses, strict=True)))

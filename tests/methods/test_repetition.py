@@ -1,0 +1,65 @@
+"""Repeated tokens: each second one stands behind the first, and what is left without them is the sentence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from embedlab.methods.repetition import most_repeats, repeat_tokens, uniform
+
+LENGTHS = (3, 4, 5, 9, 22, 32)
+PAD = 0
+
+
+def rows(width: int = 32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of distinct ids, with a special token at either end: ids, mask, inner."""
+    place, n = torch.arange(width), torch.tensor(LENGTHS)[:, None]
+    mask = (place < n).long()
+    inner = ((place > 0) & (place < n - 1)).long()
+    return (100 + place) * mask, mask, inner
+
+
+@pytest.mark.parametrize("rule", ["paper", "released"])
+@pytest.mark.parametrize("redraw", ["step", "once"])
+def test_without_the_second_ones_it_is_the_sentence(rule: str, redraw: str) -> None:
+    ids, mask, inner = rows()
+    seen = {n: set[int]() for n in LENGTHS}
+    for draw in range(200):
+        torch.manual_seed(draw)
+        numbers = torch.arange(len(ids)) + 1000 * draw if redraw == "once" else None
+        new = repeat_tokens(ids, mask, inner, 0.32, rule, PAD, numbers)  # type: ignore[arg-type]
+        assert new.ids.shape == (6, 32 + most_repeats(32, 0.32, rule))  # type: ignore[arg-type]
+        for i, n in enumerate(LENGTHS):
+            row, real, second = new.ids[i], new.mask[i].bool(), new.second[i]
+            assert row[real & ~second].tolist() == ids[i, :n].tolist()
+            at = second.nonzero()[:, 0]
+            assert torch.equal(row[at], row[at - 1])
+            assert len(set(row[at].tolist())) == len(at)
+            assert not {100, 100 + n - 1} & set(row[at].tolist()), "a special token"
+            assert (row[~real] == PAD).all()
+            assert real.sum() == n + len(at)
+            seen[n].add(len(at))
+    for n in LENGTHS:
+        share = int(0.32 * n) if rule == "released" else max(2, int(0.32 * (n - 2)))
+        most = min(10, share) - 1 if rule == "released" else share
+        assert seen[n] == set(range(min(max(most, 0), n - 2) + 1)), n
+
+
+def test_a_draw_of_rows_is_theirs_alone() -> None:
+    ids, mask, inner = rows()
+    numbers = torch.tensor([5, 17, 2**40, 0, 99, 1234567])
+    whole = repeat_tokens(ids, mask, inner, 0.32, "paper", PAD, numbers)
+    torch.manual_seed(1)
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    other = repeat_tokens(ids[order], mask[order], inner[order], 0.32, "paper", PAD, numbers[order])
+    assert torch.equal(whole.ids[order], other.ids)
+
+
+def test_the_mixed_numbers_are_even() -> None:
+    u = uniform(torch.arange(4000), 16)
+    assert (u >= 0).all()
+    assert (u < 1).all()
+    counts = torch.histc(u, 20, 0, 1)
+    assert (counts - 3200).abs().max() < 6 * 3200**0.5
+    assert torch.corrcoef(u.T).fill_diagonal_(0).abs().max() < 0.08
+    assert torch.corrcoef(torch.stack([u[:-1, 0], u[1:, 0]]))[0, 1].abs() < 0.08

@@ -1,0 +1,270 @@
+"""Supervised: its golden losses, every objective on two devices as on one, and what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from embedlab.backbones import load_backbone
+from embedlab.config.backbone import BackboneConfig, BackboneInfo
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.data.kinds import data_config
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.engine.optimizer import parameter_groups
+from embedlab.errors import UserError
+from embedlab.methods import method_config
+from embedlab.methods.contrast import Matryoshka
+from embedlab.methods.supervised import TAKES, Supervised, SupervisedConfig, view_names
+from embedlab.methods.supervised_losses import OBJECTIVES
+from embedlab.objectives.cosent import cosine, ranking
+from embedlab.objectives.info_nce import info_nce
+from embedlab.pooling import build_pooling
+from tests.methods.golden import check_golden
+from tests.methods.runs import run_of
+from tests.ranks import Step, gradients, two_ranks
+
+WORDS = ("cat", "dog", "lake", "rain", "tree", "house", "river", "bird")
+ROWS = 4
+NUMBERS = {
+    "score": torch.tensor([0.2, 1.0, 0.7, 1.0]),
+    "label": torch.tensor([0, 1, 0, 2]),
+    **{f"score_{k}": torch.tensor([3.0, 1.0, -2.0, 0.5]) / (k + 1) for k in range(3)},
+}
+CASES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({}, ("anchor", "positive", "negative_1", "negative_2")),
+    ({"hard_negative_weight": 0.5}, ("anchor", "positive", "negative")),
+    ({"objective": "cosent"}, ("first", "second", "score")),
+    ({"objective": "angle", "cosent_weight": 0.3}, ("first", "second", "score")),
+    ({"objective": "angle"}, ("anchor", "positive", "negative")),
+    ({"objective": "gist", "tau": 0.1}, ("anchor", "positive", "negative_1")),
+    ({"objective": "multi_positive"}, ("text", "label")),
+    ({"objective": "multi_positive"}, ("anchor", "positive")),
+    ({"objective": "sigmoid"}, ("anchor", "positive", "negative_1")),
+    ({"objective": "margin_mse"}, ("anchor", "positive", "negative_1", "negative_2", "score_0", "score_1", "score_2")),
+    ({"objective": "kl", "score_scale": 20.0, "add_in_batch": True},
+     ("anchor", "positive", "negative_1", "score_0", "score_1")),
+    ({"matryoshka": Matryoshka((32, 8), (1.0, 0.5))}, ("source", "target")),
+    ({"objective": "cosent", "matryoshka": Matryoshka((32, 8, 4), dims_per_step=2)}, ("first", "second", "score")),
+]  # fmt: skip
+NAMES = [f"{config.get('objective', 'in_batch')}-{len(views)}-{i}" for i, (config, views) in enumerate(CASES)]
+
+
+def encoder_of(folder: str, seed: int = 0) -> SentenceEncoder:
+    torch.manual_seed(seed)
+    backbone, tokenizer = load_backbone(BackboneConfig(source="local", path=folder, dropout=0.0))
+    return SentenceEncoder(backbone, build_pooling("mean", backbone.info), Tokenization(tokenizer))
+
+
+def made(folder: str, case: int, rows: slice = slice(None)) -> tuple[Supervised, dict[str, Any]]:
+    """The method of a case, and its batch of these rows."""
+    settings, names = CASES[case]
+    config = SupervisedConfig(**settings)
+    guide = encoder_of(folder) if config.objective == "gist" else None
+    if guide is not None:  # another encoder than the trained one
+        with torch.no_grad():
+            guide.backbone.get_parameter(next(n for n, _ in guide.backbone.named_parameters())).mul_(-0.5)
+    method = Supervised(encoder_of(folder), config, OptimizerConfig(), guide, seed=1).train()
+    batch: dict[str, Any] = {"rows": torch.arange(ROWS)[rows]}
+    for place, name in enumerate(names):
+        if name in NUMBERS:
+            batch[name] = NUMBERS[name][rows]
+            continue
+        # The anchor of row 1 comes again in row 3.
+        words = [(place * 3 + (1 if i == 3 and place == 0 else i)) % len(WORDS) for i in range(ROWS)]
+        tokens = method.encoder.tokenization.pad(method.encoder.tokenization.ids([WORDS[w] for w in words]))
+        batch[name] = {k: v[rows] for k, v in tokens.items()} | {"hash": torch.tensor(words)[rows]}
+    return method, batch
+
+
+@pytest.fixture(scope="module")
+def halves(tiny: Callable[..., Path]) -> list[dict[str, torch.Tensor]]:
+    return two_ranks(made, str(tiny("bert")), len(CASES), ROWS // 2)
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
+def test_two_devices_have_the_gradient_of_one(
+    case: int, halves: list[dict[str, torch.Tensor]], tiny: Callable[..., Path]
+) -> None:
+    method, batch = made(str(tiny("bert")), case)
+    Step(method)(batch).backward()
+    found = gradients(method)
+    assert found.keys() == halves[case].keys()
+    assert max(float(grad.abs().max()) for grad in found.values()) > 1e-6
+    for name, grad in found.items():
+        torch.testing.assert_close(halves[case][name], grad, rtol=1e-4, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
+def test_a_batch_of_one_is_finite(case: int, tiny: Callable[..., Path]) -> None:
+    method, batch = made(str(tiny("bert")), case, slice(1))
+    loss, logged = method.total(batch)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(value).all() for value in logged.values())
+    assert all(torch.isfinite(grad).all() for grad in gradients(method).values())
+
+
+def vectors_of(method: Supervised, batch: dict[str, Any]) -> list[torch.Tensor]:
+    return [method.encoder(batch[n]["input_ids"], batch[n]["attention_mask"]) for n in view_names(batch)]
+
+
+def test_the_losses_are_those_of_the_objectives(tiny: Callable[..., Path]) -> None:
+    folder = str(tiny("bert"))
+    method, batch = made(folder, 0)
+    z = vectors_of(method, batch)
+    hashes = [batch[name]["hash"] for name in view_names(batch)]
+    expected = info_nce(
+        z[0], z[1], 0.05, hard_negatives=torch.stack(z[2:]), anchor_hashes=hashes[0], candidate_hashes=hashes[1],
+        hard_negative_hashes=torch.stack(hashes[2:]),
+    )  # fmt: skip
+    torch.testing.assert_close(method.losses(batch).losses["info_nce"], expected.loss)
+    method, batch = made(folder, 2)
+    z = vectors_of(method, batch)
+    torch.testing.assert_close(method.losses(batch).losses["cosent"], ranking(cosine(*z), batch["score"]))
+
+
+def test_the_in_batch_term_of_angle_counts_positives_alone(tiny: Callable[..., Path]) -> None:
+    method, batch = made(str(tiny("bert")), 3)
+    batch["score"] = torch.tensor([0.2, 1.0, 0.7, 0.0])
+    z = [normalize(v, dim=-1) for v in vectors_of(method, batch)]
+    rows, texts = (
+        torch.stack(z, 1).flatten(0, 1),
+        torch.stack([batch[n]["hash"] for n in ("first", "second")], 1),
+    )
+    texts = texts.flatten()
+    total = 0.0
+    for row in (2, 3):  # the views of pair 1
+        partner = row ^ 1
+        others = [
+            c for c in range(8) if c == partner or (c != row and texts[c] not in (texts[row], texts[partner]))
+        ]
+        logits = torch.stack([rows[row] @ rows[c] / 0.05 for c in others])
+        total += float((torch.logsumexp(logits, 0) - rows[row] @ rows[partner] / 0.05).detach())
+    assert method.losses(batch).losses["in_batch"].item() == pytest.approx(total / 8, rel=1e-4)
+
+
+def test_views_are_in_the_order_of_their_numbers() -> None:
+    batch = {
+        "negative_10": 1,
+        "negative_2": 1,
+        "score_0": 1,
+        "positive": 1,
+        "rows": 1,
+        "anchor": 1,
+        "guide_anchor": 1,
+    }
+    assert view_names(batch) == ["anchor", "positive", "negative_2", "negative_10"]
+
+
+def test_dims_of_a_step_are_drawn_from_seed_and_step() -> None:
+    nested = Matryoshka((64, 32, 16, 8), (1.0, 2.0, 3.0, 4.0), dims_per_step=2)
+    drawn = [nested.drawn(5, step) for step in range(200)]
+    assert drawn == [nested.drawn(5, step) for step in range(200)]
+    assert drawn != [nested.drawn(6, step) for step in range(200)]
+    pairs = {64: 1.0, 32: 2.0, 16: 3.0, 8: 4.0}
+    for one in drawn:
+        assert len(set(one.dims)) == 2
+        assert [pairs[d] for d in one.dims] == list(one.weights)
+    assert {d for one in drawn for d in one.dims} == set(pairs)
+
+
+@pytest.mark.parametrize(("nested", "says"), [
+    (Matryoshka((1024, 8)), r"1024 exceeds width 64.*method\.matryoshka\.dims"),
+    (Matryoshka((8, 8)), "each once"),
+    (Matryoshka((0,)), "each once"),
+    (Matryoshka((64, 8), (1.0,)), "1 for 2 dims"),
+    (Matryoshka((64, 8), dims_per_step=3), "there are 2 dims"),
+    (Matryoshka(None, (1.0,)), "there are no dims"),
+])  # fmt: skip
+def test_dims_that_cannot_be_are_refused(nested: Matryoshka, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        nested.check(64)
+    assert Matryoshka((64, 8)).check(64) == []
+    assert "not trained" in Matryoshka((16, 8)).check(64)[0]
+
+
+def test_the_learned_scale_and_bias_do_not_decay(tiny: Callable[..., Path]) -> None:
+    case = next(i for i, (settings, _) in enumerate(CASES) if settings.get("objective") == "sigmoid")
+    method, _ = made(str(tiny("bert")), case)
+    group = next(g for g in parameter_groups(method, 1e-3) if any(p is method.bias for p in g["params"]))
+    assert group["weight_decay"] == 0.0
+    assert {id(p) for p in group["params"]} == {id(method.bias), id(method.log_scale)}
+
+
+def test_the_guide_is_frozen_and_no_part_of_the_checkpoint(tiny: Callable[..., Path]) -> None:
+    case = next(i for i, (settings, _) in enumerate(CASES) if settings.get("objective") == "gist")
+    method, batch = made(str(tiny("bert")), case)
+    before = [p.clone() for p in method._guide[0].parameters()]
+    loss, _ = method.total(batch)
+    loss.backward()
+    assert not method._guide[0].training
+    assert all(
+        p.grad is None and torch.equal(p, q)
+        for p, q in zip(method._guide[0].parameters(), before, strict=True)
+    )
+    assert not any("guide" in name for name in method.state_dict())
+
+
+INFO = BackboneInfo("encoder", 2, 64, 64, True, 0.1, "bert", False)
+
+
+@pytest.mark.parametrize("objective", TAKES)
+@pytest.mark.parametrize("kind", ["pairs", "triplets", "scored", "labelled", "nli", "parallel"])
+def test_an_objective_takes_the_data_that_has_what_it_compares(objective: str, kind: str) -> None:
+    config = method_config({"name": "supervised", "objective": objective, "guide": "mini"})
+    run = run_of()
+    run.data = data_config({"name": kind, "files": "x", **({"scores": True} if kind == "triplets" else {})})
+    if kind in TAKES[objective]:
+        config.check(INFO, run)
+        assert set(OBJECTIVES) == set(TAKES)
+    else:
+        with pytest.raises(
+            UserError, match=rf"objective={objective}: data={kind} has no .*data={TAKES[objective][0]}"
+        ):
+            config.check(INFO, run)
+
+
+@pytest.mark.parametrize(("settings", "says"), [
+    ({"objective": "gist"}, "objective=gist: needs method.guide"),
+    ({"objective": "cosent"}, "objective=cosent: data=triplets has no score"),
+    ({"objective": "kl"}, "data.scores=true"),
+    ({"scale": 0.0}, r"method\.scale"),
+    ({"tau": -1.0}, r"method\.tau"),
+])  # fmt: skip
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], says: str) -> None:
+    run = run_of()
+    run.data = data_config({"name": "triplets", "files": "x"})
+    with pytest.raises(UserError, match=says):
+        method_config({"name": "supervised", **settings}).check(INFO, run)
+
+
+def test_the_angle_alone_is_warned_of() -> None:
+    run = run_of()
+    run.data = data_config({"name": "scored", "files": "x"})
+    assert SupervisedConfig(objective="angle").check(INFO, run) == []
+    (warning,) = SupervisedConfig(objective="angle", in_batch_weight=0.0).check(INFO, run)
+    assert "opposite vectors" in warning
+
+
+def test_what_a_captured_step_cannot_compute_is_said() -> None:
+    mix = {
+        "mix": {
+            "a": {"name": "pairs", "files": "x"},
+            "b": {"name": "scored", "files": "y", "objective": "cosent"},
+        }
+    }
+    config = SupervisedConfig()
+    assert config.why_not_captured(data_config({"name": "pairs", "files": "x"})) is None
+    assert "several" in str(config.why_not_captured(data_config(mix)))
+    drawn = SupervisedConfig(matryoshka=Matryoshka((8, 4), dims_per_step=1))
+    assert "dims_per_step" in str(drawn.why_not_captured(data_config({"name": "pairs", "files": "x"})))
+
+
+def test_golden_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_golden("supervised", tmp_path, monkeypatch)

@@ -1,0 +1,79 @@
+"""Whitening as a run: fitted to its text, saved with the encoder, before training or after it, read by others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import embedlab
+from embedlab.errors import UserError
+from embedlab.methods import method_config
+from embedlab.methods.whitening import WhiteningMethod
+from tests.methods.baselines import Tiny, encoder
+from tests.methods.golden import BASICS, Inputs, command, sentences, train
+from tests.methods.runs import run_of
+
+
+def whiten(inputs: Inputs, run: Path, *more: str) -> Any:
+    line = (*BASICS, "backbone.path={bert}", "data.files={text}", "method=whitening", "method.k=8", *more)
+    given = {o.partition("=")[0]: o for o in map(inputs.fill, line)}
+    command("train", *given.values(), f"hydra.run.dir={run}")
+    return embedlab.load(run)
+
+
+@pytest.fixture
+def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inputs:
+    monkeypatch.setenv("EMBEDLAB_CACHE", str(tmp_path / "cache"))
+    return Inputs(tmp_path / "inputs")
+
+
+@pytest.mark.parametrize("pooling", ["cls", "first_last"])
+def test_the_runs_text_has_unit_covariance(inputs: Inputs, tmp_path: Path, pooling: str) -> None:
+    found = whiten(inputs, tmp_path / "run", f"pooling={pooling}", "data.max_length=64")
+    y = found.encode(sentences(64))
+    assert y.shape == (64, 8)
+    torch.testing.assert_close(torch.cov(torch.as_tensor(y).T), torch.eye(8), atol=1e-4, rtol=0)
+    scores = (tmp_path / "run" / "scores.json").read_text()
+    assert '"steps": 0' in scores
+
+
+def test_after_training_it_maps_what_the_run_made(inputs: Inputs, tmp_path: Path) -> None:
+    train(inputs, tmp_path / "simcse", "simcse", "pooling=mean")
+    found = whiten(inputs, tmp_path / "run", f"method.encoder={tmp_path / 'simcse'}", "data.max_length=64")
+    x = torch.as_tensor(embedlab.load(tmp_path / "simcse").encode(sentences(64)))
+    pooling = found.pooling
+    expected = (x - pooling.mean) @ pooling.matrix
+    torch.testing.assert_close(torch.as_tensor(found.encode(sentences(64))), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_sentence_transformers_reads_it_as_its_own_dense_layer(inputs: Inputs, tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    found = whiten(inputs, tmp_path / "run", "pooling=mean", "data.max_length=64")
+    found.to_sentence_transformers(tmp_path / "st")
+    theirs = SentenceTransformer(str(tmp_path / "st"), device="cpu").encode(sentences(16))
+    torch.testing.assert_close(
+        torch.as_tensor(theirs), torch.as_tensor(found.encode(sentences(16))), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_what_cannot_be_whitened_is_named(inputs: Inputs, tmp_path: Path, tiny: Tiny) -> None:
+    info = encoder(tiny).backbone.info
+    for k in (-1, 33):
+        with pytest.raises(UserError, match=r"method\.k"):
+            method_config({"name": "whitening", "k": k}).check(info, run_of())
+    with pytest.raises(UserError, match=r"data\.pack"):
+        method_config({"name": "whitening", "k": 4}).check(info, run_of(pack=16))
+    twin = inputs.path("twin")
+    for path, k, words in (
+        (twin, 8, "one tower"),
+        (inputs.path("bert"), 99, r"method\.k=99"),
+        ("no/such", 8, "encoder"),
+    ):
+        run: Any = run_of()
+        run.method = method_config({"name": "whitening", "encoder": str(path), "k": k})
+        with pytest.raises(UserError, match=words):
+            WhiteningMethod.make_encoder(run)

@@ -1,0 +1,174 @@
+"""The text of `experiment=distil_mini`, without any that stands in the sets on which its result is scored.
+
+    python tools/distil_text.py DATA OUT [--paragraphs 150000]
+
+DATA has the folders sentences/, nli/, parallel/ and pretrain/ to take text from, and sts/, transfer/ and retrieval/ to
+hold it against (docs/data.md). OUT gets sentences.txt.xz, paragraphs.txt.xz and overlap.json. A text is left out where
+all its words are those of a text of an evaluation set, in their order, or where it has 13 words in a row in common
+with one (the measure of Brown et al. 2020, appendix C); words are compared without case and punctuation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import lzma
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+N = 13
+_WORD = re.compile(r"\w+")
+SENTENCES = ("sentences/wiki_en_*.txt.gz",)
+NLI = (
+    *("nli_triples_en", "snli_dev", "mnli_*", "snli_counterfactual_*", "ling_in_loop_*", "semiauto_nli_*"),
+    *("joci_*", "mpe_*", "scitail_dev"),
+)
+"""English ones of nli/; those left out are evaluation sets (PAWS-X, XNLI)."""
+CAPTIONS = ("parallel/multi30k_train.tsv.gz", "parallel/multi30k_val.tsv.gz")
+PARAGRAPHS = ("pretrain/wiki_paragraphs_0?.txt.xz",)
+SIDES = ("premise", "hypothesis", "sent0", "sent1", "hard_neg", "en")
+SCORED = {
+    "sts": ("sts/*.tsv.gz",),
+    "transfer": ("transfer/*.tsv.gz",),
+    "scifact": ("retrieval/scifact/corpus.jsonl.gz", "retrieval/scifact/queries.jsonl.gz"),
+    "cranfield": ("retrieval/cranfield/corpus.jsonl.gz", "retrieval/cranfield/queries.jsonl.gz"),
+}
+SCORED_COLUMNS = ("sentence", "sentence1", "sentence2", "sentence1_tok", "sentence2_tok", "question")
+LONGEST = 1400
+"""Characters of a paragraph that are kept: 256 tokens and a few more."""
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Lower-case words, without punctuation."""
+    return tuple(_WORD.findall(text.lower()))
+
+
+def ngrams(found: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """All rows of `N` words in a text."""
+    return zip(*(found[k:] for k in range(N)), strict=False)
+
+
+class Scored:
+    """The texts of evaluation sets, and what others have in common with them.
+
+    Args:
+        texts: set name -> its texts.
+    """
+
+    def __init__(self, texts: dict[str, Iterable[str]]) -> None:
+        self.whole: dict[str, set[tuple[str, ...]]] = {}
+        self.parts: dict[str, set[tuple[str, ...]]] = {}
+        for name, given in texts.items():
+            whole, parts = self.whole.setdefault(name, set()), self.parts.setdefault(name, set())
+            for found in map(words, given):
+                whole.add(found)
+                parts.update(ngrams(found))
+
+    def overlaps(self, found: tuple[str, ...]) -> list[tuple[str, str]]:
+        """(set, ``exact`` or ``13-gram``) of everything that a text's words have in common with."""
+        exact = [(name, "exact") for name, whole in self.whole.items() if found in whole]
+        rest = [
+            (name, f"{N}-gram") for name, parts in self.parts.items() if not parts.isdisjoint(ngrams(found))
+        ]
+        return exact + [each for each in rest if (each[0], "exact") not in exact]
+
+
+def clean(
+    texts: Iterable[str], scored: Scored, seen: set[tuple[str, ...]], counts: Counter[str]
+) -> Iterator[str]:
+    """Texts that are in no evaluation set and have not come before."""
+    for text in texts:
+        found = words(text)
+        overlaps = scored.overlaps(found)
+        counts["read"] += 1
+        counts.update(f"{kind} in {name}" for name, kind in overlaps)
+        if overlaps:
+            counts["left out: in an evaluation set"] += 1
+        elif not found or found in seen:
+            counts["left out: empty or a repeat"] += 1
+        else:
+            seen.add(found)
+            counts["kept"] += 1
+            yield text
+
+
+def lines(root: Path, patterns: Iterable[str]) -> Iterator[str]:
+    """Lines of packed text files, without blank ones."""
+    for pattern in patterns:
+        for path in sorted(root.glob(pattern)):
+            unpack = lzma.open if path.suffix == ".xz" else gzip.open
+            with unpack(path, "rt", encoding="utf-8") as file:
+                yield from (text for line in file if (text := line.strip()))
+
+
+def columns(root: Path, patterns: Iterable[str], wanted: Iterable[str]) -> Iterator[str]:
+    """Columns of .tsv.gz files that have them; premises of several captions (`` ||| ``) by themselves."""
+    for pattern in patterns:
+        for path in sorted(root.glob(pattern)):
+            with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+                for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
+                    for column in wanted:
+                        yield from filter(None, (row.get(column) or "").split(" ||| "))
+
+
+def documents(root: Path, patterns: Iterable[str]) -> Iterator[str]:
+    """Titles and texts of BEIR files."""
+    for record in map(json.loads, lines(root, patterns)):
+        yield from filter(None, (record.get("title"), record["text"]))
+
+
+def sample(texts: list[str], count: int, seed: int = 42) -> list[str]:
+    """A random sample of paragraphs, each cut at a space."""
+    chosen = random.Random(seed).sample(texts, min(count, len(texts)))
+    return [text if len(text) <= LONGEST else text[:LONGEST].rsplit(" ", 1)[0] for text in chosen]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--paragraphs", type=int, default=150_000)
+    args = parser.parse_args()
+    root: Path = args.data
+    held = {
+        name: documents(root, patterns)
+        if patterns[0].endswith("jsonl.gz")
+        else columns(root, patterns, SCORED_COLUMNS)
+        for name, patterns in SCORED.items()
+    }
+    scored = Scored(held)
+    paragraphs = sample(list(lines(root, PARAGRAPHS)), args.paragraphs)
+    nli = columns(root, [f"nli/{name}.tsv.gz" for name in NLI], SIDES)
+    sources = {
+        "sentences": {
+            "wikipedia": lines(root, SENTENCES),
+            "nli": nli,
+            "captions": columns(root, CAPTIONS, SIDES),
+        },
+        "paragraphs": {"wikipedia paragraphs": paragraphs},
+    }
+    seen: set[tuple[str, ...]] = set()
+    counts: dict[str, Counter[str]] = {}
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, parts in sources.items():
+        with lzma.open(args.out / f"{name}.txt.xz", "wt", encoding="utf-8", preset=6) as file:
+            for source, texts in parts.items():
+                counts[source] = Counter()
+                file.writelines(f"{text}\n" for text in clean(texts, scored, seen, counts[source]))
+    sizes = {
+        name: {"texts": len(scored.whole[name]), f"{N}-grams": len(scored.parts[name])} for name in SCORED
+    }
+    report = json.dumps({"scored": sizes, "training": counts}, indent=2)
+    (args.out / "overlap.json").write_text(report + "\n", encoding="utf-8")
+    print(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from embedlab.config.read import read_record
 from embedlab.corpus import approximate
-from embedlab.corpus.parts import write_ranges
+from embedlab.corpus.parts import MANIFEST, sha256, write_ranges
 from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
 from embedlab.corpus.vector_files import NpyFile
@@ -45,7 +45,8 @@ class IndexInfo:
     """index.json. encoder: how to load it again; fingerprint: of its weights and settings ("": not known); source: of
     the texts or vectors; kind: of `embedlab.corpus.plan`, or factory; parts, part_rows: files of vectors in their
     order, and the rows of each (none: vectors.npy); texts: whether there are any; numbered: whether there is rows.npy;
-    store: of the vectors; int8 and uint8 are decoded by ranges.npy.
+    store: of the vectors; int8 and uint8 are decoded by ranges.npy; manifest: sha256 of that of the parts, which lie
+    elsewhere.
     """
 
     encoder: str
@@ -61,6 +62,7 @@ class IndexInfo:
     texts: bool = True
     numbered: bool = False
     store: str = "float32"
+    manifest: str = ""
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ def build_vector_index(
             source.encoder, source.fingerprint, codes.dim, rows, str(source.files[0].parent.resolve()), _now(),
             format=2, parts=[str(part.path) for part in parts], part_rows=[part.rows for part in parts],
             texts=texts is not None, numbered=numbered, store=codes.store,
+            manifest="" if numbered else source.manifest,
         )  # fmt: skip
         return _finished(work, info, layout, told)
 
@@ -262,6 +265,10 @@ def _stored(folder: Path, info: IndexInfo) -> Stored:
     """The vectors of an index; those that it encoded itself have length one."""
     if len(info.parts) != len(info.part_rows) or (info.parts and sum(info.part_rows) != info.rows):
         raise UserError("is damaged (its parts have other rows)", file=folder / "index.json", fix=_FIX)
+    if info.manifest:
+        path = (folder / (info.parts or [""])[0]).with_name(MANIFEST)
+        if not path.is_file() or sha256(path) != info.manifest:
+            raise UserError("its parts were encoded anew, or moved", file=path, fix=_FIX)
     files = zip(info.parts or ["vectors.npy"], info.part_rows or [info.rows], strict=True)
     ranges = None
     if info.store in ("int8", "uint8"):

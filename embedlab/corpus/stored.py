@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embedlab.corpus.parts import DONE, MANIFEST, Parts
+from embedlab.corpus.parts import DONE, MANIFEST, Parts, sha256
 from embedlab.corpus.vector_files import NpyFile, read_vectors
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
@@ -105,7 +105,8 @@ class Source:
     """Vectors as `embedlab encode` wrote them.
 
     files: .npy or .parquet, sorted; codes: how they are stored (None: as floats); first: the number of the first row,
-    where they number rows; encoder, fingerprint: of what made them, "" where that is not known.
+    where they number rows; encoder, fingerprint: of what made them, and manifest: sha256 of the parts' manifest ("" where
+    that is not known).
     """
 
     files: list[Path]
@@ -113,6 +114,7 @@ class Source:
     first: int = 1
     encoder: str = ""
     fingerprint: str = ""
+    manifest: str = ""
 
 
 def find_vectors(path: Path) -> Source | None:
@@ -149,7 +151,8 @@ def _of_parts(parts: Parts) -> Source:
             raise UserError(f"cannot be read ({error})", file=parts.folder / RANGES) from None
     codes = Codes(manifest.store, manifest.dim, ranges)  # type: ignore[arg-type]  # checked there
     files = [parts.path(number) for number, counts in there.items() if counts.vectors]
-    return Source(files, codes, 0, manifest.encoder, manifest.fingerprint)
+    known = (manifest.encoder, manifest.fingerprint, sha256(parts.folder / MANIFEST))
+    return Source(files, codes, 0, *known)
 
 
 def _width(path: Path) -> int | None:

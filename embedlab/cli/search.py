@@ -82,6 +82,9 @@ def _of_texts(source: Path, config: dict[str, Any]) -> IndexInfo:
     reader, column = open_texts(source, config)
     if config["ckpt"] is None:
         raise UserError("ckpt is missing", fix="embedlab search index INPUT INDEX ckpt=…")
+    if config["work"] is not None:
+        fix = "embedlab encode first, whose parts go on, then index them"
+        raise UserError("texts are encoded anew each time", key="work", value=config["work"], fix=fix)
     if config["texts"] is not None:
         raise UserError("the input holds the texts", key="texts", value=config["texts"], fix="leave it out")
 
@@ -144,6 +147,7 @@ def _of_vectors(vectors: Any, config: dict[str, Any]) -> IndexInfo:
 
 
 def _layout(config: Mapping[str, Any], encoder: Any) -> Layout:
+    from embedlab.corpus.approximate import import_faiss
     from embedlab.corpus.search import Layout
 
     keys = ("kind", "nlist", "m", "train_rows", "factory", "target_recall")
@@ -153,6 +157,7 @@ def _layout(config: Mapping[str, Any], encoder: Any) -> Layout:
                 fix = "kind=ivf_pq, or leave it out"
                 raise UserError("an exact index has no such thing", key=key, value=config[key], fix=fix)
         return Layout()
+    import_faiss()  # before anything is encoded
     queries = None if config["queries"] is None else _queries(config, encoder)[1]
     work = None if config["work"] is None else Path(str(config["work"]))
     return Layout(**{key: config[key] for key in keys}, queries=queries, work=work)

@@ -78,8 +78,8 @@ class Hit:
 class Layout:
     """What is built over the vectors: arguments of `plan`, and how it is held to a recall.
 
-    queries: [q, D], of length one, that recall is measured by; None: rows of the index; work: a folder whose pieces
-    outlive a killed build; None: one that does not.
+    queries: [q, D], of length one, that recall is measured by; None: rows of the index; work: of vectors that were
+    encoded before, a folder whose pieces outlive a killed build (None: one that does not), and are gone with its end.
     """
 
     kind: str = "exact"
@@ -190,7 +190,10 @@ def build_vector_index(
             texts=texts is not None, numbered=numbered, store=codes.store,
             manifest="" if numbered else source.manifest,
         )  # fmt: skip
-        return _finished(work, info, layout, told)
+        info = _finished(work, info, layout, told, source.identity())
+    if layout.work:
+        approximate.clear(layout.work)
+    return info
 
 
 @contextmanager
@@ -230,14 +233,16 @@ class _TextsFile:
         np.save(self._folder / "offsets.npy", np.asarray(self._offsets, dtype=np.int64))
 
 
-def _finished(work: Path, info: IndexInfo, layout: Layout, told: approximate.Told) -> IndexInfo:
-    """Build what `layout` wants over the vectors of the new folder, and write index.json."""
+def _finished(
+    work: Path, info: IndexInfo, layout: Layout, told: approximate.Told, identity: str = ""
+) -> IndexInfo:
+    """Build what `layout` wants over the vectors of the new folder, and write index.json; `identity`: of them."""
     if layout.approximate:
         info = replace(info, kind="factory" if layout.factory else layout.kind)
         stored = _stored(work, info)
         made = layout.plan(info.rows, info.dim)
         with nullcontext(layout.work) if layout.work else _scratch(work) as pieces:
-            index = approximate.build(stored, made, pieces, told)
+            index = approximate.build(stored, made, pieces, told, identity=identity)
         asked = approximate.questions(stored, layout.queries)
         dial, value, recall = approximate.measure(index, stored, asked, layout.target_recall)
         facts = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,8 +106,8 @@ class Source:
     """Vectors as `embedlab encode` wrote them.
 
     files: .npy or .parquet, sorted; codes: how they are stored (None: as floats); first: the number of the first row,
-    where they number rows; encoder, fingerprint: of what made them, and manifest: sha256 of the parts' manifest ("" where
-    that is not known).
+    where they number rows; encoder, fingerprint: of what made them, and manifest: sha256 of the parts' manifest (""
+    where that is not known).
     """
 
     files: list[Path]
@@ -115,6 +116,11 @@ class Source:
     encoder: str = ""
     fingerprint: str = ""
     manifest: str = ""
+
+    def identity(self) -> str:
+        """What tells these vectors from others, without reading them all."""
+        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
+        return self.manifest or hashlib.sha256(repr(stats).encode()).hexdigest()
 
 
 def find_vectors(path: Path) -> Source | None:

@@ -24,7 +24,10 @@ from embedlab.errors import UserError
 _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)")
 
 
-_CLOSED = ("benchmark", "encode", "export", "mine", "quantize", "search_index", "search_query")
+_CLOSED = (
+    "benchmark", "contamination", "encode", "export", "mine", "quantize", "search_export", "search_index",
+    "search_query",
+)  # fmt: skip
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
 _OPEN = (
     "data.mix.", "data.prompts.", "data.ignore_columns=", "data.columns.negative_", "data.columns.score_",
@@ -33,9 +36,9 @@ _OPEN = (
 """What keys begin with that are names of one's own, or that the kind of data or the method checks."""
 _COUNTS = ("batch_size", "block", "chunk", "dim", "k", "max_length", "part_rows")
 _TEXTS = (
-    "calibration", "ckpt", "column", "compare", "corpus", "data_dir", "device", "dtype", "format", "index", "input",
-    "licence", "out", "output", "prompt", "prompt_name", "push", "push_revision", "sampling", "search", "store",
-    "teacher", "to", "work",
+    "calibration", "ckpt", "column", "compare", "corpus", "data_dir", "device", "dtype", "factory", "format", "index",
+    "input", "kind", "licence", "out", "output", "prompt", "prompt_name", "push", "push_revision", "queries",
+    "sampling", "search", "store", "teacher", "texts", "to", "work",
 )  # fmt: skip
 
 
@@ -242,12 +245,17 @@ def _walk(node: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _print_help(config_name: str, usage: str, config: Any) -> None:
-    about = _leading_comment(_paths.conf_dir() / f"{config_name}.yaml")
+    about = leading_comment(_paths.conf_dir() / f"{config_name}.yaml")
     print("\n\n".join(part for part in (usage, about, "keys and their values:") if part))
     print("\n".join(f"  {line}".rstrip() for line in OmegaConf.to_yaml(config).splitlines()))
 
 
-def _leading_comment(file: Path) -> str:
+def leading_comment(file: Path) -> str:
+    """The comment at the top of a configuration file, without its signs.
+
+    Args:
+        file: of ``conf/``.
+    """
     lines = []
     for line in file.read_text("utf-8").splitlines():
         if not line.startswith("#"):

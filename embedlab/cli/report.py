@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from embedlab.cli.compose import Parser
 from embedlab.errors import UserError
 from embedlab.files import check_writable, write_whole
 from embedlab.run.run_folder import holds_run, owned
 from embedlab.run.sweep import RECORD as SWEEP
+
+if TYPE_CHECKING:
+    from embedlab.report.runs import Group
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,7 +28,17 @@ def main(argv: Sequence[str]) -> int:
         description="Mean ± SD over seeds, paired differences to a baseline, the figure of a sweep.",
         epilog="Options may also be given as key=value.",
     )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="folders of runs or sweeps")
+    parser.add_argument("folders", nargs="*", metavar="FOLDER", help="folders of runs or sweeps")
+    parser.add_argument(
+        "--mteb",
+        nargs=2,
+        type=Path,
+        metavar=("A", "B"),
+        help="instead, two folders of mteb's results to compare",
+    )
+    parser.add_argument(
+        "--qrels", type=Path, help="of --mteb: a folder with TASK.tsv, to compare query by query"
+    )
     parser.add_argument(
         "--baseline", help="recipe (or a part of its label) that the others are compared with"
     )
@@ -30,8 +46,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--metrics", help="scores to show, by commas (default: those of STS that there are)")
     parser.add_argument("--out", type=Path, help="where the files go (default: the first folder)")
     parser.add_argument("--title", default="Runs")
-    keys = ("baseline=", "metric=", "metrics=", "out=", "title=")
+    keys = ("baseline=", "metric=", "metrics=", "out=", "qrels=", "title=")
     options = parser.parse_args([f"--{a}" if a.startswith(keys) else a for a in argv])
+    if bool(options.folders) == (options.mteb is not None):
+        raise UserError("report wants folders of runs, or --mteb A B", fix="embedlab report --help")
+    if options.mteb:
+        return _mteb(options)
     out = options.out or Path(options.folders[0])
     if out.exists() and not out.is_dir():
         raise UserError("is no folder", file=out, key="out", fix="name a folder")
@@ -41,15 +61,24 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _mteb(options: Namespace) -> int:
+    from embedlab.report.mteb_folders import compare
+
+    if options.out:
+        check_writable(options.out)
+    found = compare(options.mteb[0], options.mteb[1], options.qrels)
+    print(found.markdown())
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_whole(options.out / "mteb.md", found.markdown())
+        write_whole(options.out / "mteb.json", json.dumps(found.plain(), indent=2) + "\n")
+        print(f"Written to {options.out}: mteb.md, mteb.json")
+    return 0
+
+
 def _report(options: Namespace, out: Path) -> None:
-    from embedlab.report.report import (
-        box_plot,
-        density_plot,
-        find_baseline,
-        headline,
-        make_report,
-        write_csv,
-    )
+    from embedlab.report.page import html_page
+    from embedlab.report.report import arms, csv_text, find_baseline, headline, make_report
     from embedlab.report.runs import find_runs, group_runs
 
     runs, unfinished = find_runs([Path(f) for f in options.folders])
@@ -57,17 +86,32 @@ def _report(options: Namespace, out: Path) -> None:
     groups = group_runs(runs)
     baseline = find_baseline(groups, options.baseline)
     metrics = list(dict.fromkeys(m.strip() for m in (options.metrics or "").split(",") if m.strip()))
-    report = make_report(groups, unfinished, baseline, options.metric, metrics, options.title)
-    print(report.markdown())
+    metric = options.metric or headline(groups)
+    report = make_report(groups, unfinished, baseline, metric, metrics, options.title)
+    listed = replace(report, caption="\n\n".join(filter(None, (arms(groups), report.caption))))
+    print(listed.markdown())
+    scores = csv_text(groups)
+    page = html_page(groups, report, metric, baseline, len(unfinished), scores)
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(groups, out / "report.csv")
-    written = ["report.md", "report.csv", "report.html", "report.tex"]
-    figures = {}
-    if box_plot(groups, options.metric or headline(groups), out / "report.png"):
-        figures["report.png"] = "scores by the swept numbers"
-    if density_plot(groups, out / "density.png"):
-        figures["density.png"] = "density of STS-B cosines by rating"
-    written += figures
-    for name, text in (("md", report.markdown()), ("tex", report.latex()), ("html", report.html(figures))):
-        write_whole(out / f"report.{name}", text)
+    for kind, text in (("md", listed.markdown()), ("csv", scores), ("html", page), ("tex", listed.latex())):
+        write_whole(out / f"report.{kind}", text)
+    written = ["report.md", "report.csv", "report.html", "report.tex", *_pictures(groups, metric, out)]
     print(f"Written to {out}: {', '.join(written)}")
+
+
+def _pictures(groups: Sequence[Group], metric: str, out: Path) -> list[str]:
+    """For papers: the figures of a sweep and of the cosines as files; gives their names."""
+    from embedlab.evaluation.core.figures import save_figure
+    from embedlab.report import figures
+    from embedlab.report.report import TITLES
+
+    written = []
+    with figures.drawing():
+        for name, figure in (
+            ("report.png", figures.boxes(groups, metric, TITLES.get(metric, metric))),
+            ("density.png", figures.densities(groups)),
+        ):
+            if figure is not None:
+                save_figure(figure, out / name)
+                written.append(name)
+    return written

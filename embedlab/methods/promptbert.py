@@ -47,6 +47,7 @@ class PromptBERTConfig(ContrastConfig):
     mlp: Literal["train", "none"] = "train"
     """``train``: Linear + tanh after the subtraction, in training only."""
     hard_negative_weight: float = 0.0
+    """Added to the logit of a sentence's own hard negative."""
     eval_text: Preparation = "stopped"
     """Text to encode after training: ``stopped`` ends it with a full stop, as released for the final test; ``raw`` as
     it is. Training text is always as it is."""
@@ -54,6 +55,7 @@ class PromptBERTConfig(ContrastConfig):
     """The same for scoring while training, which the release does without the full stop."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         second: Any = self.second_template
         if isinstance(second, dict):
             empty = second.get("text") is None and set(second) <= {"text", "join"}

@@ -1,4 +1,4 @@
-"""Score tables for the terminal (Rich), Markdown, HTML and LaTeX, from the same rows.
+"""Score tables for the terminal (Rich), Markdown and LaTeX, from the same rows.
 
 A mean without its number of seeds is no result, so a table of scores cannot be built without one: it always
 says n.
@@ -6,18 +6,13 @@ says n.
 
 from __future__ import annotations
 
-import html
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Literal
 
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
-
-from embedlab.console import markdown_text
+from embedlab.console import markdown_text, print_table, table
 from embedlab.errors import one_line, printable
 
 Scores = Mapping[str, float]
@@ -96,17 +91,6 @@ class Table:
         for name, value in clean.items():
             object.__setattr__(self, name, value)
 
-    def rich(self) -> RichTable:
-        """The table for a terminal."""
-        table = RichTable(title=Text(self.title), caption=Text(self.caption) if self.caption else None)
-        for i, column in enumerate(self.columns):
-            table.add_column(
-                Text(column), justify="left" if i < self.left else "right", no_wrap=i >= self.left
-            )
-        for row in self.rows:
-            table.add_row(*(Text(cell) for cell in row))
-        return table
-
     def markdown(self) -> str:
         """The table in GitHub's Markdown, with title and caption as paragraphs."""
         rule = [":--" if i < self.left else "--:" for i in range(len(self.columns))]
@@ -115,22 +99,6 @@ class Table:
         notes = [markdown_text(note) for note in self.caption.split("\n\n") if note]
         parts = [f"**{markdown_text(self.title)}**", "\n".join(lines), *notes]
         return "\n\n".join(parts) + "\n"
-
-    def html(self, figures: Mapping[str, str] | None = None) -> str:
-        """A page of its own; ``figures``: pictures below the table, each with what it shows."""
-
-        def row(cells: Sequence[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-        title = html.escape(self.title)
-        rows = "\n".join([row(self.columns, "th"), *(row(cells, "td") for cells in self.rows)])
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.caption.split("\n\n") if note)
-        pictures = "".join(
-            f"<img src={html.escape(name)} alt='{html.escape(shows)}'>\n"
-            for name, shows in (figures or {}).items()
-        )
-        head = f"<!doctype html><meta charset=utf-8><title>{title}</title>"
-        return f"{head}\n<table border=1><caption>{title}</caption>\n{rows}\n</table>\n{notes}\n{pictures}"
 
     def latex(self) -> str:
         """A tabular environment; title and caption are comments."""
@@ -145,12 +113,8 @@ class Table:
         return "\n".join([f"% {self.title.translate(_TEX)}", *body, *notes, ""])
 
     def print(self, file: IO[str] | None = None) -> None:
-        """Prints to `file` (default: standard output). A pipe or a file gets the full width and no escape
-        codes."""
-        console = Console(file=file)
-        if not console.is_terminal:
-            console = Console(file=file, width=max(1000, console.width), no_color=True)
-        console.print(self.rich())
+        """Prints to `file` (default: standard output)."""
+        print_table(table(self.columns, self.rows, self.left), self.title, self.caption, file)
 
 
 def score_table(

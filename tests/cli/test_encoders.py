@@ -51,3 +51,14 @@ def test_evaluate_names_its_scores_by_the_encoder_that_it_took(
     monkeypatch.chdir(tmp_path)
     assert main(["evaluate", "suite=sts", f"data_dir={sts_dir}", "tasks=[stsb]"]) == 0
     assert Path("scores-mini-sentence-sts.json").is_file()
+
+
+def test_an_index_names_the_encoder_that_it_took(
+    box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text("\n".join(SENTENCES) + "\n")
+    assert main(["search", "index", "in.txt", "index"]) == 0
+    assert "ckpt=mini-sentence" in capsys.readouterr().err
+    assert main(["search", "query", "index", SENTENCES[4], "k=1"]) == 0
+    assert SENTENCES[4] in capsys.readouterr().out

@@ -49,6 +49,7 @@ class SupervisedConfig(LossConfig):
 
     name: str = "supervised"
     objective: Objective = "in_batch"
+    """What the texts of a row are to satisfy; which kinds of data have what it compares: docs/your-own-data.md."""
 
     @property
     def needs_others(self) -> bool:

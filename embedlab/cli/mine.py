@@ -8,17 +8,19 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
+from embedlab.config.mine import MineSettings, check_output
 from embedlab.console import progress_bar
 from embedlab.errors import UserError
 from embedlab.files import check_writable, locked, write_whole
 
 if TYPE_CHECKING:
     from embedlab.cli.encoders import Configured
-    from embedlab.corpus.mine import Judge, MineSettings, Pairs
+    from embedlab.corpus.mine import Judge, Pairs
     from embedlab.data.reader import FileReader
 
 _ROLES = ("anchor", "positive")
@@ -28,16 +30,15 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("mine", argv, positional=("input", "output"))
     out = Path(str(config["output"]))
+    check_output(out, config["format"])
+    settings = _settings(config)
     tables = _Tables(config)
     work = Path(str(config["work"] or f"{out}.work"))
     check_writable(out, key="output")
     check_writable(work, key="work")
 
     from embedlab.cli.encoders import Configured, load_encoder
-    from embedlab.corpus.mined import check_output
 
-    check_output(out, config["format"])
-    settings = _settings(config)
     encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"], dim=config["dim"]), config)
     teacher = None
     if config["teacher"] is not None:
@@ -79,10 +80,6 @@ def _mine(
 
 
 def _settings(config: dict[str, Any]) -> MineSettings:
-    from dataclasses import fields
-
-    from embedlab.corpus.mine import MineSettings
-
     keys = [field.name for field in fields(MineSettings)]
     return MineSettings(**{key: config[key] for key in keys} | {"teacher": config["teacher"] is not None})
 

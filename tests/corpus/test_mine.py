@@ -16,9 +16,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from embedlab.config.mine import FILTERS, FORMATS, MineSettings, check_output
 from embedlab.corpus import mine, mined, texts
-from embedlab.corpus.mine import Corpus, Judge, Miner, MineSettings, folded, write_pairs
-from embedlab.corpus.mined import check_output, write_mined
+from embedlab.corpus.mine import Corpus, Judge, Miner, folded, write_pairs
+from embedlab.corpus.mined import write_mined
 from embedlab.corpus.texts import StoredTexts, UnitVectors, write_texts
 from embedlab.errors import UserError
 from tests.evaluation.helpers import HashedWords
@@ -245,7 +246,7 @@ def test_each_format(tmp_path: Path) -> None:
     corpus = ["red dog", "blue bird", "red  CAT"]
     miner = run(tmp_path / "w", pairs, corpus, MineSettings(negatives=4))
     rows = {}
-    for kind in mined.FORMATS:
+    for kind in FORMATS:
         for scores in (False, True):
             out = tmp_path / f"{kind}{scores}.jsonl"
             write_mined(out, miner, kind, scores)
@@ -282,7 +283,7 @@ def test_statistics_are_those_of_the_rows(tmp_path: Path) -> None:
     assert told["rows"] == len(rows)
     queries = {q for q, _ in pairs}
     assert told["short"] == sum(len(by_query.get(q, ())) < 3 for q in queries)
-    kept = told["candidates"] - sum(told["removed"][name] for name in mine.FILTERS[1:])
+    kept = told["candidates"] - sum(told["removed"][name] for name in FILTERS[1:])
     assert len(negatives) <= kept
     assert bool(statistics.warnings()) == (told["removed"]["relative_margin"] > told["candidates"] / 2)
 

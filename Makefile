@@ -1,6 +1,8 @@
 # make train   the environment, then the quickstart        make lint types   ruff, the floors, mypy
 # make test    the environment, then the tests             make notebooks    run every notebook
 # make test-all  the tests with every case, such as all model types of transformers
+# make docs    the documentation site in site/, strictly
+# make lowest  the tests with the lowest versions that pyproject.toml allows (asks for uv)
 # make wheel   dist/*.whl                                  make clean        remove what these made
 #
 # ARGS goes to the command:        make train ARGS="trainer.max_steps=50", make test ARGS="tests/cli -x"
@@ -25,7 +27,7 @@ UNFINISHED := $(VENV)/.unfinished
 # An environment whose interpreter is gone (a system upgrade) is not ready either.
 $(shell $(BIN)/python $(NEW_ENOUGH) 2>/dev/null || rm -f $(VENV)/.ready-*)
 
-.PHONY: train test test-all lint types notebooks wheel environment clean
+.PHONY: train test test-all lint types notebooks docs lowest wheel environment clean
 
 train: environment
 	$(BIN)/embedlab train experiment=quickstart $(ARGS)
@@ -47,6 +49,15 @@ types: $(READY)-dev
 
 notebooks: $(READY)-notebooks
 	$(BIN)/python -m pytest -p no:cacheprovider --nbmake --nbmake-timeout=600 notebooks $(ARGS)
+
+docs: $(READY)-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# The lowest versions that pyproject.toml allows, in an environment of their own.
+lowest:
+	uv venv --quiet --clear --python $(PYTHON) .venv.lowest
+	uv pip install --quiet --python .venv.lowest --resolution lowest-direct --torch-backend cpu --editable '.[$(EXTRAS)]'
+	OMP_NUM_THREADS=1 .venv.lowest/bin/python -m pytest -n $(JOBS) $(ARGS)
 
 wheel: environment
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
@@ -78,5 +89,5 @@ $(READY)-%: $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV).broken dist build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV).broken .venv.lowest dist build site .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find embedlab tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,7 +18,12 @@ from embedlab.methods import method_class
 from embedlab.run.check import check_run
 from embedlab.run.parse import parse_run
 
-DATA_OF = {"masked_lm": ("wikipedia", 128), "causal_lm": ("wikipedia", 128), "bepa": ("parallel", None)}
+DATA_OF = {
+    "masked_lm": ("wikipedia", 128),
+    "mntp": ("wikipedia", 128),
+    "causal_lm": ("wikipedia", 128),
+    "bepa": ("parallel", None),
+}
 DATA_OF["bepa_official"] = DATA_OF["sncse"] = DATA_OF["bepa"]
 TEMPLATE_OF_POOLING = {"mask": "promptbert_bert", "rep1": "eol_sum", "rep2": "eol_sum"}
 TEMPLATE_OF_POOLING |= {"rep_mean": "eol_sum", "rep_concat": "eol_sum"}

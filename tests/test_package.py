@@ -9,9 +9,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 import embedlab
 from embedlab.cli.exits import EXTRA_OF_MODULE
+from embedlab.version import FALLBACK
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -47,6 +49,15 @@ def test_the_malicious_lightning_uploads_are_excluded() -> None:
     requirements = {r.name: r.specifier for r in map(Requirement, PROJECT["dependencies"])}
     assert not any(requirements["lightning"].contains(bad) for bad in ("2.6.1", "2.6.2", "2.6.3"))
     assert requirements["lightning"].contains("2.6.4")
+
+
+def test_the_version_is_that_of_the_tags_or_one_fallback() -> None:
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["version"]
+    assert (hatch["source"], hatch["fallback-version"]) == ("vcs", FALLBACK)
+    assert Version(FALLBACK).is_devrelease
+    newest = re.search(r"^## (\d\S*)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)
+    assert newest
+    assert Version(FALLBACK) > Version(newest[1]), "the fallback is what comes after the newest release"
 
 
 def test_requirements_have_no_upper_bounds() -> None:

@@ -45,6 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ray.shutdown()
 
 
+@pytest.mark.timeout(900)  # three processes import torch, one after another where there are two cores
 def test_rows_are_complete_and_right_though_a_worker_is_killed(
     cluster: Path, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

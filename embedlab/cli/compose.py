@@ -242,12 +242,17 @@ def _walk(node: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _print_help(config_name: str, usage: str, config: Any) -> None:
-    about = _leading_comment(_paths.conf_dir() / f"{config_name}.yaml")
+    about = leading_comment(_paths.conf_dir() / f"{config_name}.yaml")
     print("\n\n".join(part for part in (usage, about, "keys and their values:") if part))
     print("\n".join(f"  {line}".rstrip() for line in OmegaConf.to_yaml(config).splitlines()))
 
 
-def _leading_comment(file: Path) -> str:
+def leading_comment(file: Path) -> str:
+    """The comment at the top of a configuration file, without its signs.
+
+    Args:
+        file: of ``conf/``.
+    """
     lines = []
     for line in file.read_text("utf-8").splitlines():
         if not line.startswith("#"):

@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     of_ours = STARTER in os.environ
     end_with_starter()
     _encode(job, config)
-    if not of_ours:
+    if not of_ours and global_rank() == 0:
         _report(job, config)
     return 0
 
@@ -244,7 +244,6 @@ def _manifest(job: Job, config: dict[str, Any], configured: Configured, codes: C
         ranges=hashlib.sha256(codes.ranges.tobytes()).hexdigest() if codes.calibrated else None,
         suffix=job.suffix,
         empty=config["empty"],
-        column=None if job.texts.readers[0][0].columns is None else job.texts.readers[0][1],
         batch_size=config["batch_size"],
         chunk=config["chunk"],
         window=config["window"],

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from embedlab import files as _paths
 from embedlab.cli.compose import explained, known_keys, plain, readable
 from embedlab.cli.config_errors import no_flag
+from embedlab.cli.keys import KEYS, annotated
 from embedlab.errors import UserError
 from embedlab.run.run_folder import LOCK, check_free, owned
 
@@ -99,7 +101,11 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
     started: list[bool] = []
     job = _job(task, raised, started, sys.argv)
     try:
-        with _as_hydra_reads_it(arguments), ExitStack() as FreeFolder.until_the_end:
+        with (
+            _with_meanings(arguments),
+            _as_hydra_reads_it(arguments),
+            ExitStack() as FreeFolder.until_the_end,
+        ):
             hydra.main(str(_paths.conf_dir()), config_name, version_base="1.3")(job)()
     except Refusal as refusal:
         raise refusal.error from None
@@ -193,6 +199,21 @@ def _remove_if_unused(folder: Path) -> None:
     entries = list(folder.iterdir())
     if all(e.name in (".hydra", LOCK) or (e.suffix == ".log" and e.stat().st_size == 0) for e in entries):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _with_meanings(arguments: list[str]) -> Iterator[None]:
+    """Hydra's help with what each key means, which its template cannot say."""
+    if not {"-h", "--help"} & set(arguments):
+        yield
+        return
+    shown = io.StringIO()
+    try:
+        with redirect_stdout(shown):
+            yield
+    finally:
+        about, mark, config = shown.getvalue().partition(KEYS)
+        print(about + mark + annotated(config.strip("\n")) if mark else about)
 
 
 @contextmanager

@@ -5,13 +5,18 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from embedlab.cli.compose import Parser
 from embedlab.errors import UserError
 from embedlab.files import check_writable, write_whole
 from embedlab.run.run_folder import holds_run, owned
 from embedlab.run.sweep import RECORD as SWEEP
+
+if TYPE_CHECKING:
+    from embedlab.report.runs import Group
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,14 +47,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _report(options: Namespace, out: Path) -> None:
-    from embedlab.report.report import (
-        box_plot,
-        density_plot,
-        find_baseline,
-        headline,
-        make_report,
-        write_csv,
-    )
+    from embedlab.report.page import html_page
+    from embedlab.report.report import arms, csv_text, find_baseline, headline, make_report
     from embedlab.report.runs import find_runs, group_runs
 
     runs, unfinished = find_runs([Path(f) for f in options.folders])
@@ -57,17 +56,32 @@ def _report(options: Namespace, out: Path) -> None:
     groups = group_runs(runs)
     baseline = find_baseline(groups, options.baseline)
     metrics = list(dict.fromkeys(m.strip() for m in (options.metrics or "").split(",") if m.strip()))
-    report = make_report(groups, unfinished, baseline, options.metric, metrics, options.title)
-    print(report.markdown())
+    metric = options.metric or headline(groups)
+    report = make_report(groups, unfinished, baseline, metric, metrics, options.title)
+    listed = replace(report, caption="\n\n".join(filter(None, (arms(groups), report.caption))))
+    print(listed.markdown())
+    scores = csv_text(groups)
+    page = html_page(groups, report, metric, baseline, len(unfinished), scores)
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(groups, out / "report.csv")
-    written = ["report.md", "report.csv", "report.html", "report.tex"]
-    figures = {}
-    if box_plot(groups, options.metric or headline(groups), out / "report.png"):
-        figures["report.png"] = "scores by the swept numbers"
-    if density_plot(groups, out / "density.png"):
-        figures["density.png"] = "density of STS-B cosines by rating"
-    written += figures
-    for name, text in (("md", report.markdown()), ("tex", report.latex()), ("html", report.html(figures))):
-        write_whole(out / f"report.{name}", text)
+    for kind, text in (("md", listed.markdown()), ("csv", scores), ("html", page), ("tex", listed.latex())):
+        write_whole(out / f"report.{kind}", text)
+    written = ["report.md", "report.csv", "report.html", "report.tex", *_pictures(groups, metric, out)]
     print(f"Written to {out}: {', '.join(written)}")
+
+
+def _pictures(groups: Sequence[Group], metric: str, out: Path) -> list[str]:
+    """For papers: the figures of a sweep and of the cosines as files; gives their names."""
+    from embedlab.evaluation.core.figures import save_figure
+    from embedlab.report import figures
+    from embedlab.report.report import TITLES
+
+    written = []
+    with figures.drawing():
+        for name, figure in (
+            ("report.png", figures.boxes(groups, metric, TITLES.get(metric, metric))),
+            ("density.png", figures.densities(groups)),
+        ):
+            if figure is not None:
+                save_figure(figure, out / name)
+                written.append(name)
+    return written

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from embedlab.cli.compose import compose
+from embedlab.cli.keys import fields
 from embedlab.cli.permission import check_permission
 from embedlab.console import show_log
 from embedlab.errors import UserError
@@ -36,7 +37,11 @@ def main(argv: Sequence[str]) -> int:
     from embedlab.run.tuning import Space, TuneConfig, tune
 
     if {"-h", "--help"} & set(argv):
-        print(USAGE + "".join(f"  tune.{k}: {v}\n" for k, v in vars(TuneConfig()).items()), end="")
+        said = fields(TuneConfig.__module__, TuneConfig.__name__)
+        print(
+            USAGE + "".join(f"  tune.{k}: {v}\n      {said[k]}\n" for k, v in vars(TuneConfig()).items()),
+            end="",
+        )
         return 0
     import optuna  # noqa: F401 - missing, it is one line that names the extra
 

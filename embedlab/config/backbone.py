@@ -30,6 +30,7 @@ class BackboneConfig(Record):
         dropout: sets every hidden and every attention dropout probability; None: the checkpoint's own.
         trust_remote_code: run code that comes with the checkpoint.
         new_head: start a language-modelling head anew where one is needed and the checkpoint has none.
+        bidirectional: let a decoder look both ways (LLM2Vec): an encoder, whose weights have yet to learn that.
         fresh: architecture for ``fresh``: model_type, layers, width, heads, ffn, vocab_size, max_positions,
             tokenizer {type, lowercase}, and any key of the architecture's own Hugging Face configuration.
 
@@ -48,6 +49,7 @@ class BackboneConfig(Record):
     dropout: float | None = within(None, least=0, below=1)
     trust_remote_code: bool = False
     new_head: bool = False
+    bidirectional: bool = False
     fresh: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:

@@ -30,8 +30,11 @@ class DataConfig(Record):
         name: the kind of data: ``sentences`` (one a row; ``wikipedia`` is another name for it), ``pairs`` (anchor,
             positive), ``triplets`` (with n negatives), ``scored`` (two sentences and a score), ``labelled`` (a text and
             its label), ``nli`` (anchor, positive, negative) or ``parallel`` (source and target, in two languages).
-        hub: a data set of the Hugging Face hub; `hub_config` (a name or several), `split` and `revision` as
-            the hub has them; `hub_files` picks files of a repository that mixes several kinds.
+        hub: a data set of the Hugging Face hub.
+        hub_config: its configuration on the hub, a name or several.
+        hub_files: files of a repository that mixes several kinds.
+        split: of the hub's data set.
+        revision: of the hub's data set.
         files: a path, a glob or a list of them (.txt .csv .tsv .jsonl .parquet; text ones plain, .gz, .xz,
             .bz2). Of `files`, `hub` and `package` the first that is given is the source, so that files on a
             command line take the place of whatever an experiment names.
@@ -50,7 +53,8 @@ class DataConfig(Record):
             chosen by their place, and where it has one field that is no usual or chosen name.
         limit: rows to keep, from the first on.
         min_chars: shorter texts are dropped (and counted).
-        max_chars: longer texts are an error, or dropped or cut, as `overlong` says.
+        max_chars: longer texts are treated as `overlong` says.
+        overlong: a text above `max_chars` is an error, its row is dropped, or it is cut.
         duplicates: ``keep``, or ``drop`` a row whose texts all equal those of an earlier row.
         languages: parallel only: the language columns to use (None: all of them).
         pairs: parallel only: the pairs to use, as ``en-de`` (None: `pivot` with every other language).
@@ -58,6 +62,7 @@ class DataConfig(Record):
         pair_limit: parallel only: the most rows of one pair.
         pair_sample: parallel only: which rows of a pair stay under `pair_limit`: a seeded ``random`` sample,
             or the ``first``.
+        pair_seed: parallel only: of that sample.
         max_length: tokens; how it counts with a template is `embedlab.encoders.tokenization.Tokenization`'s business.
         batch_size: sentences (rows) of one optimiser step on one device.
         mega_batch: batches whose rows are sorted by length together before they are cut (1: purely random).
@@ -70,8 +75,11 @@ class DataConfig(Record):
         temperature: of that, at least 1: larger evens sets out.
         epoch_steps: steps of an epoch of ``sampling=temperature`` (None: as many as ``proportional`` has).
         pad_to_multiple: batches are padded to the longest row, rounded up to this.
+        drop_last: leave out the last, smaller batch of an epoch.
+        shuffle: rows in a new random order in each epoch.
         pack: packed sequences of this many tokens instead of one sentence a row, for masked_lm and causal_lm.
         processes: tokenising processes (None: as many as pay; 1: none beside this one, but the tokenizer's threads).
+        cache_dir: of the token caches; None: $EMBEDLAB_CACHE/tokens, by default ~/.cache/embedlab/tokens.
         report: print the data report.
 
     Raises:

@@ -18,15 +18,20 @@ class OptimizerConfig(Record):
     section = "optimizer"
 
     lr: float = within(3e-5, above=0)
+    """Learning rate, the highest of the schedule."""
     weight_decay: float = within(0.0, least=0)
+    """AdamW's, of the weights that decay_norms_and_biases says."""
     decay_norms_and_biases: bool | None = None
     """Whether weight decay also acts on norms and biases; None: as the method's release has it
     (`MethodConfig.decays_norms_and_biases`)."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's shares of the moving averages of the gradient and its square that an update keeps."""
     eps: float = within(1e-8, above=0)
+    """AdamW's constant in the denominator."""
     schedule: Schedule = "linear"
     """Of the learning rate after the warm-up: ``linear`` and ``cosine`` fall to 0 at the last step."""
     warmup_steps: int = within(0, least=0)
+    """Updates in which the learning rate rises from 0."""
     clip: float | None = within(1.0, above=0)
     """Largest norm of the whole gradient; None does not clip."""
     accumulate: int = within(1, least=1)

@@ -20,7 +20,8 @@ Step = Literal["auto", "eager", "compile", "graph"]
 
 SAME_RECIPE = frozenset(
     ("ckpt_path", "logger", "callbacks", "stages_dir", "evaluation.before", "evaluation.final", "evaluation.last",
-     "evaluation.sts_dir", "evaluation.dev", "data.report", "data.processes", "data.cache_dir")
+     "evaluation.sts_dir", "evaluation.dev", "data.report", "data.processes", "data.cache_dir",
+     "trainer.log_every_n_steps")
 )  # fmt: skip
 """Sections and keys that make no other recipe: how a run is watched, and where its files are."""
 

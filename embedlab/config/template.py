@@ -31,7 +31,7 @@ class Template(Record):
     Sentences are concatenated, never format-substituted: braces in them are text.
 
     Args:
-        text: the template.
+        text: the template; None: the sentence alone.
         join: ``ids``: what stands before the sentence, the sentence and what stands after it are tokenised
             apart and their ids concatenated (PromptBERT). ``text``: the strings are concatenated, with the
             sentence cut to its limit, and tokenised as a whole (CSE-SFP, PromptEOL).

@@ -18,14 +18,21 @@ class TrainerConfig(Record):
     section = "trainer"
 
     accelerator: Literal["auto", "cpu", "cuda", "gpu", "mps"] = "auto"
+    """``auto``: the best that the machine has."""
     devices: int | str | tuple[int, ...] = 1
+    """How many, ``auto`` for all, or their numbers in a list."""
     num_nodes: int = within(1, least=1)
+    """Machines."""
     strategy: str = "auto"
+    """Lightning's name of how several devices work together: ``ddp``, or FSDP2 by ``trainer=fsdp``."""
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"] = "auto"
     """``auto``: bf16-mixed on a CUDA device that has it, else 32-true."""
     max_epochs: int = within(1, least=1)
+    """Passes over the data at most."""
     max_steps: int = -1
+    """Updates at most; -1: as many as the epochs give."""
     log_every_n_steps: int = within(50, least=1)
+    """Steps between two rows of metrics.csv."""
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -60,8 +67,11 @@ class LoggerConfig(Record):
     section = "logger"
 
     csv: bool = True
+    """metrics.csv in the run's folder."""
     tensorboard: bool = False
+    """Event files for TensorBoard in the run's folder."""
     wandb: dict[str, Any] | None = None
+    """Arguments of `wandb.init` (logger=wandb has them); null: not used."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +79,11 @@ class CheckpointConfig(Record):
     section = "callbacks.checkpoint"
 
     every_minutes: float | None = within(5.0, above=0)
+    """Minutes between two checkpoints; null: not by the clock."""
     every_steps: int | None = within(None, least=1)
+    """Updates between two checkpoints; null: not by count."""
     at_end: bool = True
+    """Whether a run that ends writes last.ckpt, so that more steps can follow."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +112,7 @@ class ScoringConfig(Record):
     every: int = within(125, least=1)
     final: tuple[str, ...] = ("lee", "sts")
     before: bool = True
+    """Whether the encoder is scored before training too, for the table of before and after."""
     last: bool = False
     """Whether the last weights are scored beside the selected ones."""
 

@@ -53,6 +53,7 @@ class BEPAConfig(AlignmentConfig):
     mlm_pack: Literal["mono", "bi"] = "mono"
     """``mono``: each sentence alone, an exact 15 % masked. ``bi``: both in one row, each token masked by chance."""
     mlm_prob: float = 0.15
+    """Share of the tokens that are masked."""
     align_input: Literal["separate_clean", "packed_masked", "packed_blockmask"] = "separate_clean"
     """What the alignment vectors are of: each sentence alone and unmasked; the packed row with the other side masked
     (the authors' first design, which collapsed); the packed row with the other side out of sight."""

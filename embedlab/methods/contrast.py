@@ -93,6 +93,7 @@ class ContrastConfig(MethodConfig):
     """Whether a step may have some of Matryoshka's dims only."""
 
     tau: float = 0.05
+    """Temperature: cosines are divided by it."""
     mask_duplicates: bool = True
     """A candidate with the anchor's or its positive's text is no negative; False as released."""
     gather_negatives: bool = True
@@ -105,6 +106,11 @@ class ContrastConfig(MethodConfig):
         return True
 
     @property
+    def nests(self) -> bool:
+        """Whether its contrast is that of `contrast` and its like, which Matryoshka's dims cut."""
+        return True
+
+    @property
     def in_batch(self) -> InBatch:
         return InBatch(self.gather_negatives, self.mask_duplicates)
 
@@ -113,6 +119,11 @@ class ContrastConfig(MethodConfig):
             raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
         if run.data.pack is not None:
             raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
+        if self.matryoshka.dims is not None and not self.nests:
+            raise UserError(
+                f"the loss of method={self.name} here is of whole vectors alone", key="method.matryoshka.dims",
+                value=list(self.matryoshka.dims), fix="null, or a method with an in-batch contrast",
+            )  # fmt: skip
         if self.matryoshka.dims_per_step != -1 and not self.draws_dims:
             raise UserError(
                 f"method={self.name} has all dims in every step", key="method.matryoshka.dims_per_step",

@@ -24,6 +24,7 @@ class EnsembleConfig(MethodConfig):
     first: str | None = None
     """What `embedlab.load` takes; a twin counts as its sum."""
     second: str | None = None
+    """The other encoder: a run folder or an encoder folder."""
     pooling: str | None = None
     """Read both by this pooling, which has no weights (``cls``), as a plain model says nothing of its own. None: by
     their own."""

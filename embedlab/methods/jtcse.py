@@ -76,6 +76,7 @@ class JTCSEConfig(ContrastConfig):
     tower1: str | None = None
     """Stage-1 checkpoint of a tower: an encoder folder or a run's folder. None: the backbone itself."""
     tower2: str | None = None
+    """The other tower's stage-1 encoder or run."""
     terms: tuple[str, ...] = TERMS
     """``nce``: X(u, u) + X(v, v). ``cross``: X(u, v), of the main streams. ``side``: X(s, t), of the side
     streams. ``ictm``: the modulus constraint. None at all: the towers' sum is scored and exported as it is."""
@@ -86,12 +87,15 @@ class JTCSEConfig(ContrastConfig):
     wiring: Literal["side", "instream"] = "side"
     """``instream``: the exchange replaces the layers of the main streams while training."""
     route: Route = "query_owner"
+    """Who goes on with an exchanged stream: the tower of its queries or that of its values."""
     tmc_scale: float = 0.5
     """1/2 as released; 1 in TNCSE's printed formula."""
     tmc_use: Literal["pooler", "last_hidden"] = "pooler"
     """Whose modulus: of the pooler's output (dense + tanh), or of the sentence vector itself."""
     clamp: Clamp = "range"
+    """``range``: the cosine of the modulus constraint in [floor, 1]; ``official``: floor in place of negative ones."""
     floor: float = FLOOR
+    """The least cosine in the modulus constraint."""
     pooler: Literal["auto", "new"] = "auto"
     """``auto``: the checkpoint's, a new one where it has none."""
     pooler_seeds: tuple[int, int] = (1000, 2000)

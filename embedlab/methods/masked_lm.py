@@ -39,6 +39,7 @@ class MaskedLMConfig(MethodConfig):
     probability: float = 0.15
     """Share of tokens to predict; of them 80 % masked, 10 % replaced, 10 % kept."""
     rule: Rule = "bernoulli"
+    """``bernoulli``: each token by itself; ``exact``: a fixed number of each row."""
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         check_masking("probability", self.probability, info, run)

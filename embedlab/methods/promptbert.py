@@ -47,6 +47,7 @@ class PromptBERTConfig(ContrastConfig):
     mlp: Literal["train", "none"] = "train"
     """``train``: Linear + tanh after the subtraction, in training only."""
     hard_negative_weight: float = 0.0
+    """Added to the logit of a sentence's own hard negative."""
     eval_text: Preparation = "stopped"
     """Text to encode after training: ``stopped`` ends it with a full stop, as released for the final test; ``raw`` as
     it is. Training text is always as it is."""

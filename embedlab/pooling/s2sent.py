@@ -52,6 +52,7 @@ class S2SentConfig(BlocksConfig):
     """Factor on what the gate sees; 6 gives the released code's scale."""
     act: Literal["tanh", "relu"] = "tanh"
     bias: bool = True
+    """Whether the gate's two layers have biases."""
     bn: bool = False
     """Batch norm before the sigmoid, as in the released code."""
     block_norm: Literal["softmax", "global_exp"] = "softmax"

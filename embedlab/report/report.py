@@ -1,25 +1,21 @@
-"""One table of finished runs: mean ± SD over seeds, paired differences to a baseline, and a box plot of a sweep."""
+"""One table of finished runs: mean ± SD over seeds, paired differences to a baseline, and the verdict in words."""
 
 from __future__ import annotations
 
 import csv
 import difflib
-import logging
+import io
 import math
 import re
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from embedlab.errors import UserError, printable
-from embedlab.evaluation.core.ratings import read
 from embedlab.evaluation.core.table import HEADLINES, LABELS, Table, mean_and_sd
-from embedlab.files import whole_file
 from embedlab.report.paired import Difference, paired_difference, relation_to_sts
 from embedlab.report.runs import Group, Unfinished
 
-log = logging.getLogger(__name__)
 TITLES = {f"{task}/spearman": label for task, label in LABELS.items()} | {
     "sts7/spearman": "Avg. 7",
     "dev/spearman": "STS-B dev",
@@ -68,7 +64,7 @@ def find_baseline(groups: Sequence[Group], name: str | None) -> Group | None:
 
     Args:
         groups: to choose from.
-        name: a label, settings ``key=value`` in any order, or a part of a label; None: no baseline.
+        name: of an arm, a label, settings ``key=value`` in any order, or a part of a label; None: no baseline.
 
     Returns: the group; None without a name.
 
@@ -77,11 +73,11 @@ def find_baseline(groups: Sequence[Group], name: str | None) -> Group | None:
     """
     if name is None:
         return None
-    found = [g for g in groups if g.label == name]
+    found = [g for g in groups if name in (g.name, g.label)]
     found = found or [g for g in groups if _settings(name) <= _settings(g.label)]
-    found = found or [g for g in groups if name in g.label]
+    found = found or [g for g in groups if name in g.name or name in g.label]
     if len(found) != 1:
-        labels = "; ".join(g.label for g in groups)
+        labels = "; ".join(g.name for g in groups)
         what = "no recipe" if not found else f"{len(found)} recipes"
         raise UserError(f"{what} by this name", key="baseline", value=name, fix=f"one of: {labels}")
     return found[0]
@@ -139,21 +135,75 @@ def make_report(
     shown = list(metrics or shown_metrics(groups) or [by])
     if by not in shown:
         shown.append(by)
-    ordered = sorted(
-        groups, key=lambda g: -statistics.fmean(g.values(by).values()) if g.values(by) else math.inf
-    )
+    ordered = best_first(groups, by)
     columns = ["recipe", "n", *(TITLES.get(m, m) for m in shown)]
     if baseline is not None:
         columns += [f"Δ {TITLES.get(by, by)} [95 % CI]", "detectable Δ", "verdict"]
     rows = []
     for group in ordered:
         n = len(group.runs)
-        row = [group.label, f"n={n}", *(_cell(group, m) for m in shown)]
+        row = [group.name, f"n={n}", *(_cell(group, m) for m in shown)]
         if baseline is not None:
             row += _difference_cells(group, baseline, by)
         rows.append(tuple(row))
     remarks = _remarks(groups, unfinished, baseline)
     return Table(title, tuple(columns), tuple(rows), "\n\n".join(remarks))
+
+
+def best_first(groups: Sequence[Group], metric: str) -> list[Group]:
+    """By the mean of the score; those without it come last."""
+    return sorted(
+        groups, key=lambda g: -statistics.fmean(g.values(metric).values()) if g.values(metric) else math.inf
+    )
+
+
+def verdict(groups: Sequence[Group], metric: str, baseline: Group | None, unfinished: int) -> list[str]:
+    """What the runs say, in sentences; the first is the answer.
+
+    Args:
+        groups: of the table.
+        metric: by which they are compared.
+        baseline: the group that the others are compared with; None: the best two are compared.
+        unfinished: trials without scores.
+    """
+    label = TITLES.get(metric, metric)
+    best, *others = (g for g in best_first(groups, metric) if g.values(metric))
+    found = [f"{best.name} is highest on {label}: {_cell(best, metric)} (n={len(best.values(metric))})."]
+    if baseline is not None:
+        against = {g.name: g.values(metric) for g in groups if g is not baseline and g.values(metric)}
+        differences = {n: paired_difference(v, baseline.values(metric)) for n, v in against.items()}
+        for word in ("better", "worse", "not resolved"):
+            if names := [n for n, d in differences.items() if d is not None and d.verdict == word]:
+                found.append(f"Against {baseline.name}, {len(names)} {word}: {_named(names)}.")
+    elif others:
+        second = others[0]
+        difference = paired_difference(best.values(metric), second.values(metric))
+        if difference is None:
+            found.append(f"It shares no seed with the next, {second.name}.")
+        else:
+            word = "not resolved" if difference.verdict == "not resolved" else "resolved"
+            found.append(f"Ahead of the next, {second.name}, by {difference.text()}: {word}.")
+            if difference.n > 1:
+                found.append(
+                    f"So many seeds would have shown a difference of {difference.detectable:.2f} in four of five "
+                    "experiments."
+                )
+    if any(len(g.values(metric)) == 1 for g in groups):
+        found.append("A recipe with a single seed resolves nothing.")
+    if unfinished:
+        found.append(f"{unfinished} trials have no scores; they are named below.")
+    return found
+
+
+def arms(groups: Sequence[Group]) -> str:
+    """The settings behind the names of the arms, for a page that does not show them otherwise; "" without arms."""
+    named = [f"{g.arm}: {g.label}" for g in groups if g.arm]
+    return f"Recipes: {'; '.join(named)}." if named else ""
+
+
+def _named(names: Sequence[str], most: int = 3) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _remarks(groups: Sequence[Group], unfinished: Sequence[Unfinished], baseline: Group | None) -> list[str]:
@@ -163,7 +213,7 @@ def _remarks(groups: Sequence[Group], unfinished: Sequence[Unfinished], baseline
         remarks.append("n=1: a single seed. Unsupervised SimCSE spreads by 0.8 points (SD) over seeds.")
     if baseline is not None:
         remarks.append(
-            f"Δ: paired by seed against «{baseline.label}». Detectable Δ: the smallest true difference that this n "
+            f"Δ: paired by seed against «{baseline.name}». Detectable Δ: the smallest true difference that this n "
             "would have shown in four of five experiments."
         )
     # UserError: too few runs have both scores.
@@ -206,29 +256,23 @@ def _difference_cells(group: Group, baseline: Group, metric: str) -> list[str]:
     return [found.text(), f"{found.detectable:.2f}", found.verdict]
 
 
-def write_csv(groups: Sequence[Group], path: Path) -> None:
+def csv_text(groups: Sequence[Group]) -> str:
     """Every score of every run, one row a run: the data behind the table.
 
     Args:
         groups: of the table.
-        path: of the file, which is put in place whole.
     """
     metrics = sorted({k for g in groups for r in g.runs for k in r.scores})
     settings = sorted({k for g in groups for k in g.varied})
-    with whole_file(path) as new, new.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["recipe", "seed", "folder", *map(csv_cell, (*settings, *metrics))])
-        for group in groups:
-            for run in group.runs:
-                scores = [run.scores.get(m, "") for m in metrics]
-                row = [
-                    group.label,
-                    run.seed,
-                    str(run.folder),
-                    *(group.varied.get(k, "") for k in settings),
-                    *scores,
-                ]
-                writer.writerow(map(csv_cell, row))
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(["recipe", "seed", "folder", *map(csv_cell, (*settings, *metrics))])
+    for group in groups:
+        for run in group.runs:
+            scores = [run.scores.get(m, "") for m in metrics]
+            varied = [group.varied.get(k, "") for k in settings]
+            writer.writerow(map(csv_cell, [group.name, run.seed, str(run.folder), *varied, *scores]))
+    return file.getvalue()
 
 
 def csv_cell(value: object) -> object:
@@ -237,94 +281,3 @@ def csv_cell(value: object) -> object:
         return "" if value != value else value
     text = printable(str(value))
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
-
-
-def swept_numbers(groups: Sequence[Group]) -> list[str]:
-    """Keys that a sweep varied over numbers: what a box plot has on its axis.
-
-    Args:
-        groups: of the sweep.
-
-    Returns: dotted keys, such as ``pooling.n``, for which every group has a number and not all the same.
-    """
-    keys = sorted({k for g in groups for k in g.varied})
-    return [
-        k
-        for k in keys
-        if all(
-            isinstance(g.varied.get(k), (int, float)) and not isinstance(g.varied[k], bool) for g in groups
-        )
-        and len({g.varied[k] for g in groups}) > 1
-    ]
-
-
-def _plain(label: str) -> str:
-    """A label in which matplotlib reads no formula."""
-    return printable(label).replace("$", r"\$")
-
-
-def density_plot(groups: Sequence[Group], path: Path) -> bool:
-    """Density of STS-B test's cosines by rating (S2Sent, figure 8), a panel a recipe (its first seed).
-
-    Args:
-        groups: of the table.
-        path: of the picture, in the format of its suffix.
-
-    Returns: whether it was drawn; False: no recipe was scored by ``suite=geometry``.
-    """
-    found = []
-    for group in groups:
-        lines = group.runs[0].protocol.get("geometry", {}).get("cosines_by_rating")
-        if lines:
-            try:
-                found.append((group.label, {_plain(name): cosines for name, cosines in read(lines).items()}))
-            except ValueError as error:
-                log.warning("No density of %s: %s", printable(group.label), error)
-    if not found:
-        return False
-    from embedlab.evaluation.core import figures
-
-    figure, panels = figures.grid(len(found), 3, 4.4, sharex=True)
-    for panel, (label, cosines) in zip(panels, found, strict=True):
-        figures.cosine_density(cosines, f"{_plain(label)}\n", panel)
-        panel.title.set_fontsize("small")
-    figure.tight_layout()
-    figures.save_figure(figure, path)
-    return True
-
-
-def box_plot(groups: Sequence[Group], metric: str, path: Path) -> bool:
-    """A panel for each swept number: the scores of all runs with each of its values.
-
-    Args:
-        groups: of a sweep.
-        metric: the score to draw (x 100 for correlations).
-        path: of the picture, in the format of its suffix.
-
-    Returns: whether it was drawn; False: nothing was swept over numbers.
-    """
-    keys = swept_numbers(groups)
-    if not keys:
-        return False
-    from embedlab.evaluation.core import figures
-
-    figure, panels = figures.grid(len(keys), len(keys), 4, sharey=True)
-    for axis, key in zip(panels, keys, strict=True):
-        levels = sorted({g.varied[key] for g in groups})
-        data = [
-            [v for g in groups if g.varied[key] == level for v in g.values(metric).values()]
-            for level in levels
-        ]
-        axis.boxplot(data, medianprops={"color": "black"})
-        axis.set_xticks(range(1, len(levels) + 1), [f"{x:g}" for x in levels])
-        for at, values in enumerate(data, 1):
-            axis.plot([at] * len(values), values, "o", color="0.4", markersize=3, markerfacecolor="none")
-        axis.set_xlabel(_plain(key))
-    panels[0].set_ylabel(
-        _plain(TITLES.get(metric, metric)) + (" x 100" if metric.endswith("spearman") else "")
-    )
-    runs = sum(len(g.values(metric)) for g in groups)
-    figure.suptitle(f"{len(groups)} recipes, {runs} runs; a point is a run", fontsize="small")
-    figure.tight_layout()
-    figures.save_figure(figure, path)
-    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from embedlab.evaluation import suite_names
 from embedlab.evaluation.core.protocol import read_scores
 
 log = logging.getLogger(__name__)
+_SEED = re.compile(r"[-_.]?(?:seed)?\d+$")
 # arms, recipe, recipes: tables of an experiment, in which its arms are looked up; what was found there is in the
 # sections.
 _SAME_RECIPE = SAME_RECIPE | {"seed", "arms", "recipe", "recipes"}
@@ -52,11 +54,24 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one recipe, which differ in the seed alone; ``varied`` is what sets the recipe off from the others."""
+    """Runs of one recipe, which differ in the seed alone.
+
+    Args:
+        label: the settings that set the recipe off from the others, in the words of a command line.
+        varied: the same by key.
+        runs: of the recipe, a seed each.
+        arm: what an experiment, or whoever named the folders, calls it; "": nothing.
+    """
 
     label: str
     varied: Mapping[str, Any]
     runs: tuple[Run, ...]
+    arm: str = ""
+
+    @property
+    def name(self) -> str:
+        """What tables and figures call the recipe."""
+        return self.arm or self.label
 
     def values(self, metric: str) -> dict[int, float]:
         """A score of every run that has it.
@@ -227,16 +242,35 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
         label = label or str((first.config.get("method") or {}).get("name", "run"))
         result.append(Group(label, shown, tuple(run for _, run in members.values())))
     labels = [g.label for g in result]
-    return [
-        g if labels.count(g.label) == 1 else replace(g, label=f"{g.label} ({g.runs[0].folder})")
+    common = os.path.commonpath([run.folder for run in runs]) if runs else ""
+    result = [
+        g
+        if labels.count(g.label) == 1
+        else replace(g, label=f"{g.label} ({os.path.relpath(g.runs[0].folder, common)})")
         for g in result
     ]
+    # A sweep's own settings are shorter and truer than the names of its folders.
+    return result if any(changes.values()) else _with_arms(result)
+
+
+def _with_arms(groups: Sequence[Group]) -> list[Group]:
+    """The groups with the names of their arms, where all have one of their own: the experiment's (``arm=``), or what is
+    the same in the names of the folders of all seeds (``mean-0``, ``mean-1``)."""
+    found = []
+    for group in groups:
+        named = {str(run.config.get("arm") or _SEED.sub("", run.folder.name)) for run in group.runs}
+        found.append(named.pop() if len(named) == 1 else "")
+    own = len(set(found)) == len(found) > 1 and not any(name.isdecimal() or not name for name in found)
+    return [replace(g, arm=name) for g, name in zip(groups, found, strict=True)] if own else list(groups)
 
 
 def _recipe(run: Run) -> dict[str, Any]:
     """What makes the recipe of a run, by dotted keys. Neither the seed does, nor the seed in the path of another run
     that the method begins with (a tower, a teacher)."""
     settings = _flatten({k: v for k, v in run.config.items() if k not in _SAME_RECIPE})
+    scoring = run.config.get("evaluation") or {}
+    if scoring.get("select") in ("last", "loss") or scoring.get("sts_dir") is None:
+        settings.pop("evaluation.every", None)  # scorings that select nothing
     of_seed = re.compile(rf"(?:(?<=seed)|(?<=[-_=/])){run.seed}(?=/|$)")
     return {
         key: of_seed.sub("SEED", value)

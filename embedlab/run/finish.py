@@ -199,7 +199,7 @@ class FinalEvaluation:
             except UserError as error:
                 log.warning("No table of before and after: %s", error)
                 before = {}
-            lee = "Lee: 95 % bootstrap interval over documents. " if "lee/spearman" in scores else ""
+            lee = "[ ]: 95 % bootstrap interval over documents. " if "lee/spearman" in scores else ""
             caption = f"{lee}One seed: n=1."
             if before:
                 before_after_table([before], [scores], final_metrics(), title, caption).print()

@@ -22,7 +22,6 @@ MAY_CHANGE = SAME_RECIPE | {
     "trainer.devices",
     "trainer.num_nodes",
     "trainer.deterministic",
-    "trainer.log_every_n_steps",
     "evaluation.every",
     "step",
     "unpad",

@@ -1,4 +1,4 @@
-"""Figures, readable in black and white: lines and hatches tell series apart, not colours."""
+"""Figures in colours that the colour-blind tell apart; lines, marks and hatches do the same in black and white."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from embedlab.files import whole_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555b61", "#332288")
+"""Okabe and Ito's colours without yellow and black, which white and dark pages swallow; a grey and an indigo more."""
 _LINES = ("-", "--", "-.", ":", (0, (1, 1)), (0, (5, 1)))
 _MARKS = "os^Dvx*P<>hp+"
 _HATCHES = ("", "//", "..", "xx", "\\\\", "++")
@@ -32,12 +34,33 @@ def _axes(axes: Axes | None) -> Axes:
     return plt.subplots(figsize=(5, 3.2))[1] if axes is None else axes
 
 
-def _lines(axes: Axes, series: Mapping[str, tuple[Any, Any]], marks: str = " ") -> Axes:
+def color(i: int) -> str:
+    """Of the i-th series."""
+    return PALETTE[i % len(PALETTE)]
+
+
+def mark(i: int) -> str:
+    """Of the i-th series."""
+    return _MARKS[i % len(_MARKS)]
+
+
+def line(i: int) -> dict[str, Any]:
+    """Colour and line style of the i-th series."""
+    return {"color": color(i), "linestyle": _LINES[i % len(_LINES)]}
+
+
+def legend(axes: Axes, **options: Any) -> None:
+    """Beside the axes, where it covers nothing."""
+    if axes.get_legend_handles_labels()[0]:
+        beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
+        axes.legend(fontsize=8, frameon=False, **beside, **options)
+
+
+def _lines(axes: Axes, series: Mapping[str, tuple[Any, Any]], marked: bool = False) -> Axes:
     """A line for each name: its x and y."""
     for i, (name, (x, y)) in enumerate(series.items()):
-        style: dict[str, Any] = {"linestyle": _LINES[i % len(_LINES)], "marker": marks[i % len(marks)]}
-        axes.plot(x, y, color="k", label=name, **style)
-    axes.legend(fontsize=8)
+        axes.plot(x, y, marker=mark(i) if marked else "", markersize=4, label=name, **line(i))
+    legend(axes)
     return axes
 
 
@@ -58,17 +81,22 @@ def grid(panels: int, across: int, width: float, **shared: Any) -> tuple[Figure,
 def cosine_density(
     groups: Mapping[str, NDArray[np.float64]], title: str = "", axes: Axes | None = None
 ) -> Axes:
-    """Density of the cosines of each rating group (S2Sent, figure 8), with the separation in the title."""
+    """Density of the cosines of each rating group (S2Sent, figure 8), over the cosines that there are; the title has
+    their separation."""
     from scipy.stats import gaussian_kde
 
     axes = _axes(axes)
-    x = np.linspace(-0.2, 1.0, 300)
+    shown = {name: v for name, v in groups.items() if len(v) > 2 and np.ptp(v) > 1e-6}
+    if shown:
+        every = np.concatenate(list(shown.values()))
+        margin = 0.08 * np.ptp(every)
+        x = np.linspace(every.min() - margin, every.max() + margin, 300)
+        axes.set_xlim(x[0], x[-1])
     for i, (name, values) in enumerate(groups.items()):
-        if len(values) > 2 and np.ptp(values) > 1e-6:
-            style: dict[str, Any] = {"linestyle": _LINES[i % len(_LINES)], "color": str(0.12 * i)}
-            axes.plot(x, gaussian_kde(values)(x), label=name, **style)
+        if name in shown:
+            axes.plot(x, gaussian_kde(values)(x), label=name, **line(i))
     axes.set(xlabel="cosine", ylabel="density", title=f"{title} separation {separation(groups):.2f}".strip())
-    axes.legend(title="rating", fontsize=8)
+    legend(axes, title="rating")
     return axes
 
 
@@ -83,25 +111,33 @@ def alignment_uniformity(points: Mapping[str, tuple[float, float]], axes: Axes |
     """The plane of Wang and Isola: name -> (alignment, uniformity); lower is better on both."""
     axes = _axes(axes)
     for i, (name, (align, uniform)) in enumerate(points.items()):
-        axes.plot(uniform, align, _MARKS[i % len(_MARKS)], color="k", markerfacecolor="none", label=name)
-    axes.set(xlabel="uniformity", ylabel="alignment")
-    axes.legend(fontsize=8)
+        axes.plot(uniform, align, mark(i), color=color(i), label=name)
+    axes.set(xlabel="uniformity (lower: vectors spread out)", ylabel="alignment (lower: pairs close)")
+    legend(axes)
     return axes
 
 
-def task_bars(scores: Mapping[str, Mapping[str, float]], axes: Axes | None = None) -> Axes:
-    """A group of bars a task: name of the encoder -> task -> score."""
+def task_bars(
+    scores: Mapping[str, Mapping[str, float]],
+    axes: Axes | None = None,
+    spread: Mapping[str, Mapping[str, float]] | None = None,
+) -> Axes:
+    """A group of bars a task: name of the encoder -> task -> score, and -> standard deviation where there is one."""
     axes = _axes(axes)
     tasks = list(dict.fromkeys(t for series in scores.values() for t in series))
     width = 0.8 / max(1, len(scores))
     for i, (name, series) in enumerate(scores.items()):
         at = np.arange(len(tasks)) + (i - (len(scores) - 1) / 2) * width
         heights = [series.get(t, np.nan) for t in tasks]
+        hatch = _HATCHES[i % len(_HATCHES)]
         axes.bar(
-            at, heights, width, label=name, color="white", edgecolor="k", hatch=_HATCHES[i % len(_HATCHES)]
+            at, heights, width, label=name, color=color(i), edgecolor="white", linewidth=0.4, hatch=hatch
         )
+        if spread and (deviation := spread.get(name)):
+            error = [deviation.get(t, np.nan) for t in tasks]
+            axes.errorbar(at, heights, error, fmt="none", ecolor=axes.xaxis.label.get_color(), elinewidth=0.8)
     axes.set_xticks(range(len(tasks)), tasks, rotation=30, ha="right")
-    axes.legend(fontsize=8)
+    legend(axes)
     return axes
 
 
@@ -109,7 +145,7 @@ def layer_line(scores: Mapping[str, Sequence[float]], axes: Axes | None = None) 
     """Score by layer, 0 being the embeddings: name -> one score a layer."""
     axes = _axes(axes)
     axes.set(xlabel="layer", ylabel="Spearman x100")
-    return _lines(axes, {name: (range(len(s)), s) for name, s in scores.items()}, _MARKS)
+    return _lines(axes, {name: (range(len(s)), s) for name, s in scores.items()}, marked=True)
 
 
 def scatter(points: NDArray[np.float64], labels: Sequence[str], axes: Axes | None = None) -> Axes:
@@ -117,17 +153,16 @@ def scatter(points: NDArray[np.float64], labels: Sequence[str], axes: Axes | Non
     axes = _axes(axes)
     for i, name in enumerate(dict.fromkeys(labels)):
         chosen = np.array([label == name for label in labels])
-        axes.plot(*points[chosen].T, _MARKS[i % len(_MARKS)], markersize=4, color=str(0.7 * (i % 4) / 4),
-                  markerfacecolor="none", label=name)  # fmt: skip
+        axes.plot(*points[chosen].T, mark(i), markersize=4, color=color(i), alpha=0.8, label=name)
     axes.set(xticks=[], yticks=[])
-    axes.legend(fontsize=7, ncols=2)
+    legend(axes)
     return axes
 
 
 def weight_map(weights: NDArray[np.float64], axes: Axes | None = None) -> Axes:
     """Weights of S2Sent's blocks by feature, ``[N, D]``: rows are blocks, the oldest on top; 1 / N is even."""
     axes = _axes(axes)
-    image = axes.imshow(weights, aspect="auto", cmap="gray", interpolation="nearest")
+    image = axes.imshow(weights, aspect="auto", cmap="cividis", interpolation="nearest")
     axes.set(xlabel="feature", ylabel="block", yticks=range(len(weights)))
     axes.figure.colorbar(image, ax=axes, label="weight")
     return axes
@@ -237,19 +272,20 @@ def profile_figure(runs: Mapping[str, Scores]) -> Figure:
     """
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     energy, mass, kinds = figure.subplots(1, 3)
-    for name, scores in runs.items():
+    for i, (name, scores) in enumerate(runs.items()):
         layers = range(1, len(by_layer(scores, "E1")) + 1)
-        energy.plot(layers, by_layer(scores, "E1"), marker="o", markersize=3, label=name)
-        (line,) = mass.plot(layers, by_layer(scores, "A_CLS"), marker="o", markersize=3, label=name)
+        style: dict[str, Any] = {"marker": mark(i), "markersize": 3, "label": name, **line(i)}
+        energy.plot(layers, by_layer(scores, "E1"), **style)
+        mass.plot(layers, by_layer(scores, "A_CLS"), **style)
         excess = [a - d for a, d in zip(by_layer(scores, "A_CLS"), by_layer(scores, "deficit"), strict=True)]
-        mass.plot(layers, excess, linestyle=":", linewidth=1, color=line.get_color())
+        mass.plot(layers, excess, linestyle=":", linewidth=1, color=color(i))
     energy.axhline(1.0, color="grey", linewidth=0.8, linestyle=":")
     energy.set(title="CLS energy E1 (1: as the other tokens)", xlabel="layer")
     mass.set(title="attention received by CLS (dotted: 1 / n)", xlabel="layer", ylim=(0, None))
     name, scores = next(reversed(list(runs.items())))
     labels = ("CLS", "SEP", "punct", "other")
     values = [by_layer(scores, f"A_{kind}") for kind in labels]
-    kinds.stackplot(range(1, len(values[0]) + 1), *values, labels=labels)
+    kinds.stackplot(range(1, len(values[0]) + 1), *values, labels=labels, colors=PALETTE)
     kinds.set(title=f"attention by kind of token: {name}", xlabel="layer", ylim=(0, 1))
     for axes in (energy, kinds):
         axes.legend(fontsize=8)

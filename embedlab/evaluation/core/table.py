@@ -1,4 +1,4 @@
-"""Score tables for the terminal (Rich), Markdown, HTML and LaTeX, from the same rows.
+"""Score tables for the terminal (Rich), Markdown and LaTeX, from the same rows.
 
 A mean without its number of seeds is no result, so a table of scores cannot be built without one: it always
 says n.
@@ -6,7 +6,6 @@ says n.
 
 from __future__ import annotations
 
-import html
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -115,22 +114,6 @@ class Table:
         notes = [markdown_text(note) for note in self.caption.split("\n\n") if note]
         parts = [f"**{markdown_text(self.title)}**", "\n".join(lines), *notes]
         return "\n\n".join(parts) + "\n"
-
-    def html(self, figures: Mapping[str, str] | None = None) -> str:
-        """A page of its own; ``figures``: pictures below the table, each with what it shows."""
-
-        def row(cells: Sequence[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-        title = html.escape(self.title)
-        rows = "\n".join([row(self.columns, "th"), *(row(cells, "td") for cells in self.rows)])
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.caption.split("\n\n") if note)
-        pictures = "".join(
-            f"<img src={html.escape(name)} alt='{html.escape(shows)}'>\n"
-            for name, shows in (figures or {}).items()
-        )
-        head = f"<!doctype html><meta charset=utf-8><title>{title}</title>"
-        return f"{head}\n<table border=1><caption>{title}</caption>\n{rows}\n</table>\n{notes}\n{pictures}"
 
     def latex(self) -> str:
         """A tabular environment; title and caption are comments."""

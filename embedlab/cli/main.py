@@ -26,6 +26,7 @@ COMMANDS = {
     "benchmark": "measure how long an encoder takes, in torch and ONNX",
     "report": "gather the scores of finished runs in one table",
     "search": "index a file of sentences, and find those nearest to a text",
+    "contamination": "count what training text holds of evaluation sets",
     "tune": "search over configurations, with pruning (Optuna)",
     "fit": "train from one file with LightningCLI (--config FILE)",
     "validate": "score the dev set of a LightningCLI run",
@@ -107,6 +108,8 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
             from embedlab.cli.report import main
         case "search":
             from embedlab.cli.search import main
+        case "contamination":
+            from embedlab.cli.contamination import main
         case "tune":
             from embedlab.cli.tune import main
         case "worker":

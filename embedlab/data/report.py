@@ -67,6 +67,7 @@ class Tally:
             "read": writer.n_rows + stream.dropped.total(),
             "rows": writer.n_rows,
             "dropped": dict(stream.dropped),
+            **stream.decontaminated(),
             "duplicates": count_duplicates(hashes),
             "duplicate_texts": {
                 role: count_duplicates([part]) for role, part in zip(stream.roles, hashes, strict=True)

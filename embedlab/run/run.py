@@ -61,7 +61,7 @@ from embedlab.run.check import (
     resolved_step,
 )
 from embedlab.run.dev import early_stopping, load_dev
-from embedlab.run.finish import FinalEvaluation, check_final
+from embedlab.run.finish import FinalEvaluation, check_final, overlap_of
 from embedlab.run.loggers import finish, quiet_loggers, run_loggers
 from embedlab.run.resume import check_recipe, finished
 from embedlab.run.run_folder import Record, check_free, owned
@@ -225,6 +225,7 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     """The method around its encoder, and the data in the views that the method wants."""
     cls = method_class(config.method.name)
     tokenizer = _fresh_tokenizer(config, folder) if config.backbone.source == "fresh" else None
+    overlap = overlap_of(config)  # before the weights: a folder that is missing is said at once
     method = cls.from_run(config, tokenizer)
     data = [one.config for one in config.data.sets.values()] or [config.data]
     method.encoder.usage = Usage.of_training(one.prompts or {} for one in data)
@@ -238,7 +239,7 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     fields: Any = {name: views(one.config) for name, one in config.data.sets.items()} or views(config.data)
     emit = "rows" if on_cuda(config.trainer) or method.runner.resident else "tokens"
     validation = [torch.zeros(1)] if config.evaluation.has_dev else None
-    return method, SentenceDataModule(config.data, fields, config.seed, emit=emit, validation=validation)
+    return method, SentenceDataModule(config.data, fields, config.seed, emit, validation, overlap)
 
 
 def build_trainer(

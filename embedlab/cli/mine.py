@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from embedlab.files import check_writable, locked, write_whole
 if TYPE_CHECKING:
     from embedlab.cli.encoders import Configured
     from embedlab.corpus.mine import Judge, Pairs
+    from embedlab.corpus.search import Index
     from embedlab.data.reader import FileReader
 
 _ROLES = ("anchor", "positive")
@@ -43,12 +44,13 @@ def main(argv: Sequence[str]) -> int:
     teacher = None
     if config["teacher"] is not None:
         teacher = Configured.of(load_encoder(config["teacher"]), config)
+    index = _index(config, encoder)
     work.mkdir(parents=True, exist_ok=True)
     with locked(work / "lock", wait=False) as held:
         if not held:
             raise UserError("another process mines here", file=work, key="work", fix="work=ANOTHER, or wait")
-        _check_work(work, tables, encoder, teacher)
-        _mine(config, settings, tables, work, out, encoder, teacher)
+        _check_work(work, tables, encoder, teacher, index)
+        _mine(config, settings, tables, work, out, encoder, teacher, index)
     if config["work"] is None:
         shutil.rmtree(work)
     return 0
@@ -56,32 +58,53 @@ def main(argv: Sequence[str]) -> int:
 
 def _mine(
     config: dict[str, Any], settings: MineSettings, tables: _Tables, work: Path, out: Path, encoder: Configured,
-    teacher: Configured | None,
+    teacher: Configured | None, index: Index | None,
 ) -> None:  # fmt: skip
-    from embedlab.corpus.mine import Corpus, Miner, write_pairs
+    from embedlab.corpus.mine import Corpus, Indexed, Miner, write_pairs
     from embedlab.corpus.mined import write_mined
 
     pairs = write_pairs(work / "texts", tables.pairs, tables.corpus)
     model = _judge(work / "model", pairs, encoder)
     judge = None if teacher is None else _judge(work / "teacher", pairs, teacher)
-    candidates = Corpus(model.positives, encoder.encoder.device)
+    candidates = Corpus(model.positives, encoder.encoder.device) if index is None else Indexed(index)
+    if index is not None:
+        model = model._replace(candidates=candidates.take)
+    size = len(pairs.corpus) if index is None else len(index)
     block = config["block"]
     told = json.dumps({"block": block} | vars(settings))
     name = f"mined-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     miner = Miner(work / name, pairs, candidates, model, settings, block, judge)
     with progress_bar("mining", "queries", len(pairs.queries)) as move:
         found = write_mined(out, miner, config["format"], settings.scores, lambda done: move(done, done))
-    numbers = found.to_dict() | {"corpus": len(pairs.corpus)}
+    numbers = found.to_dict() | {"corpus": size}
     write_whole(Path(f"{out}.json"), json.dumps(numbers, indent=2) + "\n")
     print("\n".join(found.lines()))
     for warning in found.warnings():
         print(f"embedlab: warning: {warning}", file=sys.stderr)
-    print(f"{found.rows:,} rows of {found.queries:,} queries from {len(pairs.corpus):,} texts: {out}")
+    print(f"{found.rows:,} rows of {found.queries:,} queries from {size:,} texts: {out}")
 
 
 def _settings(config: dict[str, Any]) -> MineSettings:
     keys = [field.name for field in fields(MineSettings)]
     return MineSettings(**{key: config[key] for key in keys} | {"teacher": config["teacher"] is not None})
+
+
+def _index(config: dict[str, Any], encoder: Configured) -> Index | None:
+    """The index that ``search`` names, made by this encoder."""
+    from embedlab.corpus.search import Index
+
+    if config["search"] == "exact":
+        return None
+    for key, why in (
+        ("corpus", "the index has its texts"),
+        ("teacher", "it has no vectors of the index's texts"),
+    ):
+        if config[key] is not None:
+            fix = f"leave {key} out, or search=exact"
+            raise UserError(why, key=key, value=config[key], fix=fix)
+    index = Index(str(config["search"]))
+    index.check_encoder(encoder.encoder.fingerprint())
+    return index
 
 
 def _judge(folder: Path, pairs: Pairs, encoder: Configured) -> Judge:
@@ -102,13 +125,16 @@ def _judge(folder: Path, pairs: Pairs, encoder: Configured) -> Judge:
     return Judge(queries, texts, texts.take)
 
 
-def _check_work(work: Path, tables: _Tables, encoder: Configured, teacher: Configured | None) -> None:
+def _check_work(
+    work: Path, tables: _Tables, encoder: Configured, teacher: Configured | None, index: Index | None
+) -> None:
     """Holds a working folder to what its texts and vectors were made of; the first run writes that down."""
     from embedlab.config.read import read_values
 
     ours: dict[str, Any] = tables.identity()
     for name, one in (("ckpt", encoder), ("teacher", teacher)):
         ours[name] = None if one is None else one.encoder.fingerprint()
+    ours["search"] = "exact" if index is None else asdict(index.info)
     ours |= {"dtype": encoder.arguments["dtype"], "batch_size": encoder.arguments["batch_size"]}
     file = work / "settings.json"
     if not file.exists():

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import unicodedata
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from embedlab.config.mine import FILTERS, MineSettings
+from embedlab.corpus.search import Index
 from embedlab.corpus.texts import StoredTexts, UnitVectors, text_hash, write_texts
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK
@@ -40,14 +41,14 @@ class Candidates(Protocol):
     """A corpus that is searched."""
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-        """Rows [q, k] of the texts nearest to unit vectors [q, D]."""
+        """Rows [q, k] of the texts nearest to unit vectors [q, D]; below 0 where there are fewer."""
         ...
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit vectors [n, D]."""
         ...
 
-    def text(self, row: int) -> str: ...
+    def texts(self, rows: Sequence[int]) -> list[str]: ...
 
 
 class Pairs(NamedTuple):
@@ -137,8 +138,30 @@ class Corpus:
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         return self.vectors.take(rows)
 
-    def text(self, row: int) -> str:
-        return self.vectors.texts[row]
+    def texts(self, rows: Sequence[int]) -> list[str]:
+        return [self.vectors.texts[row] for row in rows]
+
+
+class Indexed:
+    """The texts of a search index as `Candidates`; approximate where the index is.
+
+    Raises:
+        UserError: it has vectors alone.
+    """
+
+    def __init__(self, index: Index) -> None:
+        if not index.info.texts:
+            raise UserError("has no texts", file=index.folder, key="search", fix="an index of texts")
+        self.index = index
+
+    def nearest(self, queries: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+        return np.asarray(self.index.nearest(torch.from_numpy(queries), k)[0])
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self.index.stored.take(rows).numpy()
+
+    def texts(self, rows: Sequence[int]) -> list[str]:
+        return self.index.texts(rows)
 
 
 class Judge(NamedTuple):
@@ -230,9 +253,11 @@ class Miner:
         settings, pairs, judge = self.settings, self.pairs, self.judge
         own = pairs.rows[pairs.bounds[query] : pairs.bounds[query + 1]]
         same = {folded(pairs.queries[query]), *(folded(pairs.corpus[row]) for row in own.tolist())}
+        rows = rows[rows >= 0]
         cosine = _cosines(self.model.queries.take([query]), self.candidates.take(rows))
         rows = rows[np.lexsort((rows, -cosine))]
-        other = np.array([folded(self.candidates.text(row)) not in same for row in rows.tolist()], dtype=bool)
+        texts = self.candidates.texts(rows.tolist())
+        other = np.array([folded(text) not in same for text in texts], dtype=bool)
         removed[0] += (~other).sum()
         rows = rows[other][settings.range_min : settings.last]
         vector = judge.queries.take([query])

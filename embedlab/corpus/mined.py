@@ -137,7 +137,7 @@ def _rows(
     first = pairs.bounds[queries.start]
     for i, query in enumerate(queries):
         mine = slice(at[i], at[i + 1])
-        negatives = [candidates.text(row) for row in block.rows[mine].tolist()]
+        negatives = candidates.texts(block.rows[mine].tolist())
         scored = [round(float(s), 6) for s in block.scores[mine]]
         for place in range(pairs.bounds[query], pairs.bounds[query + 1]):
             own = round(float(block.positives[place - first]), 6)

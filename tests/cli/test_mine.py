@@ -90,6 +90,35 @@ def test_a_teacher_scores_and_the_ranks_stay(
     assert [r["score_1"] for r in rows(folder / "out.jsonl")] != own_scores
 
 
+def test_an_index_is_searched_in_place_of_a_corpus(
+    mine: Callable[..., int], folder: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ckpt, texts = f"ckpt={tiny('bert')}", [p for q, p in PAIRS if q and p] + [t for t in MORE if t]
+    (folder / "all.txt").write_text("\n".join(texts) + "\n")
+    assert main(["search", "index", "all.txt", "index", ckpt, "device=cpu"]) == 0
+    assert mine("scores=true") == 0
+    exact = rows(folder / "out.jsonl")
+    command = ["mine", "pairs.jsonl", "indexed.jsonl", "device=cpu", "scores=true", "search=index"]
+    assert main([*command, ckpt]) == 0
+    for one, other in zip(rows(folder / "indexed.jsonl"), exact, strict=True):
+        assert {k: v for k, v in one.items() if k[0] != "s"} == {
+            k: v for k, v in other.items() if k[0] != "s"
+        }
+        assert one["score_1"] == pytest.approx(other["score_1"], abs=1e-5)
+    capsys.readouterr()
+    for more, told in (
+        ([f"ckpt={tiny('roberta')}"], "index: was made by another encoder"),
+        ([ckpt, "corpus=more.txt"], "corpus=more.txt"),
+        ([ckpt, "teacher=mini", "max_score=0.9"], "teacher=mini"),
+        ([ckpt, "search=nowhere"], "nowhere: is no search index"),
+        ([ckpt, "dim=8"], "another encoder"),
+    ):
+        assert main([*command, *more]) == 2
+        line = capsys.readouterr().err
+        assert told in line
+        assert line.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -111,7 +111,7 @@ def found(miner: Miner) -> dict[str, list[str]]:
         at = np.concatenate([[0], np.cumsum(block.counts)])
         for i, query in enumerate(queries):
             rows = block.rows[at[i] : at[i + 1]]
-            result[miner.pairs.queries[query]] = [miner.candidates.text(int(row)) for row in rows]
+            result[miner.pairs.queries[query]] = miner.candidates.texts(rows.tolist())
     return result
 
 

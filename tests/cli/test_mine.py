@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,3 +161,32 @@ def test_bad_input_is_one_line_and_status_2(
     lines = capsys.readouterr().err.splitlines()
     assert told in lines[-1]
     assert not (folder / "out.jsonl").exists()
+
+
+def test_a_killed_command_goes_on_to_the_same_bytes(folder: Path, tiny: Callable[..., Path]) -> None:
+    pairs = [f'{{"query": "question {i} of many", "positive": "answer {i} of many"}}\n' for i in range(1200)]
+    (folder / "many.jsonl").write_text("".join(pairs))
+    start = [sys.executable, "-m", "embedlab", "mine", "many.jsonl"]
+    rest = [f"ckpt={tiny('bert')}", "device=cpu", "scores=true", "sampling=random", "range_max=9", "block=20"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    killed = subprocess.Popen([*start, "out.jsonl", *rest, "work=w"], cwd=folder, env=env)
+    try:
+        wait_for(lambda: len(list(folder.glob("w/mined-*/*.npz"))) > 3, killed)
+    finally:
+        killed.kill()
+        killed.wait()
+    assert not (folder / "out.jsonl").exists()
+    done = {file: file.stat().st_mtime_ns for file in (folder / "w").rglob("0*.np?")}
+    for name, more in (("out.jsonl", ["work=w"]), ("whole.jsonl", [])):
+        subprocess.run([*start, name, *rest, *more], cwd=folder, env=env, check=True, capture_output=True)
+    assert (folder / "out.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
+    assert all(file.stat().st_mtime_ns == when for file, when in done.items())  # none was made again
+    assert not list(folder.rglob("*.new"))
+
+
+def wait_for(ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 200
+    while not ready():
+        assert process.poll() is None, "it ended before it was killed"
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import tracemalloc
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -349,3 +350,28 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{file.name}: is damaged"):
             list(miner.blocks())
         file.unlink()
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "PART", 256)
+    of = MineSettings(negatives=3, relative_margin=0.01)
+
+    def peak(rows: int) -> int:
+        """Bytes at most while 64 queries are mined, their texts and vectors being on the disk."""
+        draw = np.random.default_rng(0)
+
+        class Drawn:
+            def encode(self, sentences: list[str]) -> np.ndarray:
+                return draw.normal(size=(len(sentences), 64)).astype(np.float32)
+
+        pairs = [(f"query {i}?", f"text {i}") for i in range(64)]
+        miner = run(tmp_path / str(rows), pairs, [f"more {i}" for i in range(rows)], of, 16, Drawn())
+        tracemalloc.start()
+        for _ in miner.blocks():
+            pass
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    small = peak(2_000)
+    assert peak(20_000) < 1.5 * small

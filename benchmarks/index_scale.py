@@ -1,13 +1,13 @@
-"""An approximate index of many vectors on one small machine: time and memory of building it, recall and time of asking it.
+"""An approximate index of many vectors on one small machine: time and memory of building it, recall and time to ask.
 
     python -m benchmarks.index_scale [--rows 10000000] [--dim 256] [--limit 6] [--threads 2] [--work DIR] [--json OUT]
         [KEY=VALUE ...]
 
-Vectors are synthetic: a mixture of 10,000 centres in 64 directions of falling weight, and white noise, as float16 parts of
-a million rows. The index is built by `embedlab search index PARTS INDEX kind=ivf_pq KEY=VALUE ...` and asked by
+Vectors are synthetic: a mixture of 10,000 centres in 64 directions of falling weight, and white noise, as float16 parts
+of a million rows. The index is built by `embedlab search index PARTS INDEX kind=ivf_pq KEY=VALUE ...` and asked by
 `embedlab search query`, each in a process of its own, whose anonymous memory (what it holds) and resident memory (with
-the pages of mapped files, which the system takes back when it needs them) are looked at ten times a second. Exit status 1
-where anonymous memory passed `--limit` GiB.
+the pages of mapped files, which the system takes back when it needs them) are looked at ten times a second. Exit status
+1 where anonymous memory passed `--limit` GiB.
 """
 
 from __future__ import annotations

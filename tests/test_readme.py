@@ -51,9 +51,7 @@ def test_what_stands_beside_a_method_is_enough(
     if "data=pairs" in settings:
         pairs = tmp_path / "pairs.csv"
         texts = text_file.read_text().splitlines()
-        pairs.write_text(
-            "anchor,positive\n" + "".join(f"{a},{b}\n" for a, b in itertools.pairwise(texts))
-        )
+        pairs.write_text("anchor,positive\n" + "".join(f"{a},{b}\n" for a, b in itertools.pairwise(texts)))
         settings.append(f"data.files={pairs}")
     elif "data=parallel" not in settings:
         settings.append(f"data.files={text_file}")

@@ -124,6 +124,8 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 def _set_environment() -> None:
     """Defaults of the libraries below, where the user has not chosen."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # W&B prints thirty lines at the end of a run; where it records stands in the log (embedlab/run/loggers.py).
+    os.environ.setdefault("WANDB_SILENT", "true")
     # bitsandbytes, which peft imports, warns of a kernel that 4-bit weights alone would use, and that is not needed.
     logging.getLogger("bitsandbytes.backends").setLevel(logging.ERROR)
     if "TOKENIZERS_PARALLELISM" not in os.environ:

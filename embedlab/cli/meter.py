@@ -82,7 +82,7 @@ def metered(encoder: Configured, meter: Meter, who: str = "", lines: bool = True
     def on_batch(done: int, of: int) -> None:
         nonlocal due
         meter.move(done, of, model.tokens_read - read)
-        move(meter.count, meter.position, f", {meter.tokens / meter.seconds:,.0f} tokens/s")
+        move(meter.count, meter.position, f"{meter.tokens / meter.seconds:,.0f} tokens/s")
         if lines and first and not sys.stderr.isatty() and time.monotonic() > due:
             due = time.monotonic() + EVERY
             print(f"embedlab: {meter}{who}", file=sys.stderr, flush=True)

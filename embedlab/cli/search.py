@@ -9,13 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embedlab.cli.compose import compose
+from embedlab.cli.compose import compose, leading_comment
 from embedlab.cli.texts import metered, open_texts, placing
 from embedlab.console import progress_bar
 from embedlab.corpus.plan import KINDS
 from embedlab.data.reader import FileReader
 from embedlab.errors import UserError, printable
-from embedlab.files import check_writable
+from embedlab.files import check_writable, conf_dir
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,9 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     actions = {"index": _index, "query": _query, "export": _export}
     if argv and argv[0] in ("-h", "--help"):
-        print(_USAGE + "\nembedlab search index --help (query, export) shows the keys.")
+        more = "embedlab search index --help (query, export) shows the keys."
+        about = (leading_comment(conf_dir() / f"search_{action}.yaml") for action in actions)
+        print("\n\n".join((_USAGE, *about, more)))
         return 0
     if not argv or argv[0] not in actions:
         wanted = "search wants index, query or export"

@@ -44,11 +44,15 @@ _GUIDE = "guide_"
 @dataclass(frozen=True)
 class SupervisedConfig(LossConfig):
     kinds: ClassVar[tuple[str, ...]] = (*_PAIRS, "scored", "labelled")
-    can_unpad: ClassVar[bool] = True
     draws_dims: ClassVar[bool] = True
 
     name: str = "supervised"
     objective: Objective = "in_batch"
+
+    @property
+    def can_unpad(self) -> bool:  # type: ignore[override]
+        """Without a guide: its own tokens would be counted with those of the trained views, which share one budget."""
+        return self.guide is None
 
     @property
     def needs_others(self) -> bool:

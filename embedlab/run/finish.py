@@ -192,7 +192,7 @@ class FinalEvaluation:
         self.encoder.to(self.device or home)
         try:
             if self.dev is not None:
-                vectors = self.encoder.encode(self.dev.sentences, output="tensor")
+                vectors = self.encoder.encode(self.dev.sentences, prompt="", output="tensor")
                 scores |= {f"dev/{k}": v for k, v in self.dev.score(vectors).items()}
             suites = self.suites()
             for i, name in enumerate(suites, start=1):

@@ -164,12 +164,29 @@ class Indexed:
         return self.index.texts(rows)
 
 
+class Judging(Protocol):
+    """Whose scores the filters read."""
+
+    def scores(
+        self, query: int, own: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of a query with its positives, rows of `Pairs.corpus`, and with candidates."""
+        ...
+
+
 class Judge(NamedTuple):
-    """An encoder's vectors of the queries, the positives and the candidates."""
+    """An encoder's vectors of the queries, the positives and the candidates; scores are cosines."""
 
     queries: UnitVectors
     positives: UnitVectors
     candidates: Callable[[NDArray[np.int64]], NDArray[np.float32]]
+
+    def scores(
+        self, query: int, own: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """As of `Judging`."""
+        vector = self.queries.take([query])
+        return _cosines(vector, self.positives.take(own)), _cosines(vector, self.candidates(rows))
 
 
 @dataclass(frozen=True)
@@ -214,10 +231,11 @@ class Miner:
         model: Judge,
         settings: MineSettings,
         block: int = 1024,
-        teacher: Judge | None = None,
+        teacher: Judging | None = None,
     ) -> None:
         self.folder, self.pairs, self.candidates = folder, pairs, candidates
-        self.model, self.judge, self.settings, self.size = model, teacher or model, settings, block
+        self.model, self.settings, self.size = model, settings, block
+        self.judge: Judging = teacher or model
 
     def blocks(self, on_block: Callable[[int], None] = lambda done: None) -> Iterator[tuple[range, Block]]:
         """Each block of queries with what was mined for it, computed where it is not there yet."""
@@ -250,7 +268,7 @@ class Miner:
 
     def _of_query(self, query: int, rows: NDArray[np.int64], removed: NDArray[np.int64]) -> _Found:
         """The negatives of one query among its nearest rows; `removed` is added to."""
-        settings, pairs, judge = self.settings, self.pairs, self.judge
+        settings, pairs = self.settings, self.pairs
         own = pairs.rows[pairs.bounds[query] : pairs.bounds[query + 1]]
         same = {folded(pairs.queries[query]), *(folded(pairs.corpus[row]) for row in own.tolist())}
         rows = rows[rows >= 0]
@@ -260,9 +278,7 @@ class Miner:
         other = np.array([folded(text) not in same for text in texts], dtype=bool)
         removed[0] += (~other).sum()
         rows = rows[other][settings.range_min : settings.last]
-        vector = judge.queries.take([query])
-        scores = _cosines(vector, judge.candidates(rows))
-        positives = _cosines(vector, judge.positives.take(own))
+        positives, scores = self.judge.scores(query, own, rows)
         kept = np.ones(len(rows), dtype=bool)
         for i, passes in enumerate(self._filters(scores, float(positives.min())), start=1):
             removed[i] += (kept & ~passes).sum()

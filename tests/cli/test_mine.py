@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from embedlab.cli.main import main
 
@@ -94,6 +95,48 @@ def test_a_teacher_scores_and_the_ranks_stay(
     assert [r["score_1"] for r in rows(folder / "out.jsonl")] != own_scores
 
 
+@pytest.fixture(scope="module")
+def cross(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sentence_transformers", reason="extra st")
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("cross") / "model"
+    model = AutoModelForSequenceClassification.from_pretrained(tiny("bert"), num_labels=1)
+    model.classifier.weight.data.normal_()
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny("bert")).save_pretrained(folder)
+    return folder
+
+
+def test_a_cross_encoder_judges_pairs_of_texts(mine: Callable[..., int], folder: Path, cross: Path) -> None:
+    from sentence_transformers import CrossEncoder
+
+    assert mine("scores=true", "format=lists", f"teacher={cross}") == 0
+    model, first = CrossEncoder(str(cross), device="cpu"), (folder / "out.jsonl").read_bytes()
+    found = rows(folder / "out.jsonl")
+    for row in found:
+        texts = [row["positive"], *row["negatives"]]  # type: ignore[misc]
+        assert row["scores"] == pytest.approx(
+            model.predict([(row["anchor"], t) for t in texts]).tolist(), abs=1e-5
+        )
+    assert mine("scores=true", "format=lists", f"teacher={cross}", "block=1") == 0
+    assert (folder / "out.jsonl").read_bytes() == first
+    limit = sorted(s for row in found for s in row["scores"][1:])[4]  # type: ignore[index]
+    assert mine("scores=true", "format=lists", f"teacher={cross}", f"max_score={limit:.5f}") == 0
+    assert all(s <= limit + 1e-5 for row in rows(folder / "out.jsonl") for s in row["scores"][1:])  # type: ignore[index]
+
+
+def test_a_folder_that_is_not_of_mine_is_left_alone(
+    mine: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "out.jsonl.work").mkdir()
+    (folder / "out.jsonl.work" / "thesis.txt").write_text("years of work")
+    assert mine() == 2
+    assert "holds other things" in capsys.readouterr().err
+    assert (folder / "out.jsonl.work" / "thesis.txt").read_text() == "years of work"
+
+
 def test_an_index_is_searched_in_place_of_a_corpus(
     mine: Callable[..., int], folder: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,6 +172,7 @@ def test_an_index_is_searched_in_place_of_a_corpus(
         (["negatives=9", "range_min=5", "range_max=10"], "ranks 5 to 10 hold 5 (negatives=9)"),
         (["relative_margin=1.5"], "0 to 1"),
         (["teacher=mini"], "(teacher)"),
+        (["teacher=none", "scores=true"], "(teacher=none)"),
         (["output=out.txt"], "unknown kind of output"),
         (["output=out.csv", "format=lists"], "a .csv file has no lists"),
         (["format=pairs"], "format=pairs"),

@@ -373,5 +373,4 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytes
         tracemalloc.stop()
         return most
 
-    small = peak(2_000)
-    assert peak(20_000) < 1.5 * small
+    assert peak(20_000) - peak(2_000) < 18_000 * 64 * 4 / 10  # of the vectors that there are more

@@ -80,18 +80,17 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
 
 def _of_texts(source: Path, config: dict[str, Any]) -> IndexInfo:
     reader, column = open_texts(source, config)
-    if config["ckpt"] is None:
-        raise UserError("ckpt is missing", fix="embedlab search index INPUT INDEX ckpt=…")
     if config["work"] is not None:
         fix = "embedlab encode first, whose parts go on, then index them"
         raise UserError("texts are encoded anew each time", key="work", value=config["work"], fix=fix)
     if config["texts"] is not None:
         raise UserError("the input holds the texts", key="texts", value=config["texts"], fix="leave it out")
 
-    from embedlab.cli.encoders import Configured, load_encoder, reference
+    from embedlab.cli.encoders import Configured, load_encoder, named, reference
     from embedlab.corpus.search import build_index
 
-    encoder = load_encoder(config["ckpt"], config["max_length"], dim=config["dim"])
+    ckpt = named(config["ckpt"])
+    encoder = load_encoder(ckpt, config["max_length"], dim=config["dim"])
     configured = Configured.of(encoder, config)
     layout = _layout(config, configured)
     with (
@@ -103,7 +102,7 @@ def _of_texts(source: Path, config: dict[str, Any]) -> IndexInfo:
             str(config["index"]),
             _texts(reader, column),
             metered_encoder,
-            reference=reference(encoder, str(config["ckpt"])),
+            reference=reference(encoder, ckpt),
             fingerprint=encoder.fingerprint(),
             source=str(source),
             overwrite=bool(config["overwrite"]),

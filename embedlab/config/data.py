@@ -176,7 +176,7 @@ class DataConfig(Record):
     def _set(self, name: str, values: Mapping[str, Any]) -> MixedSet:
         group = f"data.mix.{name}"
         values = dict(section(values, group))
-        own = {key: values.pop(key) for key in ("weight", "objective") if key in values}
+        own: dict[str, Any] = {key: values.pop(key) for key in ("weight", "objective") if key in values}
         for key in values:
             if key in _SHARED:
                 raise UserError("one for all sets", key=f"{group}.{key}", fix=f"data.{key}={values[key]}")

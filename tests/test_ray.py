@@ -40,7 +40,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     killed = tmp_path_factory.mktemp("ray") / "killed"
     env = {"EMBEDLAB_TEST_KILLED": str(killed), "PYTHONPATH": str(Path(embedlab.__file__).parents[1])}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": env})
+    # Two for the workers, two for what reads and writes.
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": env})
     yield killed
     ray.shutdown()
 

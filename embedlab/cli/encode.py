@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
+from embedlab.cli.encoders import named
 from embedlab.cli.texts import open_texts
 from embedlab.data.sources import find_files
 from embedlab.distributed.devices import global_rank, launched, local_rank, world_size
@@ -39,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     job = _job(config)
     if config["check"]:
         return _check(job)
+    config["ckpt"] = named(config["ckpt"])
     if job.single:
         with _work_folder(job):
             parts = _encode(job, config)

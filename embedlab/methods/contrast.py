@@ -101,6 +101,10 @@ class ContrastConfig(MethodConfig):
     matryoshka: Matryoshka = Matryoshka()
     """The contrast of the first columns of the vectors too."""
 
+    def __post_init__(self) -> None:
+        if self.tau is not None and not self.tau > 0:  # None: a method's record leaves it to its objective
+            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
+
     @property
     def needs_others(self) -> bool:
         return True
@@ -115,8 +119,6 @@ class ContrastConfig(MethodConfig):
         return InBatch(self.gather_negatives, self.mask_duplicates)
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if not self.tau > 0:
-            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
         if run.data.pack is not None:
             raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
         if self.matryoshka.dims is not None and not self.nests:

@@ -35,11 +35,7 @@ def test_hits_and_their_interval_are_counted_by_hand() -> None:
 def test_an_encoder_of_words_finds_more_than_chance_and_scores_repeat() -> None:
     scores, protocol = suite("stories").run(HashedWords(512), {"resamples": 50})
     assert (
-        10
-        < scores["stories/accuracy_low"]
-        < scores["stories/accuracy"]
-        < scores["stories/accuracy_high"]
-        < 60
+        3 < scores["stories/accuracy_low"] < scores["stories/accuracy"] < scores["stories/accuracy_high"] < 60
     )
     assert protocol["data"]["lee"]["sentences"] == len(stories()[0])
     assert suite("stories").run(HashedWords(512), {"resamples": 50})[0] == scores

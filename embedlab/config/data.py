@@ -200,6 +200,8 @@ class DataConfig(Record):
         if self.mix:
             object.__setattr__(self, "name", "mix")
             return
+        if self.name == "mix":
+            _refuse("mix", "there is no set", "data.mix.NAME={name: pairs, files: FILE}")
         if self.files is not None and not self.files:
             _refuse("files", "names no file", "data.files=PATH, or data.files=null for the hub or a package")
         if self.also is not None and not self.also:
@@ -237,6 +239,8 @@ class DataConfig(Record):
     @property
     def source(self) -> str:
         """The source in a few words, for reports and error messages."""
+        if self.mix:
+            return ", ".join(f"{name}: {one.config.source}" for name, one in self.sets.items())
         given = [[files] if isinstance(files, str) else files or [] for files in (self.files, self.also)]
         if not self.files:
             given[0] = [f"hub:{self.hub}" if self.hub else f"package:{self.package}"]

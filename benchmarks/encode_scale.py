@@ -1,8 +1,9 @@
 """The host's side of encoding a corpus into a folder of parts: lines a second, and memory that does not grow.
 
-    python -m benchmarks.encode_scale [--lines 20000000] [--processes 1] [--minutes 5] [--json OUT]
+    python -m benchmarks.encode_scale [--lines 20000000] [--part-rows 100000] [--processes 1] [--minutes 5]
+        [--json OUT]
 
-Lines of 6 to 14 words are encoded by `embedlab encode … part_rows=100000 store=float16 ckpt=mini` without the forward
+Lines of 6 to 14 words are encoded by `embedlab encode … part_rows=… store=float16 ckpt=mini` without the forward
 passes: vectors are drawn, and reading, tokenising, storing, hashing and writing are as they are. Prints what one
 process does, and its resident memory as the rows go by. It is stopped after `--minutes`, and says where.
 """
@@ -22,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.encode_memory import lines
-
-PART = 100_000
 
 
 def child(*command: str) -> int:
@@ -47,7 +46,7 @@ def resident(process: int) -> int:
     return int(text.split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(folder: Path, n: int, processes: int, minutes: float) -> dict[str, Any]:
+def measure(folder: Path, n: int, part: int, processes: int, minutes: float) -> dict[str, Any]:
     """Seconds from the first part to the last, and memory by rows written."""
     source, out = folder / "lines.txt", folder / "out"
     with source.open("w", encoding="utf-8") as file:
@@ -55,7 +54,7 @@ def measure(folder: Path, n: int, processes: int, minutes: float) -> dict[str, A
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.encode_scale", "--child", "encode", str(source), f"{out}/", "ckpt=mini",
-             "device=cpu", f"part_rows={PART}", "store=float16", "input_hash=stat", f"shard={i}/{processes}"],
+             "device=cpu", f"part_rows={part}", "store=float16", "input_hash=stat", f"shard={i}/{processes}"],
             stdout=subprocess.DEVNULL,
         )
         for i in range(processes)
@@ -74,13 +73,14 @@ def measure(folder: Path, n: int, processes: int, minutes: float) -> dict[str, A
     for p in started:
         p.wait()
     (began, first, _), (ended, last, _) = seen[0], seen[-1]
+    parts = len(list(out.glob("part-*.json")))
     return {
         "lines": n,
         "processes": processes,
-        "lines_encoded": min(n, last * PART),
-        "lines_per_second": round((last - first) * PART / (ended - began), 1),
+        "lines_encoded": min(n, parts * part),
+        "lines_per_second": round((last - first) * part / (ended - began), 1) if last > first else None,
         "output_bytes": sum(p.stat().st_size for p in out.iterdir()),
-        "resident_bytes_by_lines": {parts * PART: memory for _, parts, memory in seen},
+        "resident_bytes_by_lines": {parts * part: memory for _, parts, memory in seen},
     }
 
 
@@ -89,6 +89,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--lines", type=int, default=20_000_000)
+    parser.add_argument("--part-rows", type=int, default=100_000)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--json", type=Path)
@@ -97,7 +98,7 @@ def main() -> None:
     if options.child:
         raise SystemExit(child(*options.child))
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), options.lines, options.processes, options.minutes)
+        found = measure(Path(folder), options.lines, options.part_rows, options.processes, options.minutes)
     found |= {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1), "machine": platform.machine()}
     print(json.dumps(found, indent=2))
     if options.json:

@@ -103,11 +103,12 @@ def part_record(room: str, name: Any, key: str) -> type | None:
     Raises:
         UserError: as of `find_part`.
     """
-    made = vars(_records(find_part(room, name, key))).values()
-    return next(
-        (v for v in made if is_dataclass(v) and getattr(v, "name", None) == name and isinstance(v, type)),
-        None,
-    )
+    module = _records(find_part(room, name, key))
+    for value in vars(module).values():
+        own = isinstance(value, type) and value.__module__ == module.__name__ and is_dataclass(value)
+        if own and getattr(value, "name", None) == name:
+            return value
+    return None
 
 
 @cache

@@ -103,7 +103,7 @@ def test_the_papers_own_combinations_are_sound(groups, base) -> None:  # type: i
 
 @pytest.mark.parametrize("path", sorted((conf_dir() / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_experiment_composes(path: Path) -> None:
-    asked = {"jtcse_bert_sick": ["sick=text.txt"]}.get(path.stem, [])
+    asked = {"jtcse_bert_sick": ["sick=text.txt"], "edfse_like_bert": ["rtt=tables"]}.get(path.stem, [])
     composed = compose("train", [f"experiment={path.stem}", "data.files=text.txt", *asked])
     for stage in composed.pop("stages").values():
         section, _, key = stage["result"].partition(".")

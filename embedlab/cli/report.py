@@ -89,7 +89,7 @@ def _report(options: Namespace, out: Path) -> None:
     metric = options.metric or headline(groups)
     report = make_report(groups, unfinished, baseline, metric, metrics, options.title)
     listed = replace(report, caption="\n\n".join(filter(None, (arms(groups), report.caption))))
-    print(listed.markdown())
+    listed.print()
     scores = csv_text(groups)
     page = html_page(groups, report, metric, baseline, len(unfinished), scores)
     out.mkdir(parents=True, exist_ok=True)

@@ -126,6 +126,7 @@ def _decoder(model_type: str, layers: int, width: int, positions: int, dropout: 
 KNOWN: dict[str, BackboneInfo] = {
     "google-bert/bert-base-uncased": _encoder("bert", 12, 768),
     "google-bert/bert-large-uncased": _encoder("bert", 24, 1024),
+    "Luyu/condenser": _encoder("bert", 12, 768),
     "FacebookAI/roberta-base": _encoder("roberta", 12, 768),
     "FacebookAI/roberta-large": _encoder("roberta", 24, 1024),
     "distilbert/distilbert-base-uncased": _encoder("distilbert", 6, 768),

@@ -102,7 +102,7 @@ class ContrastConfig(MethodConfig):
     """The contrast of the first columns of the vectors too."""
 
     def __post_init__(self) -> None:
-        if not self.tau > 0:
+        if self.tau is not None and not self.tau > 0:  # None: a method's record leaves it to its objective
             raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
 
     @property

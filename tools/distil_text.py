@@ -111,7 +111,7 @@ def main() -> None:
     overlap = Overlap([HeldOut(name, name, list(dict.fromkeys(texts))) for name, texts in held.items()])
     paragraphs = sample(list(lines(root, PARAGRAPHS)), args.paragraphs)
     nli = columns(root, [f"nli/{name}.tsv.gz" for name in NLI], SIDES)
-    sources = {
+    sources: dict[str, dict[str, Iterable[str]]] = {
         "sentences": {
             "wikipedia": lines(root, SENTENCES),
             "nli": nli,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
-from embedlab.console import progress_bar
+from embedlab.console import print_table, progress_bar
 from embedlab.errors import UserError
 from embedlab.files import check_writable, locked, write_whole
 
@@ -72,6 +72,7 @@ def _mine(
         found = write_mined(out, miner, config["format"], settings.scores, lambda done: move(done, done))
     numbers = found.to_dict() | {"corpus": len(pairs.corpus)}
     write_whole(Path(f"{out}.json"), json.dumps(numbers, indent=2) + "\n")
+    print_table(found.table())
     print("\n".join(found.lines()))
     for warning in found.warnings():
         print(f"embedlab: warning: {warning}", file=sys.stderr)

@@ -13,9 +13,10 @@ import pytest
 from tests.test_extending import PAGES as EXTENDING
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(
-    {ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - {*EXTENDING, ROOT / "docs/extending/README.md"}
-)
+DOCS = ROOT / "docs"
+OWN = {*EXTENDING, DOCS / "extending/README.md", DOCS / "your-own-data.md"}
+"""Pages with a test of their own."""
+PAGES = sorted({ROOT / "README.md", *DOCS.rglob("*.md")} - OWN)
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<why>[^>]+?) -->\n)?^```(?P<language>bash|python)\n(?P<text>.*?)^```$", re.M | re.S
 )

@@ -58,13 +58,16 @@ def meanings(group: str, name: str = "") -> dict[str, Meaning]:
 
     Returns: by key, in no order; keys of other parts of the group may be among them.
     """
-    said = _comments(group, name)
+    said, nearest = _comments(group, name), _comments(group, name, nearest=True)
     fields = _fields_of(group, name)
     if "name" in fields and not fields["name"].text:
         said = {"name": f"Which part; {group}=NAME chooses it with its keys", **said}
     return {
-        key: Meaning(said.get(key) or fields.get(key, Meaning()).text, fields.get(key, Meaning()).choices)
-        for key in {**fields, **said}
+        key: Meaning(
+            said.get(key) or fields.get(key, Meaning()).text or nearest.get(key, ""),
+            fields.get(key, Meaning()).choices,
+        )
+        for key in {**nearest, **fields, **said}
     }
 
 
@@ -104,10 +107,11 @@ def _walk(config: str) -> Iterator[tuple[str, str, str]]:
 
 
 @cache
-def _comments(group: str, name: str) -> dict[str, str]:
-    """Comments above the keys in the files of a group, those of the part ``name`` first."""
+def _comments(group: str, name: str, nearest: bool = False) -> dict[str, str]:
+    """Comments above the keys in the files of a group, those of the part ``name`` first; the ``nearest`` one of keys
+    that have none of their own, but follow a key that has."""
     if not group:
-        return _comments_in(conf_dir() / "train.yaml")
+        return _comments_in(conf_dir() / "train.yaml")[nearest]
     top, _, rest = group.partition(".")
     files = [file for folder in (conf_dir(), *conf_dirs()) for file in sorted((folder / top).glob("*.yaml"))]
     files.sort(key=lambda file: file.stem != name)
@@ -115,7 +119,7 @@ def _comments(group: str, name: str) -> dict[str, str]:
     for file in files:
         if top in _ROOMS and not _says_name(file, name):
             continue
-        for key, text in _comments_in(file).items():
+        for key, text in _comments_in(file)[nearest].items():
             section, _, last = key.rpartition(".")
             if section == rest:
                 found.setdefault(last, text)
@@ -131,9 +135,12 @@ def _says_name(file: Path, name: str) -> bool:
 
 
 @cache
-def _comments_in(file: Path) -> dict[str, str]:
-    """By dotted key. In a file that is one choice of several, what stands at the top is about the whole file."""
+def _comments_in(file: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """By dotted key: of those below a comment, and of those that follow one of them. In a file that is one choice of
+    several, what stands at the top is about the whole file."""
     found: dict[str, str] = {}
+    follow: dict[str, str] = {}
+    last = ""
     headed = len(list(file.parent.glob("*.yaml"))) > 1
     said: list[str] = []
     above: list[tuple[int, str]] = []
@@ -146,11 +153,12 @@ def _comments_in(file: Path) -> dict[str, str]:
             while above and above[-1][0] >= len(key[1]):
                 above.pop()
             above.append((len(key[1]), key[2]))
-            if said and not headed:
-                found[".".join(k for _, k in above)] = " ".join(said)
+            last = "" if headed else " ".join(said) or last
+            if last:
+                (found if said else follow)[".".join(k for _, k in above)] = last
             headed = False
         said = []
-    return found
+    return found, follow
 
 
 @cache

@@ -8,17 +8,21 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
+from embedlab.config.mine import MineSettings, check_output
 from embedlab.console import print_table, progress_bar
 from embedlab.errors import UserError
-from embedlab.files import check_writable, locked, write_whole
+from embedlab.files import check_replaceable, check_writable, locked, write_whole
 
 if TYPE_CHECKING:
     from embedlab.cli.encoders import Configured
-    from embedlab.corpus.mine import Judge, MineSettings, Pairs
+    from embedlab.corpus.cross_encoder import CrossEncoderScores
+    from embedlab.corpus.mine import Judge, Judging, Pairs
+    from embedlab.corpus.search import Index
     from embedlab.data.reader import FileReader
 
 _ROLES = ("anchor", "positive")
@@ -28,26 +32,25 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("mine", argv, positional=("input", "output"))
     out = Path(str(config["output"]))
+    check_output(out, config["format"])
+    settings = _settings(config)
     tables = _Tables(config)
     work = Path(str(config["work"] or f"{out}.work"))
     check_writable(out, key="output")
     check_writable(work, key="work")
 
     from embedlab.cli.encoders import Configured, load_encoder
-    from embedlab.corpus.mined import check_output
 
-    check_output(out, config["format"])
-    settings = _settings(config)
     encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"], dim=config["dim"]), config)
-    teacher = None
-    if config["teacher"] is not None:
-        teacher = Configured.of(load_encoder(config["teacher"]), config)
+    teacher = _teacher(config)
+    index = _index(config, encoder, teacher)
+    check_replaceable(work, ("settings.json", "lock"), "the work of a run of mine")
     work.mkdir(parents=True, exist_ok=True)
     with locked(work / "lock", wait=False) as held:
         if not held:
             raise UserError("another process mines here", file=work, key="work", fix="work=ANOTHER, or wait")
-        _check_work(work, tables, encoder, teacher)
-        _mine(config, settings, tables, work, out, encoder, teacher)
+        _check_work(work, tables, encoder, teacher, index)
+        _mine(config, settings, tables, work, out, encoder, teacher, index)
     if config["work"] is None:
         shutil.rmtree(work)
     return 0
@@ -55,37 +58,79 @@ def main(argv: Sequence[str]) -> int:
 
 def _mine(
     config: dict[str, Any], settings: MineSettings, tables: _Tables, work: Path, out: Path, encoder: Configured,
-    teacher: Configured | None,
+    teacher: Configured | CrossEncoderScores | None, index: Index | None,
 ) -> None:  # fmt: skip
-    from embedlab.corpus.mine import Corpus, Miner, write_pairs
+    from embedlab.corpus.cross_encoder import CrossEncoderScores, CrossJudge
+    from embedlab.corpus.mine import Corpus, Indexed, Miner, write_pairs
     from embedlab.corpus.mined import write_mined
 
     pairs = write_pairs(work / "texts", tables.pairs, tables.corpus)
     model = _judge(work / "model", pairs, encoder)
-    judge = None if teacher is None else _judge(work / "teacher", pairs, teacher)
-    candidates = Corpus(model.positives, encoder.encoder.device)
+    candidates = Corpus(model.positives, encoder.encoder.device) if index is None else Indexed(index)
+    judge: Judging | None = None
+    if isinstance(teacher, CrossEncoderScores):
+        judge = CrossJudge(pairs, candidates, teacher)
+    elif teacher is not None:
+        judge = _judge(work / "teacher", pairs, teacher)
+    if index is not None:
+        model = model._replace(candidates=candidates.take)
+    size = len(pairs.corpus) if index is None else len(index)
     block = config["block"]
     told = json.dumps({"block": block} | vars(settings))
     name = f"mined-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     miner = Miner(work / name, pairs, candidates, model, settings, block, judge)
     with progress_bar("mining", "queries", len(pairs.queries)) as move:
         found = write_mined(out, miner, config["format"], settings.scores, lambda done: move(done, done))
-    numbers = found.to_dict() | {"corpus": len(pairs.corpus)}
+    numbers = found.to_dict() | {"corpus": size}
     write_whole(Path(f"{out}.json"), json.dumps(numbers, indent=2) + "\n")
     print_table(found.table())
     print("\n".join(found.lines()))
     for warning in found.warnings():
         print(f"embedlab: warning: {warning}", file=sys.stderr)
-    print(f"{found.rows:,} rows of {found.queries:,} queries from {len(pairs.corpus):,} texts: {out}")
+    print(f"{found.rows:,} rows of {found.queries:,} queries from {size:,} texts: {out}")
 
 
 def _settings(config: dict[str, Any]) -> MineSettings:
-    from dataclasses import fields
-
-    from embedlab.corpus.mine import MineSettings
-
     keys = [field.name for field in fields(MineSettings)]
     return MineSettings(**{key: config[key] for key in keys} | {"teacher": config["teacher"] is not None})
+
+
+def _teacher(config: dict[str, Any]) -> Configured | CrossEncoderScores | None:
+    """The encoder or cross-encoder that ``teacher`` names."""
+    from embedlab.cli.encoders import Configured, check_device, load_encoder
+    from embedlab.corpus.cross_encoder import CrossEncoderScores, cross_encoder_folder
+
+    if config["teacher"] is None:
+        return None
+    folder = cross_encoder_folder(str(config["teacher"]))
+    if folder is not None:
+        return CrossEncoderScores(folder, check_device(config["device"]), config["batch_size"])
+    try:
+        return Configured.of(load_encoder(config["teacher"]), config)
+    except UserError as error:
+        error.key = "teacher" if error.key == "ckpt" else error.key
+        raise
+
+
+def _index(
+    config: dict[str, Any], encoder: Configured, teacher: Configured | CrossEncoderScores | None
+) -> Index | None:
+    """The index that ``search`` names, made by this encoder."""
+    from embedlab.cli.encoders import Configured
+    from embedlab.corpus.search import Index
+
+    if config["search"] == "exact":
+        return None
+    if config["corpus"] is not None:
+        fix = "leave corpus out, or search=exact"
+        raise UserError("the index has its texts", key="corpus", value=config["corpus"], fix=fix)
+    if isinstance(teacher, Configured):
+        fix = "search=exact, or a cross-encoder"
+        told = "it has no vectors of the index's texts"
+        raise UserError(told, key="teacher", value=config["teacher"], fix=fix)
+    index = Index(str(config["search"]))
+    index.check_encoder(encoder.encoder.fingerprint())
+    return index
 
 
 def _judge(folder: Path, pairs: Pairs, encoder: Configured) -> Judge:
@@ -106,13 +151,18 @@ def _judge(folder: Path, pairs: Pairs, encoder: Configured) -> Judge:
     return Judge(queries, texts, texts.take)
 
 
-def _check_work(work: Path, tables: _Tables, encoder: Configured, teacher: Configured | None) -> None:
+def _check_work(
+    work: Path, tables: _Tables, encoder: Configured, teacher: Configured | CrossEncoderScores | None,
+    index: Index | None,
+) -> None:  # fmt: skip
     """Holds a working folder to what its texts and vectors were made of; the first run writes that down."""
+    from embedlab.cli.encoders import Configured
     from embedlab.config.read import read_values
 
     ours: dict[str, Any] = tables.identity()
-    for name, one in (("ckpt", encoder), ("teacher", teacher)):
-        ours[name] = None if one is None else one.encoder.fingerprint()
+    told = teacher.encoder if isinstance(teacher, Configured) else teacher
+    ours |= {"ckpt": encoder.encoder.fingerprint(), "teacher": None if told is None else told.fingerprint()}
+    ours["search"] = "exact" if index is None else asdict(index.info)
     ours |= {"dtype": encoder.arguments["dtype"], "batch_size": encoder.arguments["batch_size"]}
     file = work / "settings.json"
     if not file.exists():
@@ -122,7 +172,7 @@ def _check_work(work: Path, tables: _Tables, encoder: Configured, teacher: Confi
     for key, value in ours.items():
         if theirs.get(key) != value:
             told = f"was begun with {key} {theirs.get(key)}, this run has {value}"
-            raise UserError(told, file=work, key="work", fix="the same settings, or another work=FOLDER")
+            raise UserError(told, file=work, key="work", fix="the same settings, work=ANOTHER, or remove it")
 
 
 class _Tables:

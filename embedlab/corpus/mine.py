@@ -16,111 +16,39 @@ from __future__ import annotations
 
 import unicodedata
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import NamedTuple, Protocol
 from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embedlab.config.mine import FILTERS, MineSettings
+from embedlab.corpus.search import Index
 from embedlab.corpus.texts import StoredTexts, UnitVectors, text_hash, write_texts
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK
 from embedlab.files import whole_file, whole_folder
 
-Sampling = Literal["top", "random"]
-FILTERS = ("same text", "absolute_margin", "relative_margin", "max_score", "min_score")
-"""Why candidates are left out, in the order in which they are."""
-_DEEPER = 10
-"""Ranks that are looked at for each negative where a filter may take some."""
 _SPARE = 8
 """Candidates beyond the last one needed: scores of a block and of a pair differ in their last digits."""
-
-
-@dataclass(frozen=True)
-class MineSettings:
-    """What counts as a hard negative.
-
-    Args:
-        negatives: a query.
-        range_min: the first rank that is taken, from 0.
-        range_max: the rank after the last one; None: ``range_min`` and the number of negatives, ten times that where
-            there is a filter.
-        max_score, min_score: of a negative.
-        absolute_margin: a negative's score is at least this below the lowest one of the query's positives.
-        relative_margin: the same as a share of that score's size.
-        sampling: the first ones, or a sample.
-        seed: of the sample.
-        teacher: whether another encoder scores what these filters read.
-        scores: whether scores are written.
-
-    Raises:
-        UserError: a value that makes no sense, by key.
-    """
-
-    negatives: int = 3
-    range_min: int = 0
-    range_max: int | None = None
-    max_score: float | None = None
-    min_score: float | None = None
-    absolute_margin: float | None = None
-    relative_margin: float | None = None
-    sampling: Sampling = "top"
-    seed: int = 0
-    teacher: bool = False
-    scores: bool = False
-
-    def __post_init__(self) -> None:
-        if self.sampling not in get_args(Sampling):
-            raise UserError("no such sampling", key="sampling", value=self.sampling, fix="top or random")
-        for key, least in (("negatives", 1), ("range_min", 0), ("seed", 0)):
-            if type(value := getattr(self, key)) is not int or value < least:
-                raise UserError("not a whole number", key=key, value=value, fix=f"{least} or more")
-        if self.range_max is not None and type(self.range_max) is not int:
-            raise UserError(
-                "not a whole number", key="range_max", value=self.range_max, fix="a rank, or null"
-            )
-        if self.last - self.range_min < self.negatives:
-            held = max(0, self.last - self.range_min)
-            told = f"ranks {self.range_min} to {self.last} hold {held}"
-            raise UserError(told, key="negatives", value=self.negatives, fix="a larger range_max, or fewer")
-        for key, low, high in (("relative_margin", 0, 1), ("absolute_margin", 0, 2), ("max_score", -1, 1),
-                               ("min_score", -1, 1)):  # fmt: skip
-            value = getattr(self, key)
-            if value is not None and not (isinstance(value, int | float) and low <= value <= high):
-                raise UserError("out of range", key=key, value=value, fix=f"{low} to {high}")
-        if self.teacher and not self.filtered and not self.scores:
-            fix = "relative_margin=0.05, another filter, or scores=true"
-            raise UserError("a teacher changes nothing without a filter or scores", key="teacher", fix=fix)
-
-    @property
-    def filtered(self) -> bool:
-        """Whether scores decide."""
-        return any(getattr(self, name) is not None for name in FILTERS[1:])
-
-    @property
-    def last(self) -> int:
-        """`range_max`, or what stands for it."""
-        if self.range_max is not None:
-            return self.range_max
-        return self.range_min + self.negatives * (_DEEPER if self.filtered else 1)
 
 
 class Candidates(Protocol):
     """A corpus that is searched."""
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-        """Rows [q, k] of the texts nearest to unit vectors [q, D]."""
+        """Rows [q, k] of the texts nearest to unit vectors [q, D]; below 0 where there are fewer."""
         ...
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Unit vectors [n, D]."""
         ...
 
-    def text(self, row: int) -> str: ...
+    def texts(self, rows: Sequence[int]) -> list[str]: ...
 
 
 class Pairs(NamedTuple):
@@ -210,16 +138,55 @@ class Corpus:
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         return self.vectors.take(rows)
 
-    def text(self, row: int) -> str:
-        return self.vectors.texts[row]
+    def texts(self, rows: Sequence[int]) -> list[str]:
+        return [self.vectors.texts[row] for row in rows]
+
+
+class Indexed:
+    """The texts of a search index as `Candidates`; approximate where the index is.
+
+    Raises:
+        UserError: it has vectors alone.
+    """
+
+    def __init__(self, index: Index) -> None:
+        if not index.info.texts:
+            raise UserError("has no texts", file=index.folder, key="search", fix="an index of texts")
+        self.index = index
+
+    def nearest(self, queries: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+        return np.asarray(self.index.nearest(torch.from_numpy(queries), k)[0])
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self.index.stored.take(rows).numpy()
+
+    def texts(self, rows: Sequence[int]) -> list[str]:
+        return self.index.texts(rows)
+
+
+class Judging(Protocol):
+    """Whose scores the filters read."""
+
+    def scores(
+        self, query: int, own: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of a query with its positives, rows of `Pairs.corpus`, and with candidates."""
+        ...
 
 
 class Judge(NamedTuple):
-    """An encoder's vectors of the queries, the positives and the candidates."""
+    """An encoder's vectors of the queries, the positives and the candidates; scores are cosines."""
 
     queries: UnitVectors
     positives: UnitVectors
     candidates: Callable[[NDArray[np.int64]], NDArray[np.float32]]
+
+    def scores(
+        self, query: int, own: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """As of `Judging`."""
+        vector = self.queries.take([query])
+        return _cosines(vector, self.positives.take(own)), _cosines(vector, self.candidates(rows))
 
 
 @dataclass(frozen=True)
@@ -264,10 +231,11 @@ class Miner:
         model: Judge,
         settings: MineSettings,
         block: int = 1024,
-        teacher: Judge | None = None,
+        teacher: Judging | None = None,
     ) -> None:
         self.folder, self.pairs, self.candidates = folder, pairs, candidates
-        self.model, self.judge, self.settings, self.size = model, teacher or model, settings, block
+        self.model, self.settings, self.size = model, settings, block
+        self.judge: Judging = teacher or model
 
     def blocks(self, on_block: Callable[[int], None] = lambda done: None) -> Iterator[tuple[range, Block]]:
         """Each block of queries with what was mined for it, computed where it is not there yet."""
@@ -300,17 +268,17 @@ class Miner:
 
     def _of_query(self, query: int, rows: NDArray[np.int64], removed: NDArray[np.int64]) -> _Found:
         """The negatives of one query among its nearest rows; `removed` is added to."""
-        settings, pairs, judge = self.settings, self.pairs, self.judge
+        settings, pairs = self.settings, self.pairs
         own = pairs.rows[pairs.bounds[query] : pairs.bounds[query + 1]]
         same = {folded(pairs.queries[query]), *(folded(pairs.corpus[row]) for row in own.tolist())}
+        rows = rows[rows >= 0]
         cosine = _cosines(self.model.queries.take([query]), self.candidates.take(rows))
         rows = rows[np.lexsort((rows, -cosine))]
-        other = np.array([folded(self.candidates.text(row)) not in same for row in rows.tolist()], dtype=bool)
+        texts = self.candidates.texts(rows.tolist())
+        other = np.array([folded(text) not in same for text in texts], dtype=bool)
         removed[0] += (~other).sum()
         rows = rows[other][settings.range_min : settings.last]
-        vector = judge.queries.take([query])
-        scores = _cosines(vector, judge.candidates(rows))
-        positives = _cosines(vector, judge.positives.take(own))
+        positives, scores = self.judge.scores(query, own, rows)
         kept = np.ones(len(rows), dtype=bool)
         for i, passes in enumerate(self._filters(scores, float(positives.min())), start=1):
             removed[i] += (kept & ~passes).sum()

@@ -7,38 +7,25 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embedlab.config.mine import FILTERS, Format
 from embedlab.console import table
-from embedlab.corpus.mine import FILTERS, Block, Candidates, Miner, Pairs
+from embedlab.corpus.mine import Block, Candidates, Miner, Pairs
 from embedlab.errors import UserError
 from embedlab.files import whole_file
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-Format = Literal["triplets", "tuples", "lists", "scored"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-SUFFIXES = (".jsonl", ".csv", ".parquet")
 _AT_ONCE = 4096  # rows of a group of a Parquet file
 _MUCH = 0.5
 """Share of the candidates from which on a margin's work is worth a line: it is 8 to 84 % by model
 (sentence-transformers' issue 3279)."""
 _WORDS = {"positive": "positives", "negative": "negatives", "difference": "positive less negative"}
-
-
-def check_output(path: Path, kind: str) -> None:
-    """UserError for a format that there is not, or that a file of this name cannot hold."""
-    if kind not in FORMATS:
-        raise UserError("no such format", key="format", value=kind, fix=", ".join(FORMATS))
-    if path.suffix.lower() not in SUFFIXES:
-        raise UserError("unknown kind of output", file=path, fix=f"end its name in {', '.join(SUFFIXES)}")
-    if kind == "lists" and path.suffix.lower() == ".csv":
-        fix = "a .jsonl or .parquet file, or format=tuples"
-        raise UserError("a .csv file has no lists", key="format", value=kind, fix=fix)
 
 
 class Statistics:
@@ -159,7 +146,7 @@ def _rows(
     first = pairs.bounds[queries.start]
     for i, query in enumerate(queries):
         mine = slice(at[i], at[i + 1])
-        negatives = [candidates.text(row) for row in block.rows[mine].tolist()]
+        negatives = candidates.texts(block.rows[mine].tolist())
         scored = [round(float(s), 6) for s in block.scores[mine]]
         for place in range(pairs.bounds[query], pairs.bounds[query + 1]):
             own = round(float(block.positives[place - first]), 6)

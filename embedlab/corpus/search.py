@@ -355,14 +355,15 @@ class Index:
                 f"holds vectors of width {self.info.dim}, the encoder gives {vectors.shape[1]}",
                 file=self.folder,
             )
-        places, scores = self._nearest(unit(vectors), k)
+        places, scores = self.nearest(unit(vectors), k)
         with (self.folder / "texts.txt").open("rb") if self.info.texts else nullcontext() as stream:
             return [
                 [self._hit(stream, place, score) for place, score in zip(*found, strict=True) if place >= 0]
                 for found in zip(places.tolist(), scores.tolist(), strict=True)
             ]
 
-    def _nearest(self, queries: Tensor, k: int) -> tuple[Any, Any]:
+    def nearest(self, queries: Tensor, k: int) -> tuple[Any, Any]:
+        """Places and scores, [q, k], of the texts nearest to unit vectors; a place below 0 stands for none."""
         if self._lists is not None:
             return approximate.nearest(self._faiss, self.stored, queries, k, self._lists.rescore)
         top = TopK(queries, k)
@@ -373,6 +374,11 @@ class Index:
     def _hit(self, stream: Any, place: int, score: float) -> Hit:
         row = place if self._numbers is None else int(self._numbers[place])
         return Hit(row, score, "" if stream is None else self._text(stream, place))
+
+    def texts(self, places: Sequence[int]) -> list[str]:
+        """The texts at these places."""
+        with (self.folder / "texts.txt").open("rb") as stream:
+            return [self._text(stream, place) for place in places]
 
     def blocks(self) -> Iterator[tuple[list[int], Tensor, list[str] | None]]:
         """All rows in their order: numbers as of `Hit`, unit vectors [b, D], texts where there are any."""

@@ -136,9 +136,9 @@ class Codes:
                 told, key="store", value=self.store, fix="the store and width it was written with"
             )
         if self.store in ("int8", "binary"):
-            codes = codes.view(np.uint8) ^ 0x80
+            codes = codes.view(np.uint8) ^ np.uint8(0x80)
         if self.packed:  # the bits after the last feature are padding
-            codes = np.unpackbits(codes, axis=1, count=self.dim)
+            codes = np.unpackbits(codes.view(np.uint8), axis=1, count=self.dim)
         return codes.astype(np.float32)
 
     def decode(self, codes: NDArray[Any]) -> NDArray[np.float32]:
@@ -147,8 +147,8 @@ class Codes:
 
     def scores(self, queries: NDArray[np.float32], codes: NDArray[Any]) -> NDArray[np.float32]:
         """Inner products [q, n] of float queries [q, D] with what codes [n, `width`] stand for."""
-        found: NDArray[np.float32] = (queries * self.scale) @ self.levels(codes).T
-        return found + (queries @ self.offset)[:, None]
+        products = (queries * self.scale) @ self.levels(codes).T + (queries @ self.offset)[:, None]
+        return products.astype(np.float32, copy=False)
 
 
 def check_store(store: str) -> None:

@@ -72,6 +72,7 @@ def _use(encoder: Encoder, folder: Path | None) -> str:
     """How the folder is loaded, with its prompts."""
     lines = ["import embedlab", "", 'encoder = embedlab.load("FOLDER")']
     asked = more = ""
+    option = "dim"
     modules = folder / "modules.json" if folder is not None else None
     if folder is not None and (folder / "model.onnx").is_file():
         lines = ["from pathlib import Path", "", "from embedlab.export.onnx import load_onnx  # needs onnxruntime", "",
@@ -84,6 +85,7 @@ def _use(encoder: Encoder, folder: Path | None) -> str:
             )
         return _code(lines) + told
     if modules is not None and modules.is_file():
+        option = "truncate_dim"
         own = "embedlab" in modules.read_text(encoding="utf-8")
         trust = ", trust_remote_code=True" if own else ""
         lines = ["from sentence_transformers import SentenceTransformer", "",
@@ -92,9 +94,18 @@ def _use(encoder: Encoder, folder: Path | None) -> str:
         if not own and not encoder.tokenization.overhead:
             more = "\n\nAn empty text has no token for these modules, which fail on it or give zeros: leave it out."
     lines.append('vectors = encoder.encode(["a cat", "a dog"])')
+    if widths := _widths(encoder):
+        lines.append(f'narrower = encoder.encode(["a cat", "a dog"], {option}={widths[0]})  # or {widths}')
     if "query" in encoder.usage.prompts:
         lines.append('queries = encoder.encode_query(["which animal purrs?"])')
     return asked + _code(lines) + more
+
+
+def _widths(encoder: Encoder) -> list[int]:
+    """The narrower widths that the encoder was trained for (Matryoshka)."""
+    method = (encoder.card.get("config") or {}).get("method") or {}
+    dims = (method.get("matryoshka") or {}).get("dims") or []
+    return sorted((dim for dim in dims if dim < encoder.dim), reverse=True)
 
 
 def _code(lines: list[str]) -> str:

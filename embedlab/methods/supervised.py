@@ -48,6 +48,7 @@ class SupervisedConfig(LossConfig):
 
     name: str = "supervised"
     objective: Objective = "in_batch"
+    """What the texts of a row are to satisfy; which kinds of data have what it compares: docs/your-own-data.md."""
 
     @property
     def can_unpad(self) -> bool:  # type: ignore[override]

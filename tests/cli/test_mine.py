@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from embedlab.cli.main import main
 
@@ -90,12 +95,84 @@ def test_a_teacher_scores_and_the_ranks_stay(
     assert [r["score_1"] for r in rows(folder / "out.jsonl")] != own_scores
 
 
+@pytest.fixture(scope="module")
+def cross(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sentence_transformers", reason="extra st")
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("cross") / "model"
+    model = AutoModelForSequenceClassification.from_pretrained(tiny("bert"), num_labels=1)
+    model.classifier.weight.data.normal_()
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny("bert")).save_pretrained(folder)
+    return folder
+
+
+def test_a_cross_encoder_judges_pairs_of_texts(mine: Callable[..., int], folder: Path, cross: Path) -> None:
+    from sentence_transformers import CrossEncoder
+
+    assert mine("scores=true", "format=lists", f"teacher={cross}") == 0
+    model, first = CrossEncoder(str(cross), device="cpu"), (folder / "out.jsonl").read_bytes()
+    found = rows(folder / "out.jsonl")
+    for row in found:
+        texts = [row["positive"], *row["negatives"]]  # type: ignore[misc]
+        assert row["scores"] == pytest.approx(
+            model.predict([(row["anchor"], t) for t in texts]).tolist(), abs=1e-5
+        )
+    assert mine("scores=true", "format=lists", f"teacher={cross}", "block=1") == 0
+    assert (folder / "out.jsonl").read_bytes() == first
+    limit = sorted(s for row in found for s in row["scores"][1:])[4]  # type: ignore[index]
+    assert mine("scores=true", "format=lists", f"teacher={cross}", f"max_score={limit:.5f}") == 0
+    assert all(s <= limit + 1e-5 for row in rows(folder / "out.jsonl") for s in row["scores"][1:])  # type: ignore[index]
+
+
+def test_a_folder_that_is_not_of_mine_is_left_alone(
+    mine: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "out.jsonl.work").mkdir()
+    (folder / "out.jsonl.work" / "thesis.txt").write_text("years of work")
+    assert mine() == 2
+    assert "holds other things" in capsys.readouterr().err
+    assert (folder / "out.jsonl.work" / "thesis.txt").read_text() == "years of work"
+
+
+def test_an_index_is_searched_in_place_of_a_corpus(
+    mine: Callable[..., int], folder: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ckpt, texts = f"ckpt={tiny('bert')}", [p for q, p in PAIRS if q and p] + [t for t in MORE if t]
+    (folder / "all.txt").write_text("\n".join(texts) + "\n")
+    assert main(["search", "index", "all.txt", "index", ckpt, "device=cpu"]) == 0
+    assert mine("scores=true") == 0
+    exact = rows(folder / "out.jsonl")
+    command = ["mine", "pairs.jsonl", "indexed.jsonl", "device=cpu", "scores=true", "search=index"]
+    assert main([*command, ckpt]) == 0
+    for one, other in zip(rows(folder / "indexed.jsonl"), exact, strict=True):
+        assert {k: v for k, v in one.items() if k[0] != "s"} == {
+            k: v for k, v in other.items() if k[0] != "s"
+        }
+        assert one["score_1"] == pytest.approx(other["score_1"], abs=1e-5)
+    capsys.readouterr()
+    for more, told in (
+        ([f"ckpt={tiny('roberta')}"], "index: was made by another encoder"),
+        ([ckpt, "corpus=more.txt"], "corpus=more.txt"),
+        ([ckpt, "teacher=mini", "max_score=0.9"], "teacher=mini"),
+        ([ckpt, "search=nowhere"], "nowhere: is no search index"),
+        ([ckpt, "dim=8"], "another encoder"),
+    ):
+        assert main([*command, *more]) == 2
+        line = capsys.readouterr().err
+        assert told in line
+        assert line.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["negatives=9", "range_min=5", "range_max=10"], "ranks 5 to 10 hold 5 (negatives=9)"),
         (["relative_margin=1.5"], "0 to 1"),
         (["teacher=mini"], "(teacher)"),
+        (["teacher=none", "scores=true"], "(teacher=none)"),
         (["output=out.txt"], "unknown kind of output"),
         (["output=out.csv", "format=lists"], "a .csv file has no lists"),
         (["format=pairs"], "format=pairs"),
@@ -128,3 +205,32 @@ def test_bad_input_is_one_line_and_status_2(
     lines = capsys.readouterr().err.splitlines()
     assert told in lines[-1]
     assert not (folder / "out.jsonl").exists()
+
+
+def test_a_killed_command_goes_on_to_the_same_bytes(folder: Path, tiny: Callable[..., Path]) -> None:
+    pairs = [f'{{"query": "question {i} of many", "positive": "answer {i} of many"}}\n' for i in range(1200)]
+    (folder / "many.jsonl").write_text("".join(pairs))
+    start = [sys.executable, "-m", "embedlab", "mine", "many.jsonl"]
+    rest = [f"ckpt={tiny('bert')}", "device=cpu", "scores=true", "sampling=random", "range_max=9", "block=20"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    killed = subprocess.Popen([*start, "out.jsonl", *rest, "work=w"], cwd=folder, env=env)
+    try:
+        wait_for(lambda: len(list(folder.glob("w/mined-*/*.npz"))) > 3, killed)
+    finally:
+        killed.kill()
+        killed.wait()
+    assert not (folder / "out.jsonl").exists()
+    done = {file: file.stat().st_mtime_ns for file in (folder / "w").rglob("0*.np?")}
+    for name, more in (("out.jsonl", ["work=w"]), ("whole.jsonl", [])):
+        subprocess.run([*start, name, *rest, *more], cwd=folder, env=env, check=True, capture_output=True)
+    assert (folder / "out.jsonl").read_bytes() == (folder / "whole.jsonl").read_bytes()
+    assert all(file.stat().st_mtime_ns == when for file, when in done.items())  # none was made again
+    assert not list(folder.rglob("*.new"))
+
+
+def wait_for(ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 200
+    while not ready():
+        assert process.poll() is None, "it ended before it was killed"
+        assert time.monotonic() < end
+        time.sleep(0.02)

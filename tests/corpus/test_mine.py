@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import tracemalloc
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,9 +17,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from embedlab.config.mine import FILTERS, FORMATS, MineSettings, check_output
 from embedlab.corpus import mine, mined, texts
-from embedlab.corpus.mine import Corpus, Judge, Miner, MineSettings, folded, write_pairs
-from embedlab.corpus.mined import check_output, write_mined
+from embedlab.corpus.mine import Corpus, Judge, Miner, folded, write_pairs
+from embedlab.corpus.mined import write_mined
 from embedlab.corpus.texts import StoredTexts, UnitVectors, write_texts
 from embedlab.errors import UserError
 from tests.evaluation.helpers import HashedWords
@@ -110,7 +112,7 @@ def found(miner: Miner) -> dict[str, list[str]]:
         at = np.concatenate([[0], np.cumsum(block.counts)])
         for i, query in enumerate(queries):
             rows = block.rows[at[i] : at[i + 1]]
-            result[miner.pairs.queries[query]] = [miner.candidates.text(int(row)) for row in rows]
+            result[miner.pairs.queries[query]] = miner.candidates.texts(rows.tolist())
     return result
 
 
@@ -245,7 +247,7 @@ def test_each_format(tmp_path: Path) -> None:
     corpus = ["red dog", "blue bird", "red  CAT"]
     miner = run(tmp_path / "w", pairs, corpus, MineSettings(negatives=4))
     rows = {}
-    for kind in mined.FORMATS:
+    for kind in FORMATS:
         for scores in (False, True):
             out = tmp_path / f"{kind}{scores}.jsonl"
             write_mined(out, miner, kind, scores)
@@ -282,7 +284,7 @@ def test_statistics_are_those_of_the_rows(tmp_path: Path) -> None:
     assert told["rows"] == len(rows)
     queries = {q for q, _ in pairs}
     assert told["short"] == sum(len(by_query.get(q, ())) < 3 for q in queries)
-    kept = told["candidates"] - sum(told["removed"][name] for name in mine.FILTERS[1:])
+    kept = told["candidates"] - sum(told["removed"][name] for name in FILTERS[1:])
     assert len(negatives) <= kept
     assert bool(statistics.warnings()) == (told["removed"]["relative_margin"] > told["candidates"] / 2)
 
@@ -348,3 +350,27 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{file.name}: is damaged"):
             list(miner.blocks())
         file.unlink()
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "PART", 256)
+    of = MineSettings(negatives=3, relative_margin=0.01)
+
+    def peak(rows: int) -> int:
+        """Bytes at most while 64 queries are mined, their texts and vectors being on the disk."""
+        draw = np.random.default_rng(0)
+
+        class Drawn:
+            def encode(self, sentences: list[str]) -> np.ndarray:
+                return draw.normal(size=(len(sentences), 64)).astype(np.float32)
+
+        pairs = [(f"query {i}?", f"text {i}") for i in range(64)]
+        miner = run(tmp_path / str(rows), pairs, [f"more {i}" for i in range(rows)], of, 16, Drawn())
+        tracemalloc.start()
+        for _ in miner.blocks():
+            pass
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    assert peak(20_000) - peak(2_000) < 18_000 * 64 * 4 / 10  # of the vectors that there are more

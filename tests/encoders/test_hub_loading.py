@@ -16,12 +16,15 @@ import torch
 import embedlab
 from embedlab.backbones import load_backbone
 from embedlab.backbones.hub import _given_up, _wanted
+from embedlab.cli.encoders import reference
 from embedlab.config.backbone import BackboneConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
+from embedlab.evaluation.core.protocol import describe
+from embedlab.export.card import model_card
 from embedlab.pooling import build_pooling
 from tests.encoders.test_encoder import MASKED, build
 from tests.hub import REFUSED_TOKEN, RIGHT_TOKEN, Hub, hub, online
@@ -103,6 +106,25 @@ def test_revisions_after_main_has_moved(online: Hub, tiny: Tiny, tmp_path: Path)
         embedlab.load("org/name@v1", revision="v2")
     with pytest.raises(UserError, match="no revisions"):
         embedlab.load(tmp_path / "cls", revision="v1")
+
+
+def test_the_commit_stands_in_protocols_references_and_cards(online: Hub, tiny: Tiny, tmp_path: Path) -> None:
+    made = build(tiny("bert"), "cls")
+    made.usage = Usage({"query": "ask: "}, truncate_dim=16)
+    made.save(tmp_path / "made")
+    commit = online.add_model("org/name", tmp_path / "made", tag="v1")
+    shutil.rmtree(tmp_path / "made")
+    build(tiny("bert"), "mean").save(tmp_path / "made")
+    online.add_model("org/name", tmp_path / "made")  # main goes on
+    encoder = embedlab.load("org/name@v1")
+    pinned = f"org/name@{commit}"
+    block = describe(encoder, suite="sts", name="x", aggregation="mean")
+    assert (block["hub"], block["usage"]) == (pinned, made.usage.to_dict())
+    assert reference(encoder, "org/name@v1") == pinned
+    assert embedlab.load(pinned).fingerprint() == encoder.fingerprint() == made.fingerprint()
+    assert pinned in model_card(encoder, "copy")
+    encoder.save(tmp_path / "copy")
+    assert reference(embedlab.load(tmp_path / "copy"), str(tmp_path / "copy")) == str(tmp_path / "copy")
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,23 @@ def test_the_snippet_of_a_card_gives_the_vectors(
         np.testing.assert_allclose(told["queries"], made.encode_query(["which animal purrs?"]), atol=1e-5)
 
 
+@pytest.mark.parametrize("target", ["hf", "sentence-transformers"])
+def test_the_snippet_knows_the_widths_that_were_trained(
+    target: str, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("sentence_transformers")
+    made = build(tiny("bert"), "mean")
+    made.card = {"config": {"method": {"name": "supervised", "matryoshka": {"dims": [32, 8, 16]}}}}
+    made.save(tmp_path / "made")
+    out = tmp_path / "out"
+    assert main([f"ckpt={tmp_path / 'made'}", f"to={target}", f"out={out}"]) == 0
+    code = (out / "README.md").read_text().split("```python")[1].split("```")[0].replace("FOLDER", str(out))
+    told: dict[str, Any] = {}
+    exec(code, told)
+    np.testing.assert_allclose(told["narrower"], made.encode(["a cat", "a dog"], dim=16), atol=1e-5)
+    assert "[16, 8]" in code
+
+
 POOLINGS = ["cls", "mean", "last", "first_last", "cls_mlp", "s2sent", "last_n", "modules"]
 
 

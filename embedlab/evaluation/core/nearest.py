@@ -127,8 +127,8 @@ class CodesTopK:
             return
         first = sum(map(len, self._blocks))
         self._blocks.append(codes)
-        unsigned = codes.view(np.uint8) ^ 0x80 if self.codes.store == "binary" else codes
-        words = np.ascontiguousarray(_words(unsigned).T)
+        flipped = np.uint8(0x80 if self.codes.store == "binary" else 0)
+        words = np.ascontiguousarray(_words(codes.view(np.uint8) ^ flipped).T)
         step = max(1, _SCORES_AT_ONCE // max(1, len(self.queries)))
         for start in range(0, words.shape[1], step):
             some = words[:, start : start + step]

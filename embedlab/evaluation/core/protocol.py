@@ -33,6 +33,9 @@ FACTS: dict[str, Any] = {
 }
 """What an encoder may state, and what stands for it where it does not."""
 
+STATED = ("hub", "backbone_commit", "usage")
+"""What stands in a block only where an encoder states it: the commit on a hub, prompts and the width that is kept."""
+
 REQUIRED = (*FACTS, "suite", "name", "aggregation", "text", "versions", "date", "data", "warnings", "notes")
 """Keys of a protocol block."""
 
@@ -57,7 +60,7 @@ def versions() -> dict[str, str]:
 
 def encoder_facts(encoder: object, sentences: Sequence[str] | None = None) -> dict[str, Any]:
     """pooling, template, preparation, max_length, truncated (how many of `sentences` are cut), dtype,
-    attention, checkpoint, seed (of training) and device of an encoder.
+    attention, checkpoint, seed (of training) and device of an encoder; and of `STATED` what it states.
 
     Read from what an encoder states in a method `provenance(sentences)` (by its former name: `facts`). What nobody
     states is "unknown", never guessed.
@@ -65,7 +68,7 @@ def encoder_facts(encoder: object, sentences: Sequence[str] | None = None) -> di
     facts = dict(FACTS)
     state = getattr(encoder, "provenance", None) or getattr(encoder, "facts", None)
     if callable(state):
-        facts |= {key: value for key, value in state(sentences).items() if key in facts}
+        facts |= {key: value for key, value in state(sentences).items() if key in (*facts, *STATED)}
     return facts
 
 

@@ -206,7 +206,9 @@ def _encode(job: Job, config: dict[str, Any]) -> Parts:
     try:
         with metered(configured, meter, told, lines=not job.single) as telling:
             encode_parts(job.texts, parts, telling, chunks, worker, workers)
-    except UserError:  # of a text: the input or the settings have to change, and with them the parts of a single file
+    except (
+        UserError
+    ):  # of a text: the input or the settings have to change, and with them the parts of a single file
         if job.single:
             shutil.rmtree(job.folder)
         raise

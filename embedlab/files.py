@@ -48,6 +48,11 @@ def shipped_encoders() -> list[str]:
     return sorted(path.parent.name for path in assets_dir().glob("*/embedlab.json"))
 
 
+def default_encoder() -> str:
+    """The shipped encoder where none is named: the sentence encoder, or ``mini`` where the box has no other."""
+    return SENTENCE_ENCODER if SENTENCE_ENCODER in shipped_encoders() else "mini"
+
+
 def cache_dir() -> Path:
     """Where token caches and prepared data go; the folder need not exist yet.
 

@@ -14,11 +14,15 @@ What a configuration file or a downloaded folder names is never imported: only w
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import importlib
 import importlib.util
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
@@ -67,8 +71,8 @@ def part_names(room: str) -> dict[str, str]:
     return names
 
 
-def part_module(room: str, name: Any, key: str) -> ModuleType:
-    """The module of a part.
+def find_part(room: str, name: Any, key: str) -> str:
+    """The module of a part, by its name; nothing is imported.
 
     Args:
         room: folder of the parts.
@@ -83,7 +87,65 @@ def part_module(room: str, name: Any, key: str) -> ModuleType:
         near = get_close_matches(str(name), names, n=1)
         fix = f"{key.split('.')[0]}={near[0]}" if near else f"one of {', '.join(sorted(names))}"
         raise UserError(f"unknown {key.split('.')[0]}", key=key, value=name, fix=fix)
-    return importlib.import_module(names[name])
+    return names[name]
+
+
+def part_module(room: str, name: Any, key: str) -> ModuleType:
+    """The module of a part, as in `find_part`."""
+    return importlib.import_module(find_part(room, name, key))
+
+
+def part_record(room: str, name: Any, key: str) -> type | None:
+    """The configuration record of a part as its file's text has it, for a look at values before torch is imported.
+
+    Returns: the record, whose methods may miss names; None where its fields need what is not imported.
+
+    Raises:
+        UserError: as of `find_part`.
+    """
+    module = _records(find_part(room, name, key))
+    for value in vars(module).values():
+        own = isinstance(value, type) and value.__module__ == module.__name__ and is_dataclass(value)
+        if own and getattr(value, "name", None) == name:
+            return value
+    return None
+
+
+@cache
+def _records(module: str) -> ModuleType:
+    """What a module defines with the standard library, ``embedlab.config`` and modules made like this one alone."""
+    made = ModuleType(f"{module} (records)")
+    sys.modules[made.__name__] = made  # where a dataclass looks for what its annotations name
+    package, *inner = module.split(".")
+    path = dict(packages())[package].joinpath(*inner)
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module and _is_light(node.module) is None:
+            others = vars(_records(node.module))
+            vars(made).update({a.asname or a.name: others[a.name] for a in node.names if a.name in others})
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            modules = (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            )
+            if all(map(_is_light, modules)):
+                _run(node, made, file)
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.ClassDef | ast.FunctionDef):
+            with suppress(Exception):  # it needs what has been left out
+                _run(node, made, file)
+    return made
+
+
+def _run(node: ast.stmt, module: ModuleType, file: Path) -> None:
+    flags = __future__.annotations.compiler_flag
+    exec(compile(ast.Module([node], []), str(file), "exec", flags, dont_inherit=True), vars(module))
+
+
+def _is_light(module: str) -> bool | None:
+    """Whether a module is imported without torch; None: of one of the packages that have parts."""
+    package = module.partition(".")[0]
+    if module.startswith(("embedlab.config", "embedlab.errors")):
+        return True
+    return None if package in dict(packages()) else package in sys.stdlib_module_names
 
 
 def part_class(room: str, name: Any, base: type, key: str) -> Any:

@@ -18,7 +18,12 @@ from embedlab.methods import method_class
 from embedlab.run.check import check_run
 from embedlab.run.parse import parse_run
 
-DATA_OF = {"masked_lm": ("wikipedia", 128), "causal_lm": ("wikipedia", 128), "bepa": ("parallel", None)}
+DATA_OF = {
+    "masked_lm": ("wikipedia", 128),
+    "mntp": ("wikipedia", 128),
+    "causal_lm": ("wikipedia", 128),
+    "bepa": ("parallel", None),
+}
 DATA_OF["bepa_official"] = DATA_OF["sncse"] = DATA_OF["bepa"]
 TEMPLATE_OF_POOLING = {"mask": "promptbert_bert", "rep1": "eol_sum", "rep2": "eol_sum"}
 TEMPLATE_OF_POOLING |= {"rep_mean": "eol_sum", "rep_concat": "eol_sum"}
@@ -98,7 +103,7 @@ def test_the_papers_own_combinations_are_sound(groups, base) -> None:  # type: i
 
 @pytest.mark.parametrize("path", sorted((conf_dir() / "experiment").glob("*.yaml")), ids=lambda p: p.stem)
 def test_every_experiment_composes(path: Path) -> None:
-    asked = {"jtcse_bert_sick": ["sick=text.txt"]}.get(path.stem, [])
+    asked = {"jtcse_bert_sick": ["sick=text.txt"], "edfse_like_bert": ["rtt=tables"]}.get(path.stem, [])
     composed = compose("train", [f"experiment={path.stem}", "data.files=text.txt", *asked])
     for stage in composed.pop("stages").values():
         section, _, key = stage["result"].partition(".")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -69,6 +70,23 @@ def carry_out(page: Path, folder: Path) -> None:
         ["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def test_the_project_builds_with_its_parts(tmp_path: Path) -> None:
+    """By the build backend that pip would call, without its network; the folders have no ``__init__.py``."""
+    pytest.importorskip("hatchling")
+    ((_, _, project),) = [b for b in blocks(ROOT / "docs/extending/README.md") if b[1] == "pyproject.toml"]
+    (tmp_path / "pyproject.toml").write_text(project)
+    for _, name, text in blocks(ROOT / "docs/extending/pooling.md"):
+        if name:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+    code = "import hatchling.build; hatchling.build.build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert {"my_parts/pooling/maximum.py", "my_parts/conf/pooling/maximum.yaml"} <= set(
+        ZipFile(wheel).namelist()
+    )
 
 
 def test_the_readme_names_every_page() -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -383,3 +384,12 @@ def test_a_damaged_pickle_of_hugging_face(name: str, tiny: Tiny, tmp_path: Path)
 def test_other_errors_speak_for_themselves() -> None:
     assert corruption(RuntimeError("size mismatch for weight")) is None
     assert corruption(FileNotFoundError(2, "No such file")) is None
+
+
+def test_of_several_writers_of_a_new_file_one_succeeds(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda i: _paths.write_new(path, f"{i}" * 1000), range(8)))
+    assert sum(made) == 1
+    assert path.read_text() == f"{made.index(True)}" * 1000
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]

@@ -48,12 +48,14 @@ def test_what_stands_beside_a_method_is_enough(
     settings = [s.replace("RUN", str(left.pop())) if s.endswith("=RUN") else s for s in settings]
     if "a decoder" in needs:
         settings += ["backbone=local", f"backbone.path={tiny('llama')}"]
+    if "a masked language model" in needs:
+        settings += ["backbone=local", f"backbone.path={tiny('bert')}"]
+    # Of a few sentences, and of a vocabulary that they gave.
+    settings += {"whitening": ["method.k=8"], "mntp": ["method.mask_token=e"]}.get(name, [])
     if "data=pairs" in settings:
         pairs = tmp_path / "pairs.csv"
         texts = text_file.read_text().splitlines()
-        pairs.write_text(
-            "anchor,positive\n" + "".join(f"{a},{b}\n" for a, b in itertools.pairwise(texts))
-        )
+        pairs.write_text("anchor,positive\n" + "".join(f"{a},{b}\n" for a, b in itertools.pairwise(texts)))
         settings.append(f"data.files={pairs}")
     elif "data=parallel" not in settings:
         settings.append(f"data.files={text_file}")

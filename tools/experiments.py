@@ -27,6 +27,14 @@ SECTIONS = {
     "csesfp": "CSE-SFP",
     "prompteol": "PromptEOL",
     "bepa": "BEPA",
+    "rankcse": "RankCSE",
+    "esimcse": "ESimCSE",
+    "mixcse": "MixCSE",
+    "diffcse": "DiffCSE",
+    "infocse": "InfoCSE",
+    "sncse": "SNCSE",
+    "edfse": "EDFSE",
+    "whitening": "Whitening",
     "same": "Methods on one start",
 }
 """Of the page, by the first part of a file's name; what is left comes last."""

@@ -244,6 +244,38 @@ def kind_of(found: PretrainedConfig) -> Literal["encoder", "decoder"]:
     return "decoder" if causal and not both_ways else "encoder"
 
 
+BOTH_WAYS = ("gpt2", "gpt_neox", "llama", "mistral", "opt", "qwen2")
+"""Decoders that look both ways where their configuration says so, with and without padding."""
+
+
+def look_both_ways(found: PretrainedConfig, attention: str) -> None:
+    """Make a decoder's configuration that of an encoder, as it is then saved.
+
+    Raises:
+        UserError: it is none, or one of which this is not known to work.
+    """
+    if kind_of(found) == "encoder":
+        raise UserError(
+            f"{found.model_type} looks both ways as it is",
+            key="backbone.bidirectional",
+            value=True,
+            fix="backbone.bidirectional=false",
+        )
+    if found.model_type not in BOTH_WAYS or attention != "sdpa":
+        raise UserError(
+            f"{found.model_type} is not known to look both ways by {attention}",
+            key="backbone.bidirectional",
+            value=True,
+            fix=f"{', '.join(BOTH_WAYS)}, by backbone.attention=sdpa",
+        )
+    found.is_causal = False
+
+
+def head_of(found: PretrainedConfig) -> Literal["masked_lm", "causal_lm"]:
+    """The language-modelling head that an architecture has, whichever way it looks."""
+    return "causal_lm" if kind_of(found) == "decoder" or is_decoder(found.model_type) else "masked_lm"
+
+
 _CAUSAL = frozenset(("clip_text_model", "mistral4"))
 _BIDIRECTIONAL = frozenset(("bert-generation", "cpmant", "embedding_gemma2_text", "xlnet"))
 """What the lists of heads do not tell: causal without a causal head, and the other way round."""

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from embedlab.backbones.adapters import merged
 from embedlab.backbones.architecture import (
     describe,
+    head_of,
     is_encoder_decoder,
-    kind_of,
+    look_both_ways,
     set_dropout,
     without_decoder,
 )
@@ -70,13 +71,20 @@ def load_backbone(
         found = set_dropout(
             fresh_config(FreshConfig.from_dict(config.fresh or {}), tokenizer), config.dropout
         )
+        if config.bidirectional:
+            look_both_ways(found, config.attention)
         source = None
     else:
         source = resolve(config)
         found = read_config(config, source)
         tokenizer = tokenizer if tokenizer is not None else read_tokenizer(config, source)
     info = describe(found, tokenizer.mask_token is not None)
-    if head is not None and (head == "causal_lm") != (info.kind == "decoder"):
+    if config.bidirectional:
+        log.warning(
+            "%s looks both ways with weights that learnt to look back; method=mntp teaches them.",
+            config.label,
+        )
+    if head is not None and head != head_of(found):
         raise UserError(
             f"{info.model_type} is a {info.kind if info.kind == 'decoder' else 'bidirectional encoder'}: "
             f"no {head} head fits it",
@@ -334,7 +342,7 @@ def whole_model(backbone: Backbone) -> Any:
     if backbone.head is None:
         return backbone.model
     found = backbone.model.config
-    head: Head = "causal_lm" if kind_of(found) == "decoder" else "masked_lm"
+    head: Head = head_of(found)
     with torch.device("meta"), quiet():
         whole = _auto_class(head).from_config(found)
     for name, module in whole.named_children():

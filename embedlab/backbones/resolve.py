@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -14,6 +15,7 @@ from embedlab.backbones.architecture import (
     describe,
     effective_dropout,
     kind_of,
+    look_both_ways,
     set_dropout,
 )
 from embedlab.backbones.hub import TEXT, snapshot
@@ -218,6 +220,8 @@ def read_config(config: BackboneConfig, source: Source) -> PretrainedConfig:
         check_config(found)
     if not config.trust_remote_code:  # it would be saved with the weights, for others to run
         vars(found).pop("auto_map", None)
+    if config.bidirectional:
+        look_both_ways(found, config.attention)
     return set_dropout(found, config.dropout)
 
 
@@ -234,6 +238,8 @@ def probe(config: BackboneConfig) -> BackboneInfo:
 
         fresh = FreshConfig.from_dict(config.fresh or {})
         found = set_dropout(fresh_config(fresh), config.dropout)
+        if config.bidirectional:
+            look_both_ways(found, config.attention)
         if fresh.init_from is not None:  # said before the run's text is tokenised
             from embedlab.backbones.warm_start import check_donor
 
@@ -242,12 +248,17 @@ def probe(config: BackboneConfig) -> BackboneInfo:
         info = describe(found, kind_of(found) == "encoder")
         return BackboneInfo(**{**vars(info), "has_mlm_head": info.kind == "encoder"})
     if config.source == "hub" and config.revision is None and (facts := known(config.name)) is not None:
+        if config.dropout is None and not config.bidirectional:
+            return facts
         from transformers import AutoConfig
 
+        found = AutoConfig.for_model(facts.model_type)
+        if config.bidirectional:
+            look_both_ways(found, config.attention)
+            facts = replace(facts, kind="encoder")
         if config.dropout is None:
             return facts
-        found = set_dropout(AutoConfig.for_model(facts.model_type), config.dropout)
-        return BackboneInfo(**{**vars(facts), "dropout": effective_dropout(found)})
+        return replace(facts, dropout=effective_dropout(set_dropout(found, config.dropout)))
     source = resolve(config, weights=False)
     found = read_config(config, source)
     return describe(found, has_mask_token(config, source))

@@ -24,7 +24,10 @@ from embedlab.errors import UserError
 _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)")
 
 
-_CLOSED = ("benchmark", "encode", "export", "mine", "quantize", "search_index", "search_query")
+_CLOSED = (
+    "benchmark", "contamination", "encode", "export", "mine", "quantize", "search_export", "search_index",
+    "search_query",
+)  # fmt: skip
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
 _OPEN = (
     "data.mix.", "data.prompts.", "data.ignore_columns=", "data.columns.negative_", "data.columns.score_",
@@ -33,9 +36,9 @@ _OPEN = (
 """What keys begin with that are names of one's own, or that the kind of data or the method checks."""
 _COUNTS = ("batch_size", "block", "chunk", "dim", "k", "max_length", "part_rows")
 _TEXTS = (
-    "calibration", "ckpt", "column", "compare", "corpus", "data_dir", "device", "dtype", "format", "index", "input",
-    "licence", "out", "output", "prompt", "prompt_name", "push", "push_revision", "sampling", "search", "store",
-    "teacher", "to", "work",
+    "calibration", "ckpt", "column", "compare", "corpus", "data_dir", "device", "dtype", "factory", "format", "index",
+    "input", "kind", "licence", "out", "output", "prompt", "prompt_name", "push", "push_revision", "queries",
+    "sampling", "search", "store", "teacher", "texts", "to", "work",
 )  # fmt: skip
 
 

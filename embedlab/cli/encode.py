@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
+from embedlab.cli.encoders import named
 from embedlab.cli.texts import open_texts
 from embedlab.data.sources import find_files
 from embedlab.distributed.devices import global_rank, launched, local_rank, world_size
@@ -39,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     job = _job(config)
     if config["check"]:
         return _check(job)
+    config["ckpt"] = named(config["ckpt"])
     if job.single:
         with _work_folder(job):
             parts = _encode(job, config)
@@ -56,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     of_ours = STARTER in os.environ
     end_with_starter()
     _encode(job, config)
-    if not of_ours:
+    if not of_ours and global_rank() == 0:
         _report(job, config)
     return 0
 
@@ -244,7 +246,6 @@ def _manifest(job: Job, config: dict[str, Any], configured: Configured, codes: C
         ranges=hashlib.sha256(codes.ranges.tobytes()).hexdigest() if codes.calibrated else None,
         suffix=job.suffix,
         empty=config["empty"],
-        column=None if job.texts.readers[0][0].columns is None else job.texts.readers[0][1],
         batch_size=config["batch_size"],
         chunk=config["chunk"],
         window=config["window"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.imports import first_import
 from embedlab.errors import UserError
+from embedlab.files import default_encoder
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
@@ -16,6 +18,15 @@ if TYPE_CHECKING:
     from embedlab.encoders.usage import Usage
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+
+def named(ckpt: str | None) -> str:
+    """`ckpt`, or where it is null the encoder in the box, of which standard error is told."""
+    if ckpt is not None:
+        return str(ckpt)
+    name = default_encoder()
+    print(f"embedlab: ckpt={name}, the encoder in the box", file=sys.stderr)
+    return name
 
 
 def load_encoder(

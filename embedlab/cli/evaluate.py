@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
+from embedlab.cli.encoders import named
+from embedlab.console import has_bars
 from embedlab.errors import UserError, printable
 from embedlab.evaluation.core.protocol import write_scores
 from embedlab.evaluation.core.suite import SHARED_KEYS, Suite, check_keys, check_names, keys_named, suite
@@ -29,6 +31,7 @@ _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("evaluate", [_as_list(argument) for argument in argv])
+    config["ckpt"] = named(config["ckpt"])
     names = _names(config["suite"])
     folder = config["data_dir"]
     if folder is not None and not Path(str(folder)).is_dir():
@@ -67,10 +70,10 @@ def _run(
     if config["cross_attention"] is not None:
         loaded = _crossed(loaded, config["cross_attention"])
     _check_fits(loaded, suites)
-    encoder = Configured.of(loaded, config, sys.stderr.isatty())
+    encoder = Configured.of(loaded, config, has_bars())
     other = None
     if config["compare"] is not None:  # loaded now: a wrong name must not show after hours
-        other = Configured.of(_compared(config), config, sys.stderr.isatty())
+        other = Configured.of(_compared(config), config, has_bars())
     for i, (name, one) in enumerate(suites.items(), start=1):
         if len(suites) > 1:
             print(f"embedlab: suite {name} ({i} of {len(suites)})", file=sys.stderr)

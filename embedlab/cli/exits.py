@@ -31,6 +31,7 @@ EXTRA_OF_MODULE = {
     "gguf": "gguf",
     "submitit": "cluster",
     "optuna": "search",
+    "ray": "ray",
 }
 
 

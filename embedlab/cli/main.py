@@ -26,6 +26,7 @@ COMMANDS = {
     "benchmark": "measure how long an encoder takes, in torch and ONNX",
     "report": "gather the scores of finished runs in one table",
     "search": "index a file of sentences, and find those nearest to a text",
+    "contamination": "count what training text holds of evaluation sets",
     "tune": "search over configurations, with pruning (Optuna)",
     "fit": "train from one file with LightningCLI (--config FILE)",
     "validate": "score the dev set of a LightningCLI run",
@@ -107,6 +108,8 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
             from embedlab.cli.report import main
         case "search":
             from embedlab.cli.search import main
+        case "contamination":
+            from embedlab.cli.contamination import main
         case "tune":
             from embedlab.cli.tune import main
         case "worker":
@@ -121,6 +124,8 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 def _set_environment() -> None:
     """Defaults of the libraries below, where the user has not chosen."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # W&B prints thirty lines at the end of a run; where it records stands in the log (embedlab/run/loggers.py).
+    os.environ.setdefault("WANDB_SILENT", "true")
     # bitsandbytes, which peft imports, warns of a kernel that 4-bit weights alone would use, and that is not needed.
     logging.getLogger("bitsandbytes.backends").setLevel(logging.ERROR)
     if "TOKENIZERS_PARALLELISM" not in os.environ:

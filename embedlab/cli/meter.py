@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from embedlab.cli.encoders import Configured
-from embedlab.console import progress_bar
+from embedlab.console import has_bars, progress_bar, say
 from embedlab.corpus.inputs import Texts
 from embedlab.corpus.parts import Parts
 from embedlab.distributed.devices import local_rank
@@ -82,10 +81,10 @@ def metered(encoder: Configured, meter: Meter, who: str = "", lines: bool = True
     def on_batch(done: int, of: int) -> None:
         nonlocal due
         meter.move(done, of, model.tokens_read - read)
-        move(meter.count, meter.position, f", {meter.tokens / meter.seconds:,.0f} tokens/s")
-        if lines and first and not sys.stderr.isatty() and time.monotonic() > due:
+        move(meter.count, meter.position, f"{meter.tokens / meter.seconds:,.0f} tokens/s")
+        if lines and first and time.monotonic() > due and not has_bars():
             due = time.monotonic() + EVERY
-            print(f"embedlab: {meter}{who}", file=sys.stderr, flush=True)
+            say(f"{meter}{who}")
 
     with progress_bar("encoding", "texts", meter.texts.size, None if first else False) as move:
         yield replace(encoder, arguments={**encoder.arguments, "on_batch": on_batch})

@@ -148,7 +148,11 @@ class _Tables:
     def identity(self) -> dict[str, Any]:
         """What tells the texts from any other."""
         columns = [self.kind.find_columns(reader, _ROLES, self.config) for reader in self.readers]
-        found: dict[str, Any] = {"input": [r.identity() for r in self.readers], "columns": columns}
+        found: dict[str, Any] = {
+            "input": [r.identity() for r in self.readers],
+            "columns": columns,
+            "corpus": None,
+        }
         if self._texts is not None:
             reader, column = self._texts
             found["corpus"] = [reader.identity(), column]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -27,7 +28,17 @@ def main(argv: Sequence[str]) -> int:
         description="Mean ± SD over seeds, paired differences to a baseline, the figure of a sweep.",
         epilog="Options may also be given as key=value.",
     )
-    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="folders of runs or sweeps")
+    parser.add_argument("folders", nargs="*", metavar="FOLDER", help="folders of runs or sweeps")
+    parser.add_argument(
+        "--mteb",
+        nargs=2,
+        type=Path,
+        metavar=("A", "B"),
+        help="instead, two folders of mteb's results to compare",
+    )
+    parser.add_argument(
+        "--qrels", type=Path, help="of --mteb: a folder with TASK.tsv, to compare query by query"
+    )
     parser.add_argument(
         "--baseline", help="recipe (or a part of its label) that the others are compared with"
     )
@@ -35,14 +46,33 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--metrics", help="scores to show, by commas (default: those of STS that there are)")
     parser.add_argument("--out", type=Path, help="where the files go (default: the first folder)")
     parser.add_argument("--title", default="Runs")
-    keys = ("baseline=", "metric=", "metrics=", "out=", "title=")
+    keys = ("baseline=", "metric=", "metrics=", "out=", "qrels=", "title=")
     options = parser.parse_args([f"--{a}" if a.startswith(keys) else a for a in argv])
+    if bool(options.folders) == (options.mteb is not None):
+        raise UserError("report wants folders of runs, or --mteb A B", fix="embedlab report --help")
+    if options.mteb:
+        return _mteb(options)
     out = options.out or Path(options.folders[0])
     if out.exists() and not out.is_dir():
         raise UserError("is no folder", file=out, key="out", fix="name a folder")
     is_run = holds_run(out) and not (out / SWEEP).exists()  # of a sweep that goes on there may be reports
     with owned(out, "out", fix="out=FOLDER, or wait for its end") if is_run else nullcontext():
         _report(options, out)
+    return 0
+
+
+def _mteb(options: Namespace) -> int:
+    from embedlab.report.mteb_folders import compare
+
+    if options.out:
+        check_writable(options.out)
+    found = compare(options.mteb[0], options.mteb[1], options.qrels)
+    print(found.markdown())
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_whole(options.out / "mteb.md", found.markdown())
+        write_whole(options.out / "mteb.json", json.dumps(found.plain(), indent=2) + "\n")
+        print(f"Written to {options.out}: mteb.md, mteb.json")
     return 0
 
 
@@ -59,7 +89,7 @@ def _report(options: Namespace, out: Path) -> None:
     metric = options.metric or headline(groups)
     report = make_report(groups, unfinished, baseline, metric, metrics, options.title)
     listed = replace(report, caption="\n\n".join(filter(None, (arms(groups), report.caption))))
-    print(listed.markdown())
+    listed.print()
     scores = csv_text(groups)
     page = html_page(groups, report, metric, baseline, len(unfinished), scores)
     out.mkdir(parents=True, exist_ok=True)

@@ -1,101 +1,292 @@
-"""``embedlab search index TEXTS INDEX ckpt=…`` and ``embedlab search query INDEX TEXT``: find similar
-sentences.
-"""
+"""``embedlab search index|query|export``: an index of texts or vectors, what is nearest in it, its rows in Parquet."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from embedlab.cli.compose import compose
+from embedlab.cli.compose import compose, leading_comment
 from embedlab.cli.texts import metered, open_texts, placing
+from embedlab.console import progress_bar
+from embedlab.corpus.plan import KINDS
 from embedlab.data.reader import FileReader
 from embedlab.errors import UserError, printable
-from embedlab.files import check_writable
+from embedlab.files import check_writable, conf_dir
 
 if TYPE_CHECKING:
-    from embedlab.encoders.base import Encoder
+    from torch import Tensor
 
-_USAGE = "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search query INDEX TEXT [k=10]"
+    from embedlab.corpus.search import Hit, Index, IndexInfo, Layout
+
+_USAGE = (
+    "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search index VECTORS INDEX"
+    " | embedlab search query INDEX TEXT [k=10] | embedlab search export INDEX OUT.parquet"
+)
+_COUNTS = ("nlist", "m", "train_rows", "nprobe", "rescore")
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
-    actions = {"index": _index, "query": _query}
+    actions = {"index": _index, "query": _query, "export": _export}
     if argv and argv[0] in ("-h", "--help"):
-        print(_USAGE + "\nembedlab search index --help and embedlab search query --help show the keys.")
+        more = "embedlab search index --help (query, export) shows the keys."
+        about = (leading_comment(conf_dir() / f"search_{action}.yaml") for action in actions)
+        print("\n\n".join((_USAGE, *about, more)))
         return 0
     if not argv or argv[0] not in actions:
-        raise UserError(
-            f"search wants index or query, not {argv[0]!r}" if argv else "search wants index or query",
-            fix=_USAGE,
-        )
+        wanted = "search wants index, query or export"
+        raise UserError(f"{wanted}, not {argv[0]!r}" if argv else wanted, fix=_USAGE)
     return actions[argv[0]](argv[1:])
 
 
 def _index(argv: Sequence[str]) -> int:
     config = compose("search_index", argv, positional=("input", "index"))
+    _check_numbers(config)
     source = Path(str(config["input"]))
-    reader, column = open_texts(source, config)
     check_writable(Path(str(config["index"])), key="index")
+    if config["kind"] not in KINDS:
+        raise UserError("no such kind", key="kind", value=config["kind"], fix=f"one of {', '.join(KINDS)}")
 
-    from embedlab.cli.encoders import Configured, load_encoder
-    from embedlab.corpus.search import build_index
+    from embedlab.corpus.stored import find_vectors
 
     start = time.perf_counter()
-    encoder = load_encoder(config["ckpt"], config["max_length"], dim=config["dim"])
+    if (vectors := find_vectors(source)) is not None:
+        info = _of_vectors(vectors, config)
+    else:
+        info = _of_texts(source, config)
+    what = "texts" if info.texts else "vectors"
+    print(f"{info.rows:,} {what} in {time.perf_counter() - start:.1f} s: {config['index']}")
+    if info.kind != "exact":
+        _print_recall(Path(str(config["index"])))
+    return 0
+
+
+def _check_numbers(config: Mapping[str, Any]) -> None:
+    for key in _COUNTS:
+        value = config.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise UserError("must be a positive whole number", key=key, value=value, fix=f"{key}=64, or null")
+    target = config.get("target_recall", 1)
+    if isinstance(target, bool) or not isinstance(target, int | float) or not 0 < target <= 1:
+        raise UserError(
+            "must be above 0 and at most 1", key="target_recall", value=target, fix="target_recall=0.95"
+        )
+
+
+def _of_texts(source: Path, config: dict[str, Any]) -> IndexInfo:
+    reader, column = open_texts(source, config)
+    if config["texts"] is not None:
+        raise UserError("the input holds the texts", key="texts", value=config["texts"], fix="leave it out")
+
+    from embedlab.cli.encoders import Configured, load_encoder, named, reference
+    from embedlab.corpus.search import build_index
+
+    ckpt = named(config["ckpt"])
+    encoder = load_encoder(ckpt, config["max_length"], dim=config["dim"])
+    configured = Configured.of(encoder, config)
+    layout = _layout(config, configured)
     with (
-        metered(reader, Configured.of(encoder, config)) as metered_encoder,
+        metered(reader, configured) as metered_encoder,
         placing(reader, lambda place: next(islice(reader.texts(column), place, None))[0]),
+        progress_bar("filling the lists", "rows", 1) as move,
     ):
-        info = build_index(
+        return build_index(
             str(config["index"]),
             _texts(reader, column),
             metered_encoder,
-            reference=_reference(encoder, str(config["ckpt"])),
+            reference=reference(encoder, ckpt),
             fingerprint=encoder.fingerprint(),
             source=str(source),
             overwrite=bool(config["overwrite"]),
             rows=config["chunk"],
             size=config["window"] << 20,
+            layout=layout,
+            told=lambda done, of: move(done, done / of),
         )
-    print(f"{info.rows:,} texts in {time.perf_counter() - start:.1f} s: {config['index']}")
-    return 0
 
 
-def _query(argv: Sequence[str]) -> int:
-    config = compose("search_query", argv, positional=("index", "text"))
-    text = str(config["text"])
-    if not text.strip():
-        raise UserError("the query is empty", key="text", fix='embedlab search query INDEX "some words"')
+def _of_vectors(vectors: Any, config: dict[str, Any]) -> IndexInfo:
+    """An index of encoded vectors; their encoder is what they say, or `ckpt`."""
+    from dataclasses import replace
 
-    from embedlab.cli.encoders import Configured, cut, load_encoder
-    from embedlab.corpus.search import Index
+    from embedlab.corpus.search import build_vector_index
 
-    index = Index(str(config["index"]))
-    ckpt = str(config["ckpt"] or index.info.encoder)
-    encoder = load_encoder(ckpt, config["max_length"])
-    cut(encoder, min(index.info.dim, encoder.dim))
-    index.check_encoder(encoder.fingerprint())
-    start = time.perf_counter()
-    (hits,) = index.search(Configured.of(encoder, config), [text], config["k"])
-    for hit in hits:
-        print(f"{hit.score:.4f}\t{hit.row + 1}\t{printable(hit.text)}")
-    print(f"{len(index):,} texts searched in {time.perf_counter() - start:.2f} s", file=sys.stderr)
-    return 0
+    encoder = None
+    if config["ckpt"] is not None:
+        from embedlab.cli.encoders import Configured, load_encoder, reference
+
+        loaded = load_encoder(config["ckpt"], config["max_length"], dim=config["dim"])
+        if vectors.fingerprint not in ("", loaded.fingerprint()):
+            fix = "leave ckpt out, or encode again"
+            raise UserError("made none of these vectors", key="ckpt", value=config["ckpt"], fix=fix)
+        vectors = replace(
+            vectors, encoder=reference(loaded, str(config["ckpt"])), fingerprint=loaded.fingerprint()
+        )
+        encoder = Configured.of(loaded, config)
+    texts = None
+    if config["texts"] is not None:
+        texts = _texts(*open_texts(Path(str(config["texts"])), config), empty=True)
+    with progress_bar("filling the lists", "rows", 1) as move:
+        return build_vector_index(
+            str(config["index"]),
+            vectors,
+            texts=texts,
+            overwrite=bool(config["overwrite"]),
+            layout=_layout(config, encoder),
+            told=lambda done, of: move(done, done / of),
+        )
 
 
-def _texts(reader: FileReader, column: str) -> Iterator[str]:
+def _layout(config: Mapping[str, Any], encoder: Any) -> Layout:
+    from embedlab.corpus.search import Layout
+
+    keys = ("kind", "nlist", "m", "train_rows", "factory", "target_recall")
+    if config["kind"] == "exact" and config["factory"] is None:
+        for key in ("nlist", "m", "train_rows", "queries", "work"):
+            if config[key] is not None:
+                fix = "kind=ivf_pq, or leave it out"
+                raise UserError("an exact index has no such thing", key=key, value=config[key], fix=fix)
+        return Layout()
+    queries = None if config["queries"] is None else _queries(config, encoder)[1]
+    work = None if config["work"] is None else Path(str(config["work"]))
+    return Layout(**{key: config[key] for key in keys}, queries=queries, work=work)
+
+
+def _queries(config: Mapping[str, Any], encoder: Any) -> tuple[list[int], Tensor]:
+    """Row numbers and unit vectors [q, D] of ``queries=``: a .npy file, or texts, which `encoder` reads."""
+    import numpy as np
+    import torch
+
+    from embedlab.corpus.stored import Part, Stored
+    from embedlab.encoders.codes import Codes
+    from embedlab.evaluation.core.nearest import unit
+    from embedlab.evaluation.core.vectors import Prompted, embed
+
+    path = Path(str(config["queries"]))
+    if path.suffix == ".npy":
+        try:
+            shape = np.load(path, mmap_mode="r").shape
+        except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
+            raise UserError(f"cannot be read ({error})", file=path, key="queries") from None
+        if len(shape) != 2 or not shape[0]:
+            raise UserError(f"is no table of vectors, but an array {shape}", file=path, key="queries")
+        stored = Stored([Part(path, shape[0])], Codes("float32", shape[1]), fix="encode it again")
+        return list(range(1, shape[0] + 1)), torch.cat([stored.block(*piece) for piece in stored.pieces()])
+    reader, column = open_texts(path, config)
+    if encoder is None:
+        raise UserError(
+            "texts want the encoder of the vectors", key="ckpt", fix="ckpt=…, or queries=FILE.npy"
+        )
+    rows, texts = [], []
     for row, text in reader.texts(column):
         if not text.strip():
             raise reader.error("an empty row", row, fix="take empty rows out of the file")
+        rows.append(row)
+        texts.append(text)
+    if not texts:
+        raise reader.error("no row with text", key="queries")
+    with placing(reader, rows.__getitem__):
+        return rows, unit(embed(Prompted(encoder, "query"), texts))
+
+
+def _print_recall(folder: Path) -> None:
+    from embedlab.config.read import read_record
+    from embedlab.corpus.approximate import TARGET, Lists
+
+    lists = read_record(folder / "lists.json", Lists)
+    columns = [key for key in (lists.recall[0] if lists.recall else {}) if key.startswith("recall")]
+    print(f"{lists.factory}, trained on {lists.trained_on:,} rows")
+    print("  ".join([f"{lists.dial or 'as it is':>9}", *(f"{key:>10}" for key in columns), "ms a query"]))
+    for point in lists.recall:
+        cells = [f"{point['value']:>9.0f}", *(f"{point[key]:>10.4f}" for key in columns)]
+        mark = "  kept" if point["value"] == lists.value else ""
+        print("  ".join([*cells, f"{point.get('ms', 0):>10.3f}"]) + mark)
+    kept = next((point for point in lists.recall if point["value"] == lists.value), {})
+    if kept.get(f"recall@{TARGET}", 1) < lists.target_recall:
+        print(
+            f"embedlab: warning: recall@{TARGET} stays under target_recall={lists.target_recall}: a larger m=,"
+            " more lists, or kind=ivf_flat",
+            file=sys.stderr,
+        )
+
+
+def _query(argv: Sequence[str]) -> int:
+    from_file = any(a.startswith("queries=") for a in argv)
+    config = compose(
+        "search_query",
+        [*argv, "text=null"] if from_file else argv,
+        positional=("index",) if from_file else ("index", "text"),
+    )
+    _check_numbers(config)
+    if not from_file and not str(config["text"]).strip():
+        raise UserError("the query is empty", key="text", fix='embedlab search query INDEX "some words"')
+
+    from embedlab.corpus.search import Index
+
+    index = Index(str(config["index"]))
+    index.tune(config["nprobe"], config["rescore"])
+    encoder: Any = None
+    if not str(config["queries"]).endswith(".npy"):
+        encoder = _encoder(index, config)
+    start = time.perf_counter()
+    if config["queries"] is None:
+        (hits,) = index.search(encoder, [str(config["text"])], config["k"])
+        answers: list[tuple[int | None, list[Hit]]] = [(None, hits)]
+    else:
+        rows, vectors = _queries(config, encoder)
+        answers = [*zip(rows, index.search_vectors(vectors, config["k"]), strict=True)]
+    for row, hits in answers:
+        before = "" if row is None else f"{row}\t"
+        for hit in hits:
+            print(f"{before}{hit.score:.4f}\t{hit.row + 1}\t{printable(hit.text)}".rstrip("\t"))
+    asked = "" if config["queries"] is None else f" for {len(answers):,} queries"
+    what = "texts" if index.info.texts else "vectors"
+    print(f"{len(index):,} {what} searched{asked} in {time.perf_counter() - start:.2f} s", file=sys.stderr)
+    return 0
+
+
+def _encoder(index: Index, config: Mapping[str, Any]) -> Any:
+    """The encoder of the index, which must be the one that made it."""
+    from embedlab.cli.encoders import Configured, cut, load_encoder
+
+    ckpt = str(config["ckpt"] or index.info.encoder)
+    if not ckpt:
+        fix = "ckpt=…, or queries=FILE.npy"
+        raise UserError(
+            "its vectors do not say what encoder made them", file=index.folder, key="ckpt", fix=fix
+        )
+    encoder = load_encoder(ckpt, config["max_length"])
+    cut(encoder, min(index.info.dim, encoder.dim))
+    index.check_encoder(encoder.fingerprint())
+    return Configured.of(encoder, config)
+
+
+def _export(argv: Sequence[str]) -> int:
+    config = compose("search_export", argv, positional=("index", "output"))
+    out = Path(str(config["output"]))
+    if out.suffix != ".parquet":
+        raise UserError("unknown kind of output", file=out, fix="end its name in .parquet")
+
+    from embedlab.corpus.search import Index
+    from embedlab.corpus.vector_files import ParquetFile, vector_file
+
+    index = Index(str(config["index"]))
+    with vector_file(out) as target, progress_bar("exporting", "rows", len(index)) as move:
+        assert isinstance(target, ParquetFile)
+        for rows, vectors, texts in index.blocks():
+            target.texts = texts
+            target.add([row + 1 for row in rows], vectors.numpy())
+            move(target.count, target.count)
+    print(f"{target.count:,} rows (row, vector{', text' if index.info.texts else ''}): {out}")
+    return 0
+
+
+def _texts(reader: FileReader, column: str, empty: bool = False) -> Iterator[str]:
+    for row, text in reader.texts(column):
+        if not text.strip() and not empty:
+            raise reader.error("an empty row", row, fix="take empty rows out of the file")
         yield text
-
-
-def _reference(encoder: Encoder, ckpt: str) -> str:
-    """`ckpt` so that it means the same in another working folder, and on a hub that goes on."""
-    return encoder.card.get("hub") or str(Path(ckpt).resolve()) if Path(ckpt).exists() else ckpt

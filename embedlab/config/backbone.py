@@ -30,6 +30,7 @@ class BackboneConfig(Record):
         dropout: sets every hidden and every attention dropout probability; None: the checkpoint's own.
         trust_remote_code: run code that comes with the checkpoint.
         new_head: start a language-modelling head anew where one is needed and the checkpoint has none.
+        bidirectional: let a decoder look both ways (LLM2Vec): an encoder, whose weights have yet to learn that.
         fresh: architecture for ``fresh``: model_type, layers, width, heads, ffn, vocab_size, max_positions,
             tokenizer {type, lowercase}, and any key of the architecture's own Hugging Face configuration.
 
@@ -48,6 +49,7 @@ class BackboneConfig(Record):
     dropout: float | None = within(None, least=0, below=1)
     trust_remote_code: bool = False
     new_head: bool = False
+    bidirectional: bool = False
     fresh: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -124,6 +126,7 @@ def _decoder(model_type: str, layers: int, width: int, positions: int, dropout: 
 KNOWN: dict[str, BackboneInfo] = {
     "google-bert/bert-base-uncased": _encoder("bert", 12, 768),
     "google-bert/bert-large-uncased": _encoder("bert", 24, 1024),
+    "Luyu/condenser": _encoder("bert", 12, 768),
     "FacebookAI/roberta-base": _encoder("roberta", 12, 768),
     "FacebookAI/roberta-large": _encoder("roberta", 24, 1024),
     "distilbert/distilbert-base-uncased": _encoder("distilbert", 6, 768),

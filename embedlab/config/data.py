@@ -56,6 +56,8 @@ class DataConfig(Record):
         max_chars: longer texts are treated as `overlong` says.
         overlong: a text above `max_chars` is an error, its row is dropped, or it is cut.
         duplicates: ``keep``, or ``drop`` a row whose texts all equal those of an earlier row.
+        decontaminate: suites (``sts``, ``retrieval``) whose evaluation texts the rows must not hold
+            (`embedlab.data.contamination.overlap`); rows that do are dropped and counted.
         languages: parallel only: the language columns to use (None: all of them).
         pairs: parallel only: the pairs to use, as ``en-de`` (None: `pivot` with every other language).
         pivot: parallel only: the language on the source side (None: the one that every file has).
@@ -109,6 +111,7 @@ class DataConfig(Record):
     max_chars: int = within(10_000, least=1)
     overlong: Literal["error", "drop", "truncate"] = "error"
     duplicates: Literal["keep", "drop"] = "keep"
+    decontaminate: list[str] | None = None
     languages: list[str] | None = None
     pairs: list[str] | None = None
     pivot: str | None = None
@@ -217,6 +220,11 @@ class DataConfig(Record):
         return tuple(one.config.name for one in self.sets.values()) if self.mix else (self.name,)
 
     @property
+    def leaves_rows(self) -> bool:
+        """Whether rows may be left out of an epoch for what is in them."""
+        return self.no_duplicates or self.per_label is not None
+
+    @property
     def most_rows(self) -> int | None:
         """The most rows of an epoch, where that is known before any text is read."""
         return self.limit if self.pack is None and not self.mix else None
@@ -253,7 +261,7 @@ class MixedSet:
 
 _SHARED = (
     "max_length", "batch_size", "mega_batch", "pad_to_multiple", "drop_last", "shuffle", "no_duplicates", "pack",
-    "processes", "cache_dir", "report",
+    "processes", "cache_dir", "report", "decontaminate",
 )  # fmt: skip
 """Keys of a mix that all its sets have in common."""
 

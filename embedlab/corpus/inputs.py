@@ -110,14 +110,17 @@ class Texts:
         return found
 
     def identities(self, by: str) -> list[dict[str, Any]]:
-        """What tells each file from any other: ``path``, ``bytes`` and ``sha256``; `by` stat ``modified`` instead."""
+        """The ``files`` of a manifest.
+
+        Args:
+            by: ``sha256``, or ``stat``, which does not read the files.
+        """
         found = []
-        for reader, _ in self.readers:
-            status = reader.path.stat()
-            one: dict[str, Any] = {"path": str(reader.path.resolve()), "bytes": status.st_size}
-            found.append(
-                one | ({"modified": status.st_mtime_ns} if by == "stat" else {"sha256": sha256(reader.path)})
-            )
+        for reader, column in self.readers:
+            path, status = reader.path, reader.path.stat()
+            content = {"modified": status.st_mtime_ns} if by == "stat" else {"sha256": sha256(path)}
+            names = {"path": str(path.resolve()), "column": None if reader.columns is None else column}
+            found.append({**names, "bytes": status.st_size, **content})
         return found
 
 

@@ -52,7 +52,7 @@ class Manifest:
     Attributes:
         format: of the folder, 1.
         encoder: how `embedlab.load` finds it: a path or a hub id. Not compared; ``fingerprint`` is.
-        revision: commit of its weights on the hub, where it is known.
+        revision: commit of its weights on the hub, where it is known. Not compared.
         dim: D, features of a vector.
         prompt: text before each sentence.
         max_length: of the tokenization; None: as long as the model allows.
@@ -63,11 +63,10 @@ class Manifest:
         ranges: sha256 of ranges.npy ([2, D], lo and hi), which int8 and uint8 decode by; else None.
         suffix: of the parts, ``.parquet`` or ``.npy``.
         empty: rows without text: error, zero or skip.
-        column: with the text; None where the files have one without a name.
         batch_size, chunk, window: how rows are encoded together, which decides last digits.
         part_rows: R.
-        files: of the input, in order: ``path`` (not compared), ``bytes``, and ``sha256``, or ``modified``
-            (nanoseconds) with ``input_hash=stat``.
+        files: of the input, in order: ``path`` (not compared), ``column`` with the text (None where there is one
+            without a name), ``bytes``, and ``sha256``, or ``modified`` (nanoseconds) with ``input_hash=stat``.
         fingerprint: `Encoder.fingerprint`, of weights and settings.
     """
 
@@ -83,7 +82,6 @@ class Manifest:
     ranges: str | None
     suffix: str
     empty: str
-    column: str | None
     batch_size: int | None
     chunk: int
     window: int
@@ -114,7 +112,7 @@ class Manifest:
                 }
             elif isinstance(value, dict):
                 flat |= {f"{key}.{k}": v for k, v in value.items()}
-            elif key != "encoder":
+            elif key not in ("encoder", "revision"):
                 flat[key] = value
         return flat
 

@@ -1,24 +1,32 @@
-"""Exact semantic search over a folder: memory-mapped unit vectors and the texts that they stand for.
+"""Semantic search over a folder: unit vectors, the texts that they stand for, perhaps lists to search fewer of them.
 
 Layout: index.json (what made it), vectors.npy (float32 [n, D], rows of length one), texts.txt (a text a
-line), offsets.npy (int64 [n + 1], where each line of texts.txt begins). A folder is complete or not there.
+line), offsets.npy (int64 [n + 1], where each line of texts.txt begins). An index of vectors that were encoded before
+names their .npy files instead, has texts only where they were given, and rows.npy (int64 [n]) where the vectors say
+their rows. lists.faiss and lists.json: `embedlab.corpus.approximate`. A folder is complete or not there.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from embedlab.config.read import read_record
+from embedlab.corpus import approximate
+from embedlab.corpus.parts import write_ranges
+from embedlab.corpus.plan import Plan, check_memory, plan
+from embedlab.corpus.stored import Part, Source, Stored, gather
 from embedlab.corpus.vector_files import NpyFile
+from embedlab.encoders.codes import RANGES, Codes
 from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
@@ -26,15 +34,18 @@ from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
 from embedlab.files import check_replaceable, whole_folder
 
 FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
-_FORMAT = 1
+_OPTIONAL = ("rows.npy", RANGES, *approximate.FILES)
+_FORMATS = (1, 2)
+"""2: without texts, or of vectors in other places; older versions search what has format 1, exactly."""
 _FIX = "build the index again"
-_SEARCHED_AT_ONCE = 1 << 16  # rows of vectors.npy read at once
 
 
 @dataclass(frozen=True)
 class IndexInfo:
-    """index.json. encoder: how to load it again; fingerprint: of its weights and settings; source: the text
-    file.
+    """index.json. encoder: how to load it again; fingerprint: of its weights and settings ("": not known); source: of
+    the texts or vectors; kind: of `embedlab.corpus.plan`, or factory; parts, part_rows: files of vectors in their
+    order, and the rows of each (none: vectors.npy); texts: whether there are any; numbered: whether there is rows.npy;
+    store: of the vectors; int8 and uint8 are decoded by ranges.npy.
     """
 
     encoder: str
@@ -43,16 +54,53 @@ class IndexInfo:
     rows: int
     source: str
     created: str
-    format: int = _FORMAT
+    format: int = 1
+    kind: str = "exact"
+    parts: list[str] = field(default_factory=list)
+    part_rows: list[int] = field(default_factory=list)
+    texts: bool = True
+    numbered: bool = False
+    store: str = "float32"
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One result. row: of the indexed texts, counted from 0; score: cosine."""
+    """One result. row: of the indexed texts, counted from 0; score: cosine; text: "" where the index has none."""
 
     row: int
     score: float
     text: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is built over the vectors: arguments of `plan`, and how it is held to a recall.
+
+    queries: [q, D], of length one, that recall is measured by; None: rows of the index; work: a folder whose pieces
+    outlive a killed build; None: one that does not.
+    """
+
+    kind: str = "exact"
+    nlist: int | None = None
+    m: int | None = None
+    train_rows: int | None = None
+    factory: str | None = None
+    target_recall: float = 0.95
+    queries: Tensor | None = None
+    work: Path | None = None
+
+    @property
+    def approximate(self) -> bool:
+        return self.kind != "exact" or self.factory is not None
+
+    def plan(self, rows: int, dim: int) -> Plan:
+        """The plan for so many vectors; UserError as of `plan` and `check_memory`."""
+        made = plan(self.kind, rows, dim, self.nlist, self.m, self.train_rows, self.factory)
+        check_memory(made)
+        return made
+
+
+EXACT = Layout()
 
 
 def build_index(
@@ -66,6 +114,8 @@ def build_index(
     overwrite: bool = False,
     rows: int = ROWS,
     size: int = BYTES,
+    layout: Layout = EXACT,
+    told: approximate.Told = lambda done, of: None,
 ) -> IndexInfo:
     """Encode `texts` and write the index; line breaks inside a text become spaces.
 
@@ -77,34 +127,150 @@ def build_index(
         fingerprint: of the encoder.
         source: of the texts, for messages.
         overwrite: replace an index that is there.
+        layout: of an approximate index.
+        told: is called while such an index fills.
 
     Raises:
         UserError: the folder exists (unless it is an index and `overwrite`); there is no text; one (its `index`) is
-            too long for the tokenizer.
+            too long for the tokenizer; a layout that does not fit the vectors.
     """
-    target = Path(folder)
-    check_replaceable(target, ("index.json",), "a search index", overwrite)
     answering = Prompted(encoder, "document")
-    with whole_folder(target) as work:
-        offsets = [0]
-        with (work / "texts.txt").open("wb") as text_file, (work / "vectors.npy").open("wb") as vector_file:
+    with _new_folder(folder, overwrite) as work:
+        with _TextsFile(work) as told_texts, (work / "vectors.npy").open("wb") as vector_file:
             vectors = NpyFile(vector_file)
             for window in windows(texts, rows, size):
                 vectors.add(range(len(window)), _vectors(answering, window, vectors.count))
-                for text in window:
-                    line = (" ".join(text.splitlines()) + "\n").encode()
-                    text_file.write(line)
-                    offsets.append(offsets[-1] + len(line))
+                told_texts.add(window)
             vectors.close()
         if vectors.count == 0:
             raise UserError(
                 "there is no text to index", file=source or None, fix="give a file with sentences"
             )
-        np.save(work / "offsets.npy", np.asarray(offsets, dtype=np.int64))
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        info = IndexInfo(reference, fingerprint, vectors.dim, vectors.count, source, created)
-        (work / "index.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
+        info = IndexInfo(reference, fingerprint, vectors.dim, vectors.count, source, _now())
+        return _finished(work, info, layout, told)
+
+
+def build_vector_index(
+    folder: str | Path,
+    source: Source,
+    *,
+    texts: Iterable[str] | None = None,
+    overwrite: bool = False,
+    layout: Layout = EXACT,
+    told: approximate.Told = lambda done, of: None,
+) -> IndexInfo:
+    """An index of vectors that were encoded before. Of .npy files it is the index that is written, not a copy.
+
+    Args:
+        folder, overwrite, layout, told: as of `build_index`.
+        source: the vectors, of any length; cosines are those of their directions.
+        texts: of the same rows; line breaks inside a text become spaces.
+
+    Raises:
+        UserError: as `build_index` and `gather`; texts of another number than the vectors.
+    """
+    with _new_folder(folder, overwrite) as work:
+        parts, codes, numbered = gather(source, work)
+        if codes.calibrated:
+            write_ranges(work / RANGES, codes)
+        rows = sum(part.rows for part in parts)
+        if texts is not None:
+            with _TextsFile(work) as told_texts:
+                for window in windows(texts):
+                    told_texts.add(window)
+            if told_texts.count != rows:
+                raise UserError(
+                    f"{told_texts.count:,} texts for {rows:,} vectors", key="texts", fix="the encoded file"
+                )
+        info = IndexInfo(
+            source.encoder, source.fingerprint, codes.dim, rows, str(source.files[0].parent.resolve()), _now(),
+            format=2, parts=[str(part.path) for part in parts], part_rows=[part.rows for part in parts],
+            texts=texts is not None, numbered=numbered, store=codes.store,
+        )  # fmt: skip
+        return _finished(work, info, layout, told)
+
+
+@contextmanager
+def _new_folder(folder: str | Path, overwrite: bool) -> Iterator[Path]:
+    target = Path(folder)
+    check_replaceable(target, ("index.json",), "a search index", overwrite)
+    with whole_folder(target) as work:
+        yield work
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class _TextsFile:
+    """Writes texts.txt, and at the end offsets.npy."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._offsets = folder, [0]
+        self._stream = (folder / "texts.txt").open("wb")
+
+    @property
+    def count(self) -> int:
+        return len(self._offsets) - 1
+
+    def add(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            line = (" ".join(text.splitlines()) + "\n").encode()
+            self._stream.write(line)
+            self._offsets.append(self._offsets[-1] + len(line))
+
+    def __enter__(self) -> _TextsFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.close()
+        np.save(self._folder / "offsets.npy", np.asarray(self._offsets, dtype=np.int64))
+
+
+def _finished(work: Path, info: IndexInfo, layout: Layout, told: approximate.Told) -> IndexInfo:
+    """Build what `layout` wants over the vectors of the new folder, and write index.json."""
+    if layout.approximate:
+        info = replace(info, kind="factory" if layout.factory else layout.kind)
+        stored = _stored(work, info)
+        made = layout.plan(info.rows, info.dim)
+        with nullcontext(layout.work) if layout.work else _scratch(work) as pieces:
+            index = approximate.build(stored, made, pieces, told)
+        asked = approximate.questions(stored, layout.queries)
+        dial, value, recall = approximate.measure(index, stored, asked, layout.target_recall)
+        facts = {
+            "kind": info.kind, "factory": made.factory, "rows": info.rows, "dim": info.dim,
+            "trained_on": made.train_rows, "dial": dial, "value": value,
+            "target_recall": layout.target_recall, "recall": recall,
+        }  # fmt: skip
+        approximate.save(index, work, facts)
+    (work / "index.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
     return info
+
+
+@contextmanager
+def _scratch(work: Path) -> Iterator[Path]:
+    import shutil
+
+    pieces = work / "pieces"
+    try:
+        yield pieces
+    finally:
+        shutil.rmtree(pieces, ignore_errors=True)
+
+
+def _stored(folder: Path, info: IndexInfo) -> Stored:
+    """The vectors of an index; those that it encoded itself have length one."""
+    if len(info.parts) != len(info.part_rows) or (info.parts and sum(info.part_rows) != info.rows):
+        raise UserError("is damaged (its parts have other rows)", file=folder / "index.json", fix=_FIX)
+    files = zip(info.parts or ["vectors.npy"], info.part_rows or [info.rows], strict=True)
+    ranges = None
+    if info.store in ("int8", "uint8"):
+        try:
+            ranges = np.load(folder / RANGES)
+        except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
+            raise UserError(f"is damaged ({error})", file=folder / RANGES, fix=_FIX) from None
+    codes = Codes(info.store, info.dim, ranges)  # type: ignore[arg-type]  # checked there
+    return Stored([Part(folder / path, rows) for path, rows in files], codes, not info.parts)
 
 
 def _vectors(encoder: Encoder, texts: list[str], before: int) -> NDArray[np.float32]:
@@ -125,29 +291,38 @@ class Index:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.info = _read_info(self.folder)
-        for name in FILES:
+        for name in (*FILES, *_OPTIONAL):
             if (self.folder / name).is_symlink():  # what it leads to would be printed
                 raise UserError("is a link", file=self.folder / name, fix=_FIX)
+        self.stored = _stored(self.folder, self.info)
+        rows, self._lists = self.info.rows, None
+        self._numbers = self._table("rows.npy", rows) if self.info.numbered else None
+        if self.info.texts:
+            self._offsets = self._table("offsets.npy", rows + 1)
+            try:
+                size = (self.folder / "texts.txt").stat().st_size
+            except OSError as error:
+                raise UserError(f"is damaged ({error})", file=self.folder, fix=_FIX) from error
+            if self._offsets[0] != 0 or self._offsets[-1] != size or (np.diff(self._offsets) < 1).any():
+                raise UserError("is damaged (offsets.npy does not fit texts.txt)", file=self.folder, fix=_FIX)
+        if self.info.kind != "exact":
+            self._faiss, self._lists = approximate.load(self.folder, rows, self.info.dim)
+
+    def _table(self, name: str, rows: int) -> NDArray[np.int64]:
         try:
-            self._vectors: NDArray[np.float32] = np.load(self.folder / "vectors.npy", mmap_mode="r")
-            self._offsets: NDArray[np.int64] = np.load(self.folder / "offsets.npy", mmap_mode="r")
-            size = (self.folder / "texts.txt").stat().st_size
+            found: NDArray[np.int64] = np.load(self.folder / name, mmap_mode="r")
         except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:  # numpy's, of its header
             raise UserError(f"is damaged ({error})", file=self.folder, fix=_FIX) from error
-        of_vectors, of_offsets = (self.info.rows, self.info.dim), (self.info.rows + 1,)
-        if (self._vectors.shape, self._vectors.dtype) != (of_vectors, np.float32):
-            raise UserError("is damaged (vectors.npy is of another size)", file=self.folder, fix=_FIX)
-        if (self._offsets.shape, self._offsets.dtype) != (of_offsets, np.int64):
-            raise UserError("is damaged (offsets.npy is of another size)", file=self.folder, fix=_FIX)
-        if self._offsets[0] != 0 or self._offsets[-1] != size or (np.diff(self._offsets) < 1).any():
-            raise UserError("is damaged (offsets.npy does not fit texts.txt)", file=self.folder, fix=_FIX)
+        if found.shape != (rows,) or found.dtype != np.int64:
+            raise UserError(f"is damaged ({name} is of another size)", file=self.folder, fix=_FIX)
+        return found
 
     def __len__(self) -> int:
         return self.info.rows
 
     def check_encoder(self, fingerprint: str) -> None:
-        """UserError unless `fingerprint` is that of the encoder that made the index."""
-        if fingerprint != self.info.fingerprint:
+        """UserError unless `fingerprint` is that of the encoder that made the index, where that is known."""
+        if self.info.fingerprint and fingerprint != self.info.fingerprint:
             raise UserError(
                 f"was made by another encoder ({self.info.fingerprint[:12]}) than this one ({fingerprint[:12]})",
                 file=self.folder,
@@ -155,26 +330,57 @@ class Index:
                 fix=f"use ckpt={self.info.encoder} as it was, or build the index again",
             )
 
+    def tune(self, value: int | None = None, rescore: int | None = None) -> None:
+        """Search approximately in another way: `value` of its dial (nprobe, efSearch), `rescore` candidates an answer.
+
+        UserError where the index has no such dial.
+        """
+        if value is None and rescore is None:
+            return
+        if self._lists is None or (value is not None and not self._lists.dial):
+            what = "is exact" if self._lists is None else f"has no such dial ({self._lists.factory})"
+            raise UserError(what, file=self.folder, key="nprobe", value=value, fix="leave it out")
+        if value is not None:
+            approximate.turn(self._faiss, self._lists.dial, value)
+        self._lists = replace(self._lists, rescore=rescore or self._lists.rescore)
+
     def search(self, encoder: Encoder, queries: Sequence[str], k: int = 10) -> list[list[Hit]]:
-        """The `k` nearest texts of each query by cosine, exact, best first."""
-        vectors = unit(embed(Prompted(encoder, "query"), queries))
+        """The `k` nearest texts of each query by cosine, best first."""
+        return self.search_vectors(embed(Prompted(encoder, "query"), queries), k)
+
+    def search_vectors(self, vectors: Tensor, k: int = 10) -> list[list[Hit]]:
+        """The `k` nearest texts of each of the vectors [q, D] by cosine, best first."""
         if vectors.shape[1] != self.info.dim:
             raise UserError(
                 f"holds vectors of width {self.info.dim}, the encoder gives {vectors.shape[1]}",
                 file=self.folder,
             )
-        top = TopK(vectors, k)
-        for first in range(0, self.info.rows, _SEARCHED_AT_ONCE):
-            # A copy of the block: torch does not take read-only memory.
-            block = np.array(self._vectors[first : first + _SEARCHED_AT_ONCE])
-            if not np.isfinite(block).all():
-                raise UserError("is damaged (a vector is not finite)", file=self.folder, fix=_FIX)
-            top.add(torch.from_numpy(block))
-        with (self.folder / "texts.txt").open("rb") as stream:
+        places, scores = self._nearest(unit(vectors), k)
+        with (self.folder / "texts.txt").open("rb") if self.info.texts else nullcontext() as stream:
             return [
-                [Hit(row, score, self._text(stream, row)) for row, score in zip(rows, scores, strict=True)]
-                for rows, scores in zip(top.rows.tolist(), top.scores.tolist(), strict=True)
+                [self._hit(stream, place, score) for place, score in zip(*found, strict=True) if place >= 0]
+                for found in zip(places.tolist(), scores.tolist(), strict=True)
             ]
+
+    def _nearest(self, queries: Tensor, k: int) -> tuple[Any, Any]:
+        if self._lists is not None:
+            return approximate.nearest(self._faiss, self.stored, queries, k, self._lists.rescore)
+        top = TopK(queries, k)
+        for first, end in self.stored.pieces():
+            top.add(self.stored.block(first, end))
+        return top.rows, top.scores
+
+    def _hit(self, stream: Any, place: int, score: float) -> Hit:
+        row = place if self._numbers is None else int(self._numbers[place])
+        return Hit(row, score, "" if stream is None else self._text(stream, place))
+
+    def blocks(self) -> Iterator[tuple[list[int], Tensor, list[str] | None]]:
+        """All rows in their order: numbers as of `Hit`, unit vectors [b, D], texts where there are any."""
+        with (self.folder / "texts.txt").open("rb") if self.info.texts else nullcontext() as stream:
+            for first, end in self.stored.pieces(ROWS):
+                hits = [self._hit(stream, place, 1.0) for place in range(first, end)]
+                texts = [hit.text for hit in hits] if self.info.texts else None
+                yield [hit.row for hit in hits], self.stored.block(first, end), texts
 
     def _text(self, stream: Any, row: int) -> str:
         stream.seek(int(self._offsets[row]))
@@ -191,6 +397,6 @@ def _read_info(folder: Path) -> IndexInfo:
         fix = f"embedlab search index TEXTS {folder} ckpt=…"
         raise UserError("is no search index", file=folder, fix=fix)
     info = read_record(path, IndexInfo, _FIX)
-    if info.format != _FORMAT:
-        raise UserError(f"has format {info.format}, not {_FORMAT}", file=path, fix=_FIX)
+    if info.format not in _FORMATS:
+        raise UserError(f"has format {info.format}, not {_FORMATS[-1]}", file=path, fix=_FIX)
     return info

@@ -108,9 +108,12 @@ class NpyFile(_Writer):
 
 
 class ParquetFile(_Writer):
-    """Columns `row` (int64: of the input) and `vector` (list of `Codes.width` numbers)."""
+    """Columns `row` (int64: of the input), `vector` (list of `Codes.width` numbers) and, where `texts`, `text`."""
 
     _writer: Any = None
+
+    texts: Sequence[str] | None = None
+    """Of the rows that are added next; a file has them of all rows or of none."""
 
     def _begin(self, codes: Codes) -> None:
         import pyarrow as pa
@@ -118,6 +121,7 @@ class ParquetFile(_Writer):
 
         vector = pa.list_(pa.from_numpy_dtype(codes.dtype), codes.width)
         schema = pa.schema([("row", pa.int64()), ("vector", vector)])
+        schema = schema if self.texts is None else schema.append(pa.field("text", pa.string()))
         # Neither a dictionary nor compression makes such numbers smaller: the dictionary took half as much again.
         self._writer = pq.ParquetWriter(self._stream, schema, use_dictionary=False, compression="none")
 
@@ -125,8 +129,9 @@ class ParquetFile(_Writer):
         import pyarrow as pa
 
         flat = pa.array(np.ascontiguousarray(codes).reshape(-1))
-        column = pa.FixedSizeListArray.from_arrays(flat, codes.shape[1])
-        self._writer.write_table(pa.table([pa.array(rows, pa.int64()), column], schema=self._writer.schema))
+        columns = [pa.array(rows, pa.int64()), pa.FixedSizeListArray.from_arrays(flat, codes.shape[1])]
+        columns += [] if self.texts is None else [pa.array(self.texts, pa.string())]
+        self._writer.write_table(pa.table(columns, schema=self._writer.schema))
 
     def close(self) -> None:
         if self._writer is not None:

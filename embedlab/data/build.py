@@ -15,6 +15,7 @@ import numpy as np
 from embedlab.config.data import DataConfig
 from embedlab.console import progress_bar
 from embedlab.data.cached import cached
+from embedlab.data.contamination.overlap import Overlap
 from embedlab.data.kinds import data_kind
 from embedlab.data.reader import Reader
 from embedlab.data.report import Tally
@@ -41,7 +42,10 @@ _OF_KINDS = ("negatives", "scores", "score_range")
 
 
 def build_token_table(
-    config: DataConfig, fields: Mapping[str, FieldSpec], progress: bool = True
+    config: DataConfig,
+    fields: Mapping[str, FieldSpec],
+    progress: bool = True,
+    overlap: Overlap | None = None,
 ) -> TokenTable:
     """The token table of a configuration: opened where it is in the cache, else built first.
 
@@ -53,28 +57,31 @@ def build_token_table(
         fields: name -> (role, tokenisation). With `config.pack` texts are not cut, and stored for
             `PackedTable`.
         progress: show a bar on a terminal.
+        overlap: the evaluation sets that ``config.decontaminate`` names.
 
     Raises:
         UserError: bad input with its file and row; a cache folder that cannot be written. Nothing is left
             behind.
     """
-    _check(config, fields)
+    _check(config, fields, overlap)
     readers = open_source(config)
     most = {name: _highest_id(tokenization) for name, (_, tokenization) in fields.items()}
 
     def build(folder: Path) -> None:
-        _fill(folder, config, fields, readers, progress)
+        _fill(folder, config, fields, readers, progress, overlap)
 
     def read(folder: Path) -> TokenTable:
         table = TokenTable.open(folder)
         table.check_ids(most)
         return table
 
-    return cached("token", _key(config, fields, readers), build, read, config.cache_dir)
+    return cached("token", _key(config, fields, readers, overlap), build, read, config.cache_dir)
 
 
-def _check(config: DataConfig, fields: Mapping[str, FieldSpec]) -> None:
+def _check(config: DataConfig, fields: Mapping[str, FieldSpec], overlap: Overlap | None) -> None:
     kind = data_kind(config.name)
+    if bool(config.decontaminate) != (overlap is not None):
+        raise ValueError(f"decontaminate={config.decontaminate} needs the texts of these evaluation sets")
     for name, (role, _) in fields.items():
         if name in kind.numbers_of(config):
             raise ValueError(f"{name} is a number of data={config.name}: the view needs another name")
@@ -87,7 +94,9 @@ def _check(config: DataConfig, fields: Mapping[str, FieldSpec]) -> None:
             )
 
 
-def _key(config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader]) -> str:
+def _key(
+    config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader], overlap: Overlap | None
+) -> str:
     content = {
         "format": FORMAT,
         "source": [reader.identity() for reader in readers],
@@ -96,6 +105,8 @@ def _key(config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Read
         "numbers": _dtypes(config),
         "fields": {name: [role, tokenization.fingerprint] for name, (role, tokenization) in fields.items()},
     }
+    if overlap is not None:
+        content["apart_from"] = overlap.identity
     # Only where they are set: tables of before there were these stay found.
     content |= {name: value for name in _OF_KINDS if (value := getattr(config, name)) is not None}
     if prompts := data_kind(config.name).prompts_of(config):
@@ -112,12 +123,17 @@ def _dtypes(config: DataConfig) -> dict[str, str]:
 
 
 def _fill(
-    folder: Path, config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader], progress: bool
+    folder: Path,
+    config: DataConfig,
+    fields: Mapping[str, FieldSpec],
+    readers: list[Reader],
+    progress: bool,
+    overlap: Overlap | None,
 ) -> None:
     started = time.monotonic()
     wanted = {role for role, _ in fields.values()}
     roles = tuple(role for role in data_kind(config.name).roles_of(config) if role in wanted)
-    stream = read_rows(config, roles, readers)
+    stream = read_rows(config, roles, readers, overlap)
     prompts = stream.kind.prompts_of(config)
     frame = None if config.pack is None else _frame(next(iter(fields.values()))[1].tokenizer)
     jobs = {

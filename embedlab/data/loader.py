@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,7 +17,6 @@ from embedlab.data.resident import ResidentTable
 from embedlab.data.table import Table
 from embedlab.kernels.packing import token_capacity
 
-log = logging.getLogger(__name__)
 Batch = dict[str, Any]
 
 
@@ -104,8 +102,6 @@ class BatchLoader:
         self._begun = True
         batches, start = self.plan.whole_epoch(self.epoch), self.start
         self.start, self.done = 0, start
-        if self.plan.rank == 0:
-            log.info("epoch %d: %d batches", self.epoch, len(batches))
         with ThreadPoolExecutor(1, "embedlab-batches", *_same_device()) as thread:
             ahead = thread.submit(self._batch, batches[start]) if start < len(batches) else None
             while ahead is not None:

@@ -186,6 +186,12 @@ def _joined_field(name: str, tables: Iterable[TokenTable]) -> FieldView:
     )
 
 
+def _decontaminated(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all sets were kept apart from, with the rows that were dropped of all."""
+    found = [report["decontaminated"] for report in reports if "decontaminated" in report]
+    return {"decontaminated": {**found[0], "rows": sum(one["rows"] for one in found)}} if found else {}
+
+
 def _joined_report(reports: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     content = hashlib.blake2b(digest_size=16)
     for name, report in reports.items():
@@ -196,5 +202,6 @@ def _joined_report(reports: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         "data": "mix",
         "content": content.hexdigest(),
         **{key: sum(report[key] for report in reports.values()) for key in added},
+        **_decontaminated([*reports.values()]),
         "sets": dict(reports),
     }

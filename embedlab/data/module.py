@@ -14,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from embedlab.config.data import DataConfig
 from embedlab.data.build import FieldSpec, build_token_table
+from embedlab.data.contamination.overlap import Overlap
 from embedlab.data.loader import BatchLoader
 from embedlab.data.mix import MixedTable
 from embedlab.data.plan import BatchPlan
@@ -37,6 +38,7 @@ class SentenceDataModule(LightningDataModule):
         emit: ``tokens`` or ``rows`` (`BatchLoader`).
         validation: what `val_dataloader` gives; nothing here has a use for it, but without one Lightning runs
             no validation, and with it no callback that scores.
+        overlap: the evaluation sets that ``config.decontaminate`` names.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class SentenceDataModule(LightningDataModule):
         seed: int,
         emit: str = "tokens",
         validation: Iterable[Any] | None = None,
+        overlap: Overlap | None = None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -53,6 +56,7 @@ class SentenceDataModule(LightningDataModule):
         self.seed = seed
         self.emit = emit
         self.validation = validation
+        self.overlap = overlap
         self._resident: ResidentTable | None = None
         self._loader: BatchLoader | None = None
         self._resumed: dict[str, Any] | None = None
@@ -65,9 +69,13 @@ class SentenceDataModule(LightningDataModule):
     def table(self) -> Table | MixedTable:
         """The rows of tokens: a `TokenTable`, a `PackedTable` view of one with `data.pack`, or those of a mix."""
         if self.config.mix:
-            sets = self.config.sets.items()
-            return MixedTable({name: build_token_table(one.config, self.views[name]) for name, one in sets})  # type: ignore[arg-type]
-        table = build_token_table(self.config, self.views)  # type: ignore[arg-type]
+            return MixedTable(
+                {
+                    name: build_token_table(one.config, self.views[name], overlap=self.overlap)  # type: ignore[arg-type]
+                    for name, one in self.config.sets.items()
+                }
+            )
+        table = build_token_table(self.config, self.views, overlap=self.overlap)  # type: ignore[arg-type]
         return table if self.config.pack is None else PackedTable(table, self.config.pack)
 
     def prepare_data(self) -> None:

@@ -35,12 +35,20 @@ def gensim_wikipedia() -> Iterator[tuple[str]]:
                     yield (sentence,)
 
 
+def lee_sentences() -> Iterator[tuple[str, int]]:
+    """Sentences of the Lee news documents, the 300 of the background corpus and the 50 with human scores, each with the
+    number of its document."""
+    documents = [
+        text for name in _LEE for text in gensim_file(name).read_text(encoding="latin-1").split("\n")
+    ]
+    for number, document in enumerate(documents):
+        for sentence in split_sentences(document):
+            yield sentence, number
+
+
 def gensim_lee() -> Iterator[tuple[str]]:
-    """Sentences of the Lee news documents: the 300 of the background corpus and the 50 with human scores."""
-    for name in _LEE:
-        for document in gensim_file(name).read_text(encoding="latin-1").split("\n"):
-            for sentence in split_sentences(document):
-                yield (sentence,)
+    """The sentences of `lee_sentences`."""
+    return ((sentence,) for sentence, _ in lee_sentences())
 
 
 def emoji_names() -> Iterator[tuple[str, ...]]:

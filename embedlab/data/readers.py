@@ -75,8 +75,10 @@ class TextFile(FileReader):
         if not start or not self.quick:
             yield from super().rows_from(start, columns)
             return
-        self._mark = self._after(start)
-        for row, line in self._lines(*self._mark):
+        found = self._after(start)
+        if found[0] == start:  # there may be a last line that does not end
+            self._mark = found
+        for row, line in self._lines(*found):
             yield row, (line,)
 
     def count(self, column: str) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embedlab.console import print_table, table
 from embedlab.errors import printable
 
 if TYPE_CHECKING:
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 _EDGES = (0, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
 _BAR = 24
-Justify = Literal["left", "right"]
 
 
 class Tally:
@@ -67,6 +68,7 @@ class Tally:
             "read": writer.n_rows + stream.dropped.total(),
             "rows": writer.n_rows,
             "dropped": dict(stream.dropped),
+            **stream.decontaminated(),
             "duplicates": count_duplicates(hashes),
             "duplicate_texts": {
                 role: count_duplicates([part]) for role, part in zip(stream.roles, hashes, strict=True)
@@ -143,39 +145,22 @@ def length_summary(lengths: NDArray[np.int32], cut: int | None) -> dict[str, Any
     }
 
 
-def report_tables(report: Mapping[str, Any]) -> list[Table]:
-    """The report as Rich tables: rows, lengths of each field, language pairs and languages where there are any."""
-    return [
-        _rows(report),
-        _lengths(report["fields"]),
-        *([_groups(report["groups"])] if report["groups"] else []),
-        *([_by_language(report["languages"])] if report.get("languages") else []),
-    ]
+def report_tables(report: Mapping[str, Any]) -> dict[str, Table]:
+    """The report as tables by their titles: rows, lengths of each field, language pairs and languages where there are
+    any."""
+    found = {
+        f"Data: {report['source']}": _rows(report),
+        "Tokens a row": _lengths(report["fields"]),
+        "Language pairs": _groups(report["groups"]) if report["groups"] else None,
+        "Languages": _by_language(report["languages"]) if report.get("languages") else None,
+    }
+    return {printable(title): one for title, one in found.items() if one is not None}
 
 
 def print_report(report: Mapping[str, Any]) -> None:
     """Print the report to standard error."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    console.print(f"Data: {printable(str(report['source']))}", highlight=False, markup=False, soft_wrap=True)
-    for table in report_tables(report):
-        console.print(table)
-
-
-def _table(
-    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: Justify = "right"
-) -> Table:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for i, name in enumerate(columns):
-        table.add_column(name, justify="left" if i == 0 else numbers)
-    for row in rows:
-        table.add_row(*(escape(printable(cell)) for cell in row))
-    return table
+    for title, one in report_tables(report).items():
+        print_table(one, title, file=sys.stderr)
 
 
 def _rows(report: Mapping[str, Any]) -> Table:
@@ -189,7 +174,7 @@ def _rows(report: Mapping[str, Any]) -> Table:
         ("read", f"{report['read']:,}", ""),
         *((what, f"{n:,}", f"{part:.1%}") for what, n, part in counts),
     ]
-    return _table(None, ("", "rows", "share"), rows)
+    return table(("", "rows", "share"), rows)
 
 
 def _lengths(fields: Mapping[str, Any]) -> Table:
@@ -200,13 +185,13 @@ def _lengths(fields: Mapping[str, Any]) -> Table:
         shares = [h["rows"][i] / max(1, sum(h["rows"])) if i < len(h["rows"]) else 0.0 for h in histograms]
         until = f"{edges[i + 1] - 1}" if i + 1 < len(edges) else "…"
         rows.append((f"{edge} – {until}", *(f"{share:6.1%} {'▇' * round(_BAR * share)}" for share in shares)))
-    table = _table("Tokens a row", ("tokens", *fields), rows, numbers="left")
-    table.add_section()
+    out = table(("tokens", *fields), rows, numbers="left")
+    out.add_section()
     for key in ("mean", "median", "p95", "longest"):
-        table.add_row(key, *(f"{field[key]:6,}" for field in fields.values()))
+        out.add_row(key, *(f"{field[key]:6,}" for field in fields.values()))
     if all(field["truncated"] is not None for field in fields.values()):
-        table.add_row("truncated", *(f"{field['truncated']:6.1%}" for field in fields.values()))
-    return table
+        out.add_row("truncated", *(f"{field['truncated']:6.1%}" for field in fields.values()))
+    return out
 
 
 def _by_language(languages: Mapping[str, Any]) -> Table:
@@ -216,7 +201,7 @@ def _by_language(languages: Mapping[str, Any]) -> Table:
          f"{v['mean_tokens']:.1f}")
         for language, v in languages.items()
     ]  # fmt: skip
-    return _table("Languages", ("language", "texts", "share", "in pairs", "tokens", "a text"), rows)
+    return table(("language", "texts", "share", "in pairs", "tokens", "a text"), rows)
 
 
 def _groups(groups: Mapping[str, Any]) -> Table:
@@ -230,4 +215,4 @@ def _groups(groups: Mapping[str, Any]) -> Table:
         )
         for pair, v in groups.items()
     ]
-    return _table("Language pairs", ("pair", "rows", "dropped", *(f"{name} tokens" for name in fields)), rows)
+    return table(("pair", "rows", "dropped", *(f"{name} tokens" for name in fields)), rows)

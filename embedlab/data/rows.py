@@ -11,11 +11,15 @@ from itertools import islice
 from typing import Any
 
 from embedlab.config.data import DataConfig
+from embedlab.data.contamination.overlap import Overlap
 from embedlab.data.kinds import DataKind, RawRow, check_unread, data_kind
 from embedlab.data.reader import Reader
 from embedlab.data.sources import open_source
+from embedlab.encoders.windows import windows
 from embedlab.errors import UserError
 
+_CHUNK = 2048
+_IN_SETS = "in evaluation sets of "
 Row = tuple[int, int, tuple[Any, ...], int]
 """Number of the table, number of the row in it, the texts and after them the numbers of the kind of data, number of the
 group (the language pair, or 0)."""
@@ -32,6 +36,7 @@ class RowStream:
         languages: the languages of each group, that of the source and that of the target.
         dropped: reason -> rows left out, so far.
         dropped_by_group: the same by group and reason.
+        overlap: rows with a text of these evaluation sets are left out.
     """
 
     config: DataConfig
@@ -42,9 +47,12 @@ class RowStream:
     languages: list[tuple[str, str]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     dropped_by_group: Counter[tuple[str, str]] = field(default_factory=Counter)
+    overlap: Overlap | None = None
 
     def __iter__(self) -> Iterator[Row]:
         rows = self._clean(self.kind.rows(self.readers, self.roles, self.config, self.dropped))
+        if self.overlap is not None:
+            rows = self._apart(rows, self.overlap)
         if self.config.duplicates == "drop":
             rows = self._unique(rows)
         if self.config.pair_limit is not None:
@@ -92,6 +100,24 @@ class RowStream:
                 self._drop(reason, group)
             else:
                 yield table, row, tuple(texts), group
+
+    def decontaminated(self) -> dict[str, Any]:
+        """For a report: what evaluation texts the rows were kept apart from, and how many were dropped."""
+        if self.overlap is None:
+            return {}
+        rows = sum(count for reason, count in self.dropped.items() if reason.startswith(_IN_SETS))
+        return {"decontaminated": {**self.overlap.facts(), "rows": rows}}
+
+    def _apart(self, rows: Iterable[Row], overlap: Overlap) -> Iterator[Row]:
+        count = len(self.roles)
+        for chunk in windows(rows, _CHUNK, text=lambda row: max(row[2][:count], key=len)):
+            found = overlap.find([text for row in chunk for text in row[2][:count]])
+            for place, row in enumerate(chunk):
+                hits = [hit for some in found[place * count : (place + 1) * count] for hit in some]
+                if hits:
+                    self._drop(f"{_IN_SETS}{overlap.sets[hits[0].held].suite}", row[3])
+                else:
+                    yield row
 
     def _number(self, table: int, row: int, column: tuple[str, type], value: Any) -> float | int:
         name, as_type = column
@@ -167,7 +193,10 @@ class RowStream:
 
 
 def read_rows(
-    config: DataConfig, roles: Iterable[str] | None = None, readers: Sequence[Reader] | None = None
+    config: DataConfig,
+    roles: Iterable[str] | None = None,
+    readers: Sequence[Reader] | None = None,
+    overlap: Overlap | None = None,
 ) -> RowStream:
     """The rows of a configuration, read when they are iterated.
 
@@ -175,6 +204,7 @@ def read_rows(
         config: what to read.
         roles: the texts of a row, in this order (None: all that this kind of data has).
         readers: the opened source, where the caller has it.
+        overlap: evaluation sets of which no row may hold a text.
 
     Raises:
         UserError: bad input, at once where the headers show it, else when the row is reached.
@@ -184,7 +214,7 @@ def read_rows(
     readers = readers or open_source(config)
     groups = kind.groups(readers, roles, config)
     check_unread(kind, readers, config)
-    return RowStream(config, kind, roles, readers, list(groups), list(groups.values()))
+    return RowStream(config, kind, roles, readers, list(groups), list(groups.values()), overlap=overlap)
 
 
 def iter_texts(config: DataConfig, role: str | None = None) -> Iterator[str]:

@@ -16,6 +16,7 @@ from embedlab.config.data import DataConfig
 from embedlab.console import progress_bar
 from embedlab.data.build import text_hashes
 from embedlab.data.cached import Damaged, cached
+from embedlab.data.contamination.overlap import Overlap
 from embedlab.data.rows import read_rows
 from embedlab.data.table import TokenTable
 from embedlab.encoders.windows import windows
@@ -32,7 +33,12 @@ _BYTES = 1 << 26
 
 
 def text_vectors(
-    encoder: Encoder, config: DataConfig, table: TokenTable, role: str, device: torch.device | str
+    encoder: Encoder,
+    config: DataConfig,
+    table: TokenTable,
+    role: str,
+    device: torch.device | str,
+    overlap: Overlap | None = None,
 ) -> Vectors:
     """The vectors of every row's text, in the order of a table: opened where they are in the cache, else computed.
 
@@ -42,6 +48,7 @@ def text_vectors(
         table: rows of tokens.
         role: of the texts that are encoded, and the name of their field.
         device: to encode on.
+        overlap: the evaluation sets that ``config.decontaminate`` names.
 
     Returns:
         [n, D], not normalised, mapped into memory.
@@ -58,7 +65,7 @@ def text_vectors(
     def build(folder: Path) -> None:
         log.info("The vectors of %s texts are computed once.", f"{shape[0]:,}")
         out = np.lib.format.open_memmap(folder / _FILE, "w+", np.float16, shape)
-        _fill(out, encoder, _texts(config, table, role), device)
+        _fill(out, encoder, _texts(config, table, role, overlap), device)
         out.flush()
 
     def read(folder: Path) -> Vectors:
@@ -87,10 +94,10 @@ def _fill(out: Vectors, encoder: Encoder, texts: Iterator[list[str]], device: to
             move(done, done)
 
 
-def _texts(config: DataConfig, table: TokenTable, role: str) -> Iterator[list[str]]:
+def _texts(config: DataConfig, table: TokenTable, role: str, overlap: Overlap | None) -> Iterator[list[str]]:
     """The texts of a role, read from the source again and held to the table's hashes."""
     hashes, done = table.fields[role].hashes, 0
-    texts = (values[0] for _, _, values, _ in read_rows(config, (role,)))
+    texts = (values[0] for _, _, values, _ in read_rows(config, (role,), overlap=overlap))
     for block in windows(texts, _AT_ONCE, _BYTES):
         found = np.frombuffer(text_hashes(block), np.uint64)
         if not np.array_equal(found, hashes[done : done + len(block)]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,14 @@ def rows_per_rank(rows: Sequence[int] | None) -> Iterator[None]:
 def weight(rows: Sequence[int]) -> float:
     """What a rank's mean over its rows counts, so that the average of the ranks is the mean over all rows."""
     return rows[rank()] * len(rows) / sum(rows)
+
+
+def weighted(
+    loss: Tensor, logged: Mapping[str, Tensor], rows: Sequence[int]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A rank's loss and what it logs, so that their averages over the ranks are those of the whole uneven batch."""
+    share = weight(rows)
+    return loss * share, {name: value * share for name, value in logged.items()}
 
 
 class _Gather(torch.autograd.Function):

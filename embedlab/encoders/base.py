@@ -29,6 +29,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 _USE = Condition()
 """Guards mode and device of encoders that threads share; of none's own, which could not be copied."""
+_WAITING: dict[int, Encoder] = {}
+"""Threads that wait until all others have left an encoder."""
 
 
 class Encoder(nn.Module):
@@ -61,6 +63,16 @@ class Encoder(nn.Module):
     def tokenizer(self) -> Any:
         """Hugging Face's."""
         return self.tokenization.tokenizer
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """Texts that go before a sentence, by name: `encode(prompt_name=NAME)`."""
+        return self.usage.prompts
+
+    @property
+    def default_prompt(self) -> str | None:
+        """Name of the prompt that `encode` uses where none is named."""
+        return self.usage.default_prompt
 
     @property
     def dim(self) -> int:
@@ -340,7 +352,16 @@ class Encoder(nn.Module):
             return device or (self.device if inside or not self._users else self._home)
 
         while set(self._users) - {me} and wanted() != self.device:
-            _USE.wait()
+            if self._waits_for(me):
+                raise UserError(
+                    "other threads use the encoder elsewhere, and wait for this one", key="device", value=device,
+                    fix="one device for calls that are nested in several threads",
+                )  # fmt: skip
+            _WAITING[me] = self
+            try:
+                _USE.wait()
+            finally:
+                del _WAITING[me]
         before = self.device
         if not self._users:
             self._home = before
@@ -354,6 +375,18 @@ class Encoder(nn.Module):
             self._leave(before)
             raise
         return before
+
+    def _waits_for(self, me: int) -> bool:
+        """Whether a thread that uses this encoder waits, itself or through others, until this thread leaves one."""
+        seen: set[int] = set()
+        todo = set(self._users) & _WAITING.keys() - {me}
+        while todo:
+            seen |= todo
+            users = {user for waiting in todo for user in _WAITING[waiting]._users}
+            if me in users:
+                return True
+            todo = users & _WAITING.keys() - seen
+        return False
 
     def _leave(self, before: torch.device) -> None:
         me = get_ident()

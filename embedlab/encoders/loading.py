@@ -32,6 +32,7 @@ from embedlab.files import (
     SENTENCE_ENCODER,
     assets_dir,
     corruption,
+    default_encoder,
     packed,
     scratch_folder,
     shipped_encoders,
@@ -45,22 +46,22 @@ _ENCODERS_THERE = ("longt5", "mt5", "switch_transformers", "t5", "t5gemma", "umt
 
 
 def load(
-    path: str | os.PathLike[str], revision: str | None = None, trust_remote_code: bool = False
+    path: str | os.PathLike[str] | None = None, revision: str | None = None, trust_remote_code: bool = False
 ) -> Encoder:
     """An encoder, in evaluation mode.
 
     Args:
-        path: one that is shipped with the package, such as ``mini`` (a folder of that name goes before it); the
-            folder of an encoder; that of a run (its ``export``, else its ``best``); a Lightning checkpoint; a
-            folder of sentence-transformers, or a plain Hugging Face one (mean pooling, with a warning); or the
-            name of such a model on the hub, ``ORG/NAME`` or ``ORG/NAME@REVISION``, which is read as its folder is.
+        path: one that is shipped with the package, such as ``mini`` (a folder of that name goes before it; None: the
+            one to use); the folder of an encoder; that of a run (its ``export``, else its ``best``); a Lightning
+            checkpoint; a folder of sentence-transformers, or a plain Hugging Face one (mean pooling, with a warning);
+            or the name of such a model on the hub, ``ORG/NAME`` or ``ORG/NAME@REVISION``, which is read as its folder.
         revision: on the hub: a branch, tag or commit.
         trust_remote_code: run Python code that comes with a model of an architecture that transformers lacks.
 
     Raises:
         UserError: nothing of the kind is there, or a setting of it is not known here.
     """
-    name = os.fspath(path)
+    name = default_encoder() if path is None else os.fspath(path)
     given = Path(name).expanduser()
     if not given.exists() and (name in ("mini", SENTENCE_ENCODER) or name in shipped_encoders()):
         given = _shipped(name)

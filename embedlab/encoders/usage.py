@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from embedlab.config.build import from_dict
 from embedlab.errors import UserError
 
+log = logging.getLogger(__name__)
+
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
+_ROLES = {
+    "query": ("anchor",),
+    "document": ("positive",),
+    "text": ("sentence", "text", "first", "second", "source", "target"),
+}
+"""Names of prompts, and the roles of training data (`embedlab.data.kinds`) whose they are."""
 DOCUMENT = ("document", "passage", "corpus")
 """Names of the prompt for documents, in the order in which they are looked for."""
 
@@ -70,6 +79,27 @@ class Usage:
         """What goes before a query or before a document: the prompt of that name, else the default one."""
         names = ("query",) if role == "query" else DOCUMENT
         return self.text(name=next((n for n in names if n in self.prompts), None))
+
+    @classmethod
+    def of_training(cls, sets: Iterable[Mapping[str, str | None]]) -> Usage:
+        """The prompts that texts were trained with, by the names that they are asked for with.
+
+        An anchor is a query and a positive a document; the one prompt of sentences is the default.
+
+        Args:
+            sets: of each set of data the prompt of each role, where it has one.
+        """
+        sets = list(sets)
+        prompts, default = {}, None
+        for name, roles in _ROLES.items():
+            given = {one[role] or "" for one in sets for role in roles if role in one} - {""}
+            if len(given) > 1:
+                told = f"{name}: texts were trained with the prompts {sorted(given)}, and none is saved"
+                log.warning("%s; encode(prompt=…) asks for one", told)
+            elif given:
+                prompts[name] = given.pop()
+                default = name if name == "text" else default
+        return cls(prompts, default)
 
     def to_dict(self) -> dict[str, Any]:
         """What differs from the defaults, as plain values."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from embedlab.backbones.backbone import Backbone
-from embedlab.distributed.gather import rows_per_rank, weight
+from embedlab.distributed.gather import rows_per_rank, weighted
 
 LEAST_PADDING = 0.03
 """Share of padding from which on packing and unpacking cost less than they save."""
@@ -119,7 +119,7 @@ class EagerStep(StepRunner):
             loss: Tensor
             loss, logged = method.total(self.without_padding(method, self.tokens(method, batch)))
         if uneven is not None:
-            loss = loss * weight(uneven)
+            loss, logged = weighted(loss, logged, uneven)
         if not math.isfinite(loss.item()):
             raise non_finite(method, batch["rows"].tolist())
         method.meter.add(logged)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.distributed.gather import rows_per_rank, weight, world_size
+from embedlab.distributed.gather import rows_per_rank, weighted, world_size
 from embedlab.engine.fused_adamw import FusedUpdate, total_norm, usable
 from embedlab.engine.gradient_sum import GradientSum
 from embedlab.engine.module import Method
@@ -200,7 +200,7 @@ class WholeStep:
             loss, logged = self.method.total(batch)
         self.names = [*logged, "grad_norm"]
         if shapes.rows_per_rank is not None:
-            loss = loss * weight(shapes.rows_per_rank)
+            loss, logged = weighted(loss, logged, shapes.rows_per_rank)
         return loss, torch.stack([v.float() for v in logged.values()])
 
     @contextmanager

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _VECTORS = ("pooling", "template", "preparation", "max_length", "dtype", "checkpoint", "hub", "usage")
 _RECIPE = ("backbone", "adapter", "method", "pooling", "template", "optimizer")
-_DATA = ("name", "hub", "hub_config", "split", "revision", "files", "package", "limit", "max_length",
-         "batch_size")  # fmt: skip
+_DATA = ("name", "hub", "hub_config", "split", "revision", "files", "package", "limit", "decontaminate",
+         "max_length", "batch_size")  # fmt: skip
 _PROTOCOL = ("name", "aggregation", "text", "pooling", "template", "max_length", "dtype", "attention",
              "checkpoint")  # fmt: skip
 

@@ -24,6 +24,7 @@ from embedlab.objectives.regularisers import (
     std,
     variance_term,
 )
+from embedlab.objectives.softmax import Contrast
 
 Sides = tuple[Tensor, Tensor]
 
@@ -45,6 +46,10 @@ class AlignmentConfig(ContrastConfig):
     """Of SIGReg beside the squared distance."""
     sigreg_slices: int = 256
     """Random directions on which SIGReg tests for a normal distribution."""
+
+    @property
+    def nests(self) -> bool:
+        return self.loss == "infonce"
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if not all(w >= 0 for w in self.vicreg_weights):
@@ -104,21 +109,27 @@ def _contrast(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     batch = config.in_batch
     candidates = batch.candidates(v.target[0]), batch.candidates(v.target[1])
-    contrast, anchors = bilingual_nce(
-        v.predicted,
-        candidates,
-        config.tau,
-        offset=batch.offset(v.predicted[0]),
-        mask_self=config.mask_self,
-        within_language=config.within_lang_neg,
-        anchor_hashes=v.hashes,
-        candidate_hashes=None
-        if v.hashes is None
-        else (batch.candidates(v.hashes[0]), batch.candidates(v.hashes[1])),
-    )
+    known = None if v.hashes is None else (batch.candidates(v.hashes[0]), batch.candidates(v.hashes[1]))
+    counts: list[Tensor] = []
+
+    def objective(first: Tensor, second: Tensor, *others: Tensor) -> Contrast:
+        found, count = bilingual_nce(
+            (first, second),
+            (others[0], others[1]),
+            config.tau,
+            offset=batch.offset(first),
+            mask_self=config.mask_self,
+            within_language=config.within_lang_neg,
+            anchor_hashes=v.hashes,
+            candidate_hashes=known,
+        )
+        counts.append(count)
+        return found
+
+    contrast = config.matryoshka(objective, *v.predicted, *candidates)
     loss, more = contrast.loss, contrast.stats
     if batch.gather_negatives:
         # The mean is over the anchors that all devices keep, and data-parallel gradients are averaged by device.
-        loss = loss * share_of_kept(anchors)
+        loss = loss * share_of_kept(counts[0])
     more["align_accuracy"] = more.pop("accuracy")
     return loss, stats | more

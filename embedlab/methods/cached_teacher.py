@@ -54,7 +54,7 @@ class CachedTeacher:
             raise UserError(
                 "vectors are cached of one set of texts", key="method.cached", value=True, fix=fix
             )
-        found = text_vectors(self.encoder, data.config, data.table, "sentence", device)
+        found = text_vectors(self.encoder, data.config, data.table, "sentence", device, data.overlap)
         self._found = torch.from_numpy(found).to(device)
 
     def __call__(self, batch: Batch) -> Tensor:

@@ -101,8 +101,17 @@ class ContrastConfig(MethodConfig):
     matryoshka: Matryoshka = Matryoshka()
     """The contrast of the first columns of the vectors too."""
 
+    def __post_init__(self) -> None:
+        if self.tau is not None and not self.tau > 0:  # None: a method's record leaves it to its objective
+            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
+
     @property
     def needs_others(self) -> bool:
+        return True
+
+    @property
+    def nests(self) -> bool:
+        """Whether its contrast is that of `contrast` and its like, which Matryoshka's dims cut."""
         return True
 
     @property
@@ -110,10 +119,13 @@ class ContrastConfig(MethodConfig):
         return InBatch(self.gather_negatives, self.mask_duplicates)
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if not self.tau > 0:
-            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
         if run.data.pack is not None:
             raise UserError("contrastive views are single sentences", key="data.pack", fix="data.pack=null")
+        if self.matryoshka.dims is not None and not self.nests:
+            raise UserError(
+                f"the loss of method={self.name} here is of whole vectors alone", key="method.matryoshka.dims",
+                value=list(self.matryoshka.dims), fix="null, or a method with an in-batch contrast",
+            )  # fmt: skip
         if self.matryoshka.dims_per_step != -1 and not self.draws_dims:
             raise UserError(
                 f"method={self.name} has all dims in every step", key="method.matryoshka.dims_per_step",

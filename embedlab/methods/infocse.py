@@ -73,7 +73,7 @@ class InfoCSEConfig(ContrastConfig):
         if self.weight and run.backbone.name != "Luyu/condenser":
             warnings.append(
                 "InfoCSE's figures are of a start that was pretrained so that its vectors help to fill masks "
-                "(backbone=hub backbone.name=Luyu/condenser)"
+                "(backbone=condenser)"
             )
         return warnings
 

@@ -27,7 +27,8 @@ from embedlab.methods.contrast import ContrastConfig, contrast
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.simcse import encode_views
 from embedlab.methods.teachers import Teacher, load_teacher
-from embedlab.objectives.ranking import cosines, jensen_shannon, list_mle, list_net
+from embedlab.objectives.ranking import jensen_shannon, list_mle, list_net
+from embedlab.objectives.similarity import cosines
 from embedlab.pooling import pooling_config
 
 GAMMA = {"listnet": 0.1, "listmle": 1.0}

@@ -44,12 +44,16 @@ _GUIDE = "guide_"
 @dataclass(frozen=True)
 class SupervisedConfig(LossConfig):
     kinds: ClassVar[tuple[str, ...]] = (*_PAIRS, "scored", "labelled")
-    can_unpad: ClassVar[bool] = True
     draws_dims: ClassVar[bool] = True
 
     name: str = "supervised"
     objective: Objective = "in_batch"
     """What the texts of a row are to satisfy; which kinds of data have what it compares: docs/your-own-data.md."""
+
+    @property
+    def can_unpad(self) -> bool:  # type: ignore[override]
+        """Without a guide: its own tokens would be counted with those of the trained views, which share one budget."""
+        return self.guide is None
 
     @property
     def needs_others(self) -> bool:

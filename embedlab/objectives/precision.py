@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
@@ -51,12 +51,18 @@ def full_precision(objective: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(objective)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+        device = _device(args)
         with torch.autocast(device, enabled=False):
             plain = not _compiling or torch.compiler.is_compiling()  # as a part of another objective
             return (objective if plain else compiled())(*args, **kwargs)
 
     return wrapped
+
+
+def _device(arguments: Iterable[object]) -> str:
+    """Where the first tensor is, which may be one of several vectors in a sequence."""
+    flat = (x for a in arguments for x in (a if isinstance(a, list | tuple) else (a,)))
+    return next((x.device.type for x in flat if isinstance(x, Tensor)), "cpu")
 
 
 def to_fp32(x: Tensor) -> Tensor:

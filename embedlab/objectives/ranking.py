@@ -11,13 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from embedlab.objectives.precision import full_precision, to_fp32, unit
-
-
-@full_precision
-def cosines(rows: Tensor, columns: Tensor) -> Tensor:
-    """``[B, D]`` and ``[M, D]`` to ``[B, M]`` in fp32."""
-    return unit(rows) @ unit(columns).T
+from embedlab.objectives.precision import full_precision, to_fp32
 
 
 @full_precision

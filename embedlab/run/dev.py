@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from lightning.pytorch import Callback
 
 from embedlab.config.data import DataConfig
 from embedlab.config.trainer import ScoringConfig
@@ -86,3 +87,20 @@ def _own(place: Path, prompts: Mapping[str, str | None]) -> Dev:
 def _has_split(folder: Path, split: str) -> bool:
     stems = (f"qrels_{split}", f"qrels/{split}")
     return any((folder / f"{stem}.tsv{end}").is_file() for stem in stems for end in ("", ".gz"))
+
+
+def early_stopping(dev: Dev | None, patience: int) -> Callback:
+    """Ends a run after so many scorings of the dev set without a better one.
+
+    Raises:
+        UserError: there is no dev set.
+    """
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    if dev is None:
+        raise UserError(
+            "early stopping watches the dev score",
+            key="callbacks.early_stopping",
+            fix="evaluation.dev=FILE of scored pairs, or evaluation.sts_dir",
+        )
+    return EarlyStopping(f"dev/{dev.metric}", mode="max", patience=patience, strict=False)

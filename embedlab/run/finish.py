@@ -14,10 +14,12 @@ import torch
 from lightning.pytorch import Trainer
 
 from embedlab.config.run_files import read_numbers
+from embedlab.data.contamination.overlap import Overlap
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import write_json
 from embedlab.evaluation.core.suite import final_metrics, keys_named, suite
 from embedlab.evaluation.core.table import before_after_table
+from embedlab.evaluation.held_out import held_out
 from embedlab.run.check import resolved_packing, resolved_step
 from embedlab.run.dev import KEYS, Dev, sts_folder
 from embedlab.run.run_folder import AFTER as AFTER
@@ -31,6 +33,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 BEFORE = "scores_before.json"
+
+
+def overlap_of(config: RunConfig) -> Overlap | None:
+    """The evaluation sets that the text is kept apart from, of the files of ``evaluation.sts_dir``.
+
+    Raises:
+        UserError: an unknown suite, no folder, a missing or broken file.
+    """
+    if not config.data.decontaminate:
+        return None
+    keys = ("data.decontaminate", "evaluation.sts_dir")
+    return Overlap(held_out(config.data.decontaminate, config.evaluation.sts_dir, keys))
 
 
 def settings_of(scoring: ScoringConfig, name: str) -> dict[str, Any]:
@@ -145,9 +159,14 @@ class FinalEvaluation:
             "unpad": resolved_packing(self.config),
             "precision": str(trainer.precision),
         }
+        if apart := self.data.report.get("decontaminated"):
+            training["decontaminated"] = apart
         self.encoder.card = {"training": training, "config": self.config.plain}
         self._export()
         scores, protocols = self.score()
+        for name in protocols.keys() & set(apart["against"]) if apart else ():
+            note = f"{apart['rows']:,} rows of training text with evaluation texts were dropped"
+            protocols[name]["notes"] = [*protocols[name]["notes"], note]
         self.encoder.card |= {"scores": scores, "protocol": protocols}
         self._export()
         content = {"scores": scores, "protocol": protocols, "training": training, "config": self.config.plain}
@@ -155,6 +174,7 @@ class FinalEvaluation:
             last = scores if self._last is None else self._last
             content["last"] = {"step": trainer.global_step, "scores": last}
             content["dev_minus_test"] = {"selected": dev_minus_test(scores), "last": dev_minus_test(last)}
+        write_json(self.folder / "data_report.json", self.data.report)
         write_json(self.folder / AFTER, content)
         self._print(scores, training)
         if self.config.evaluation.last:
@@ -172,7 +192,7 @@ class FinalEvaluation:
         self.encoder.to(self.device or home)
         try:
             if self.dev is not None:
-                vectors = self.encoder.encode(self.dev.sentences, output="tensor")
+                vectors = self.encoder.encode(self.dev.sentences, prompt="", output="tensor")
                 scores |= {f"dev/{k}": v for k, v in self.dev.score(vectors).items()}
             suites = self.suites()
             for i, name in enumerate(suites, start=1):
@@ -199,7 +219,7 @@ class FinalEvaluation:
             except UserError as error:
                 log.warning("No table of before and after: %s", error)
                 before = {}
-            lee = "Lee: 95 % bootstrap interval over documents. " if "lee/spearman" in scores else ""
+            lee = "[ ]: 95 % bootstrap interval over documents. " if "lee/spearman" in scores else ""
             caption = f"{lee}One seed: n=1."
             if before:
                 before_after_table([before], [scores], final_metrics(), title, caption).print()

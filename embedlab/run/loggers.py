@@ -53,7 +53,10 @@ def _wandb(config: RunConfig, folder: Path) -> Logger:
         log.info("No W&B key: recording offline in %s; upload with `wandb sync`.", folder / "wandb")
     try:
         logger = WandbLogger(save_dir=folder, id=run_id, resume="allow", offline=offline, **settings)
+        logger._wandb_init.pop("anonymous", None)  # Lightning gives it always, and wandb warns of it
         logger.experiment.config.update(config.plain, allow_val_change=True)
+        if not offline and logger.experiment.url:
+            log.info("W&B: %s", logger.experiment.url)
     except TypeError as error:
         fix = "keys of wandb.init"
         raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
@@ -16,6 +17,7 @@ from embedlab.config.template import Template
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
 from embedlab.data.kinds import data_config
 from embedlab.errors import UserError
+from embedlab.parts import part_record
 
 _SHARED: dict[str, Any] = {
     "backbone": BackboneConfig,
@@ -49,6 +51,8 @@ def parse_shared(values: Mapping[str, Any]) -> dict[str, Any]:
         shared["template"] = from_dict(Template, template, "template")
     else:
         shared["template"] = None
+    for name, room in (("method", "methods"), ("pooling", "pooling")):
+        _check_record(room, section(values[name], name), name)
     return shared | {"data": data_config(values["data"])} | _plain_values(values)
 
 
@@ -68,6 +72,14 @@ def parse_run(values: dict[str, Any], shared: Mapping[str, Any] | None = None) -
 
     method, pooling = method_config(values["method"]), pooling_config(values["pooling"])
     return RunConfig(**shared, method=method, pooling=pooling, plain=values)
+
+
+def _check_record(room: str, values: Mapping[str, Any], name: str) -> None:
+    """Raises UserError for an unknown part or key, or a value out of range, as far as torch is not needed for it."""
+    record = part_record(room, values.get("name"), f"{name}.name")
+    if record is not None:
+        with suppress(NameError):  # of what the text alone does not have
+            from_dict(record, values, name)
 
 
 def _plain_values(values: Mapping[str, Any]) -> dict[str, Any]:

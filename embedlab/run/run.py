@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -28,6 +27,7 @@ from embedlab.distributed.devices import device_count, global_rank, on_cuda, pre
 from embedlab.distributed.lost import PeerLost, peer_is_gone
 from embedlab.encoders.folder import whole_folder
 from embedlab.encoders.loading import load_checkpoint
+from embedlab.encoders.usage import Usage
 from embedlab.engine.cuda_graph import CapturedStep
 from embedlab.engine.fsdp import Sharded, sharded
 from embedlab.engine.gradient_sum import SummedInStep
@@ -46,9 +46,10 @@ from embedlab.run.callbacks.checkpoints import (
     how_to_go_on,
     kept_in,
     read_checkpoint,
+    step_of,
 )
 from embedlab.run.callbacks.interrupt import GracefulStop
-from embedlab.run.callbacks.progress import PlainProgress, Progress
+from embedlab.run.callbacks.progress import Progress
 from embedlab.run.callbacks.randomness import Randomness
 from embedlab.run.callbacks.scoring import DevScoring, LossSelection, Selection
 from embedlab.run.callbacks.train_log import TrainLog
@@ -59,8 +60,8 @@ from embedlab.run.check import (
     resolved_packing,
     resolved_step,
 )
-from embedlab.run.dev import load_dev
-from embedlab.run.finish import FinalEvaluation, check_final
+from embedlab.run.dev import early_stopping, load_dev
+from embedlab.run.finish import FinalEvaluation, check_final, overlap_of
 from embedlab.run.loggers import finish, quiet_loggers, run_loggers
 from embedlab.run.resume import check_recipe, finished
 from embedlab.run.run_folder import Record, check_free, owned
@@ -160,7 +161,7 @@ class Run:
         if self.finished is not None:
             return self.finished
         trainer, selection = self.trainer, self.selection
-        _banner(self.config, trainer, self.data)
+        _banner(self.config, trainer, self.data, self.checkpoint)
         if self.record is not None:
             self.record.write(self.config.plain)
         try:
@@ -224,7 +225,10 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     """The method around its encoder, and the data in the views that the method wants."""
     cls = method_class(config.method.name)
     tokenizer = _fresh_tokenizer(config, folder) if config.backbone.source == "fresh" else None
+    overlap = overlap_of(config)  # before the weights: a folder that is missing is said at once
     method = cls.from_run(config, tokenizer)
+    data = [one.config for one in config.data.sets.values()] or [config.data]
+    method.encoder.usage = Usage.of_training(one.prompts or {} for one in data)
     runners = {"eager": EagerStep, "compile": CompiledStep, "graph": CapturedStep}
     method.use(runners[resolved_step(config)](packing=resolved_packing(config)))
 
@@ -235,7 +239,7 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     fields: Any = {name: views(one.config) for name, one in config.data.sets.items()} or views(config.data)
     emit = "rows" if on_cuda(config.trainer) or method.runner.resident else "tokens"
     validation = [torch.zeros(1)] if config.evaluation.has_dev else None
-    return method, SentenceDataModule(config.data, fields, config.seed, emit=emit, validation=validation)
+    return method, SentenceDataModule(config.data, fields, config.seed, emit, validation, overlap)
 
 
 def build_trainer(
@@ -259,16 +263,10 @@ def build_trainer(
         selection = LossSelection(folder, scoring.every)
         callbacks.append(selection)
     if config.callbacks.early_stopping is not None:
-        callbacks.append(_early_stopping(config, finale))
+        callbacks.append(early_stopping(finale.dev, config.callbacks.early_stopping))
     callbacks += [TrainLog(settings.log_every_n_steps), keeper]
-    progress = config.callbacks.progress
-    if progress == "auto":
-        progress = "rich" if sys.stderr.isatty() else "plain"
-    if progress != "none":
-        every = max(1, settings.log_every_n_steps)
-        callbacks.append(
-            Progress(refresh_rate=10) if progress == "rich" else PlainProgress(refresh_rate=every)
-        )
+    if config.callbacks.progress != "none":
+        callbacks.append(Progress(config))
     accumulate = config.optimizer.accumulate
     captured = resolved_step(config) == "graph"
     frozen_bf16 = precision_of(settings) == "bf16-true" and config.adapter.r is not None
@@ -288,7 +286,7 @@ def build_trainer(
         log_every_n_steps=settings.log_every_n_steps,
         deterministic=settings.deterministic,
         enable_checkpointing=False,
-        enable_progress_bar=progress != "none",
+        enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
         callbacks=[*callbacks, *more.pop("callbacks", [])],
@@ -326,20 +324,6 @@ def _plugins() -> list[Any]:
     return [WholeFile(), *slurm]
 
 
-def _early_stopping(config: RunConfig, finale: FinalEvaluation) -> Callback:
-    from lightning.pytorch.callbacks import EarlyStopping
-
-    if finale.dev is None:
-        raise UserError(
-            "early stopping watches the dev score",
-            key="callbacks.early_stopping",
-            fix="evaluation.dev=FILE of scored pairs, or evaluation.sts_dir",
-        )
-    return EarlyStopping(
-        f"dev/{finale.dev.metric}", mode="max", patience=config.callbacks.early_stopping or 1, strict=False
-    )
-
-
 def _fresh_tokenizer(config: RunConfig, folder: Path) -> Any:
     """A tokenizer trained on the run's own text; a resumed run takes the one that it began with."""
     from transformers import AutoTokenizer
@@ -371,26 +355,26 @@ def _quiet() -> None:
         warnings.filterwarnings("ignore", text)
 
 
-def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule) -> None:
+def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule, checkpoint: Path | None) -> None:
     """What a run is about to do; says how many candidates an anchor meets, which accumulation does not raise."""
     per_device, world = config.data.batch_size, trainer.world_size
-    steps = 0 if config.method.idle else planned_steps(config, len(data.plan(world)))
+    plan = data.plan(world)
+    steps = 0 if config.method.idle else planned_steps(config, len(plan))
     if steps < config.trainer.max_steps and not config.method.idle:
         log.warning(
             "max_steps=%d is not reached: max_epochs=%d ends the run after %d. Fix: a larger trainer.max_epochs",
             config.trainer.max_steps, config.trainer.max_epochs, steps,
         )  # fmt: skip
+    if config.data.leaves_rows and (left := data.n_rows - len(plan) * per_device * world):
+        log.info("%s of %s rows fit into no batch of an epoch.", f"{left:,}", f"{data.n_rows:,}")
     candidates = ""
     if config.method.needs_others and not config.method.idle:
         met = per_device * (world if getattr(config.method, "gather_negatives", True) else 1)
         candidates = f"{met} in-batch candidates an anchor, "
     log.info(
         "step=%s precision=%s devices=%d steps=%d | batch %d on each device, %s%d sentences an update",
-        resolved_step(config),
-        trainer.precision,
-        world,
-        steps,
-        per_device,
-        candidates,
+        resolved_step(config), trainer.precision, world, steps, per_device, candidates,
         per_device * world * config.optimizer.accumulate,
-    )
+    )  # fmt: skip
+    if checkpoint is not None:
+        log.info("Resumed from step %d (%s).", step_of(checkpoint), checkpoint)

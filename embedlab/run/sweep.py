@@ -9,12 +9,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from embedlab.config.read import read_record, read_values
 from embedlab.config.run_files import TRIAL, TrialEnd
+from embedlab.console import progress_bar
 from embedlab.errors import UserError, printable
 from embedlab.files import write_whole
 from embedlab.run.processes import Process, end, start
@@ -140,10 +142,13 @@ def _run(trials: Sequence[Trial], sweep: Path, free: list[Devices]) -> None:
     skipped = len(trials) - len(waiting)
     if skipped:
         log.info("%d of %d trials are finished already.", skipped, len(trials))
-    same = set.intersection(*(set(t.overrides) for t in trials)) if len(trials) > 1 else set()
+    same = common(trials)
     _record(sweep, trials)
     running: list[Running] = []
     stopping = False
+    bar = ExitStack()
+    move = bar.enter_context(progress_bar("sweep", f"of {len(trials)} trials", len(trials), begun=skipped))
+    move(skipped, skipped)
     try:
         while waiting or running:
             while waiting and free:
@@ -153,8 +158,10 @@ def _run(trials: Sequence[Trial], sweep: Path, free: list[Devices]) -> None:
                 for run in [r for r in running if r.process.poll() is not None]:
                     running.remove(run)
                     free.append(run.devices)
-                    _record_end(run, f"{len(trials) - len(waiting) - len(running)} of {len(trials)}")
+                    ended = len(trials) - len(waiting) - len(running)
+                    _record_end(run, f"{ended} of {len(trials)}")
                     _record(sweep, trials)
+                    move(ended, ended)
             except KeyboardInterrupt:
                 if stopping:
                     raise
@@ -162,6 +169,7 @@ def _run(trials: Sequence[Trial], sweep: Path, free: list[Devices]) -> None:
                 log.warning("Interrupted: the running trials write their checkpoints; again to stop at once.")
                 end((r.process for r in running), signal.SIGTERM)
     finally:
+        bar.close()
         end((r.process for r in running), signal.SIGKILL)
         _record(sweep, trials)
     if stopping:
@@ -173,6 +181,11 @@ def _run(trials: Sequence[Trial], sweep: Path, free: list[Devices]) -> None:
         raise KeyboardInterrupt
 
 
+def common(trials: Sequence[Trial]) -> set[str]:
+    """Overrides that all trials have, which need not be said of each."""
+    return set.intersection(*(set(t.overrides) for t in trials)) if len(trials) > 1 else set()
+
+
 def summarise(sweep: Path, trials: Sequence[Trial]) -> None:
     """Print the table of what is finished, mean ± SD over seeds (`embedlab report` writes it, with a baseline), and
     which trials failed."""
@@ -181,12 +194,16 @@ def summarise(sweep: Path, trials: Sequence[Trial]) -> None:
 
     try:
         runs, unfinished = find_runs([sweep])
-        print(make_report(group_runs(runs), unfinished, title=f"Sweep {sweep}").markdown())
+        make_report(group_runs(runs), unfinished, title=f"Sweep {sweep}").print()
     except UserError as nothing:  # no trial finished, or none was scored
         log.warning("No table of the sweep: %s", nothing)
     failed = [t for t in trials if status_of(t.folder) != FINISHED]
     if failed:
-        lines = (f"  {t.folder.name}: {' '.join(t.overrides)} ({t.folder / OUTPUT})" for t in failed)
+        same = common(trials)
+        lines = (
+            f"  {t.folder.name}: {' '.join(o for o in t.overrides if o not in same)} ({t.folder / OUTPUT})"
+            for t in failed
+        )
         log.error("%d of %d trials failed:\n%s", len(failed), len(trials), "\n".join(lines))
 
 

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from embedlab.console import LEAF_SPEC
+from embedlab.console import LEAF_SPEC, print_table, table
 from embedlab.distributed.gather import gather_rows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import write_json
@@ -100,6 +100,5 @@ class Vectors(Callback):
 def _write(trainer: Trainer, path: Path, scores: dict[str, float]) -> None:
     if trainer.is_global_zero:
         write_json(path, {"scores": scores})
-        for name, value in scores.items():
-            print(f"{name:<32} {value:9.4f}")
+        print_table(table(("metric", "score"), [(name, f"{value:.4f}") for name, value in scores.items()]))
         print(f"Scores: {path}")

@@ -84,7 +84,7 @@ def shards(command: list[str], home: Path, draw: random.Random) -> list[Any]:
     wanted, found = seen(reference), []
     for trial in range(2):
         out, kills = home / f"out{trial}", 0
-        for n in (3, draw.choice((1, 2, 4, 16))):
+        for n in (3, draw.choice((1, 2, 4))):
             for shard in range(n):
                 kill_at = draw.randrange(lines // n)
                 kills += wait(start([*command, f"{out}/", f"shard={shard}/{n}"], kill_at))[0] == -9

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,20 @@ def test_positional_arguments_are_taken_as_they_are(conf: Path) -> None:
 def test_positional_arguments_too_few_and_too_many(conf: Path) -> None:
     assert "INPUT OUTPUT" in refused(["in.txt", "ckpt=mini"], positional=("input", "output"))
     assert "'c'" in refused(["a", "b", "c", "ckpt=mini"], positional=("input", "output"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "several", "last"),
+    [
+        (["a", "b"], "a", "b"),
+        (["a", "./b=c", "${d}", "e"], ["a", "./b=c", "${d}"], "e"),
+        (["input=[a,b]", "c"], ["a", "b"], "c"),
+    ],
+)
+def test_one_position_may_take_several(conf: Path, arguments: list[str], several: Any, last: str) -> None:
+    places = ("input", "output")
+    config = compose("demo", ["ckpt=mini", *arguments], positional=places, several="input")
+    assert (config["input"], config["output"]) == (several, last)
 
 
 def test_help_shows_comment_usage_and_keys(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,6 +150,15 @@ def test_what_differs_is_one_line_with_both_values(
     assert seen(whole) == before
 
 
+def test_a_header_is_part_of_the_input(
+    ckpt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text("text\na cat\n")
+    assert run(ckpt, tmp_path, tmp_path / "out") == 0
+    assert run(ckpt, tmp_path, tmp_path / "out", "header=false") == 2
+    assert "files[0].column is text, this run has null" in capsys.readouterr().err
+
+
 def test_another_input_and_another_model_are_named(
     ckpt: Path, tiny: Callable[..., Path], inputs: Path, whole: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

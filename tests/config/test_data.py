@@ -12,7 +12,7 @@ from embedlab.errors import UserError
 @pytest.mark.parametrize(
     ("settings", "key", "says"),
     [
-        ({"name": "wiki"}, "data.name", "data=wikipedia"),
+        ({"name": "sentence"}, "data.name", "data=sentences"),
         ({"batch_size": 0}, "data.batch_size", "at least 1"),
         ({"batch_size": True}, "data.batch_size", "a whole number"),
         ({"mega_batch": "8"}, "data.mega_batch", "a whole number"),

@@ -33,7 +33,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def folder(path: Path, rows: int = 20) -> Path:
     manifest = Manifest(
         encoder="mini", revision=None, dim=13, prompt="", max_length=None, pooling={}, dtype=None, normalize=False,
-        store="float32", ranges=None, suffix=".npy", empty="error", column=None, batch_size=None, chunk=8, window=1,
+        store="float32", ranges=None, suffix=".npy", empty="error", batch_size=None, chunk=8, window=1,
         part_rows=rows, files=[], fingerprint="f",
     )  # fmt: skip
     parts = Parts.begin(path, manifest, Codes("float32", 13))

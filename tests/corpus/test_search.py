@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from embedlab.cli.main import main
-from embedlab.corpus import search
+from embedlab.corpus import search, stored
 from embedlab.corpus.search import Index, build_index
 from embedlab.errors import UserError
 from tests.evaluation.helpers import HashedWords
@@ -32,7 +32,7 @@ def build(folder: Path, texts: list[str] = TEXTS, overwrite: bool = False, rows:
 
 
 def test_results_are_those_of_a_full_sort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_SEARCHED_AT_ONCE", 4)
+    monkeypatch.setattr(stored, "BLOCK", 4)
     queries = ["red cat sat", "a bird"]
     found = build(tmp_path / "index", rows=5).search(HashedWords(), queries, k=7)
     x, q = HashedWords().encode(TEXTS), HashedWords().encode(queries)
@@ -196,7 +196,7 @@ def test_command(tmp_path: Path, tiny: Callable[..., Path], capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "wants index or query"),
+        ([], "wants index, query or export"),
         (["find"], "not 'find'"),
         (["index", "nowhere.txt", "out", "ckpt=mini"], "nowhere.txt: no such file"),
         (["query", "nowhere", "text"], "nowhere: is no search index"),

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from embedlab.corpus.vector_files import vector_file
+from embedlab.corpus.vector_files import FORMATS, read_vectors, stored, vector_file
+from embedlab.encoders.codes import STORES, Codes, calibrate
 from embedlab.errors import UserError
 
 
@@ -71,3 +72,36 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
         vector_file(tmp_path / "v.csv")
     with pytest.raises(UserError, match="no such folder"):
         vector_file(tmp_path / "none" / "v.npy").__enter__()
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("store", STORES)
+def test_blocks_are_read_as_they_were_written(tmp_path: Path, suffix: str, store: str) -> None:
+    codes = Codes(store, 13, calibrate([some(40, 13)]))
+    with vector_file(tmp_path / f"v{suffix}", codes) as target:
+        target.add([3, 4, 9], some(3, 13))
+        target.add([12], some(1, 13, seed=1))
+    blocks = list(read_vectors(tmp_path / f"v{suffix}"))
+    found = np.concatenate([block for _, block in blocks])
+    assert found.dtype == codes.dtype
+    np.testing.assert_array_equal(found, codes.encode(np.concatenate([some(3, 13), some(1, 13, seed=1)])))
+    rows = [row for numbers, _ in blocks for row in numbers]
+    assert rows == ([0, 1, 2, 3] if suffix == ".npy" else [3, 4, 9, 12])
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_file_without_rows_has_their_width(tmp_path: Path, suffix: str) -> None:
+    with vector_file(tmp_path / f"v{suffix}", Codes("ubinary", 13)):
+        pass
+    assert [len(block) for _, block in read_vectors(tmp_path / f"v{suffix}")] in ([], [0])
+    if suffix == ".npy":
+        assert np.load(tmp_path / "v.npy").shape == (0, 2)
+
+
+def test_a_vector_beyond_float16_is_named_by_its_place() -> None:
+    vectors = some(4)
+    vectors[2, 1] = 7e4
+    with pytest.raises(UserError, match="beyond the range of float16") as caught:
+        stored(vectors, Codes("float16", 5))
+    assert caught.value.index == 2
+    assert np.isfinite(stored(vectors, Codes("float32", 5))).all()

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from embedlab.config.data import DataConfig
+from embedlab.console import print_table
 from embedlab.data.build import build_token_table
 from embedlab.data.report import count_duplicates, report_tables
 from tests.data.standin import WordTokenization
@@ -18,9 +18,8 @@ WORDS: Any = WordTokenization(max_length=6)
 
 def printed(report: dict[str, Any]) -> str:
     out = io.StringIO()
-    console = Console(file=out, width=110)
-    for table in report_tables(report):
-        console.print(table)
+    for title, table in report_tables(report).items():
+        print_table(table, title, file=out)
     return out.getvalue()
 
 

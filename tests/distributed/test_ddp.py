@@ -171,9 +171,8 @@ def settings(folder: Path, tmp: Path, devices: int, *more: str) -> dict[str, Any
 def losses(folder: Path) -> dict[str, list[float]]:
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    return {
-        k: [float(r[k]) for r in rows if r.get(k)] for k in ("train/loss", "train/grad_norm", "dev/spearman")
-    }
+    keys = ("train/loss", "train/accuracy", "train/grad_norm", "dev/spearman")
+    return {k: [float(r[k]) for r in rows if r.get(k)] for k in keys}
 
 
 @pytest.mark.timeout(600)
@@ -199,9 +198,8 @@ def test_a_run_on_two_ranks_is_the_run_on_one(
     a, b = losses(tmp_path / "1"), losses(tmp_path / "2")
     assert len(a["dev/spearman"]) >= 2
     assert b["dev/spearman"] == pytest.approx(a["dev/spearman"], abs=1e-2)
-    even = [i for i in range(6) if i % 3 != 2]  # an uneven batch is logged as the mean of the ranks' means
-    assert [b["train/loss"][i] for i in even] == pytest.approx([a["train/loss"][i] for i in even], rel=1e-3)
-    assert b["train/grad_norm"] == pytest.approx(a["train/grad_norm"], rel=1e-3)
+    for key in ("train/loss", "train/accuracy", "train/grad_norm"):
+        assert b[key] == pytest.approx(a[key], rel=1e-3)
 
 
 @pytest.mark.parametrize(("step", "devices"), [("graph", 2), ("graph", 1)])

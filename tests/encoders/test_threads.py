@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
+from threading import Barrier, Event
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ import torch
 import embedlab
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.twin import TwinEncoder
+from embedlab.errors import UserError
 from tests.support import SENTENCES
 
 
@@ -117,3 +118,29 @@ def test_a_device_that_cannot_be_had_leaves_the_encoder_free(tiny: Callable[...,
     assert encoder.training
     with encoder.evaluating(None):
         assert not encoder.training
+
+
+@pytest.mark.parametrize("encoders", [1, 2, 3])
+def test_threads_that_would_wait_for_each_other_are_told(encoders: int, tiny: Callable[..., Path]) -> None:
+    """As many threads, each inside one encoder, go on to the next one's on another device."""
+    several: list[SentenceEncoder] = [embedlab.load(tiny("bert", seed=seed)) for seed in range(encoders)]
+    for encoder in several:
+        encoder.__class__ = Moved
+    threads = max(2, encoders)
+    all_inside = Barrier(threads)
+
+    def nest(number: int) -> str:
+        with several[number % encoders].evaluating(torch.device("meta")):
+            all_inside.wait(60)
+            try:
+                with several[(number + 1) % encoders].evaluating(torch.device("cpu")):
+                    return "done"
+            except UserError as error:
+                return str(error.value)
+
+    with ThreadPoolExecutor(threads) as pool:
+        tasks = [pool.submit(nest, number) for number in range(threads)]
+        assert sorted(task.result(60) for task in tasks) == ["cpu"] + ["done"] * (threads - 1)
+    for encoder in several:
+        assert encoder.device == torch.device("cpu")
+        assert not encoder._users

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from embedlab.evaluation.transfer import classifier
 from embedlab.evaluation.transfer.classifier import ClassifierConfig, Fitted, Job, LabelledVectors, fit_linear
 from tests.evaluation.senteval_reference import train_alone
 
@@ -104,3 +107,19 @@ def test_cuda_equals_cpu() -> None:
     on_gpu = fit_linear(LabelledVectors(x.cuda(), y, 3), jobs(), config)
     for a, b in zip(on_cpu, on_gpu, strict=True):
         torch.testing.assert_close(a.weight, b.weight.cpu(), rtol=1e-2, atol=1e-3)
+
+
+def test_everything_is_made_where_the_vectors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another default device stands for a card: the vectors are not where tensors are made by default."""
+    x, y = data()
+    config = ClassifierConfig(batch_size=16, tenacity=1, epoch_size=1, max_epoch=3)
+    expected = fit_linear(LabelledVectors(x, y, 3), jobs(), config)
+    original = classifier._Fit.__init__
+
+    def elsewhere(self: Any, *args: Any) -> None:
+        with torch.device("meta"):
+            original(self, *args)
+
+    monkeypatch.setattr(classifier._Fit, "__init__", elsewhere)
+    for one, other in zip(expected, fit_linear(LabelledVectors(x, y, 3), jobs(), config), strict=True):
+        torch.testing.assert_close(one.weight, other.weight)

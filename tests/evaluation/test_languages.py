@@ -114,3 +114,11 @@ def test_umap_missing_or_unknown_is_one_line(tmp_path: Path, monkeypatch: pytest
         suite("languages").run(Interlingua(), {**settings, "projection": "pca"})
     with pytest.raises(UserError, match="pivot=xx"):
         suite("languages").run(Interlingua(), {"data_dir": tmp_path, "pivot": "xx"})
+
+
+@pytest.mark.parametrize(("rows", "k"), [(5, 2), (9, 3), (40, 10)])
+def test_purity_of_equal_rows_counts_k_others(rows: int, k: int) -> None:
+    """Most rows are not among their own k + 1 nearest, and of these one is left out all the same."""
+    labels = torch.arange(rows) % 2
+    shares = purity(torch.ones(rows, 3), labels, k) * k
+    torch.testing.assert_close(shares, shares.round())

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from embedlab.errors import UserError
 from embedlab.evaluation import suite
+from embedlab.evaluation.core.files import Hub
 from embedlab.evaluation.probes.pawsx import load, score
 from tests.evaluation.helpers import Lookup, write_tsv
 from tests.evaluation.real import needs_data
@@ -66,3 +69,16 @@ def test_real_files_have_the_known_share_of_paraphrases() -> None:
     pairs = load(needs_data("nli"))["en"]
     assert len(pairs.labels) > 1900
     assert 0.4 < pairs.labels.mean() < 0.5
+
+
+@pytest.mark.parametrize(("split", "there"), [("dev", "validation"), ("test", "test")])
+def test_the_split_on_the_hub(split: str, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def rows(hub: Hub, columns: Sequence[str] = ()) -> dict[str, list[Any]]:
+        asked.append((hub.config, hub.split))
+        return {"label": ["0", "1"], "sentence1": ["a", "b"], "sentence2": ["c", "d"]}
+
+    monkeypatch.setattr(Hub, "rows", rows)
+    assert len(load(None, split, ["en", "de"])["de"].labels) == 2
+    assert sorted(asked) == [("de", there), ("en", there)]

@@ -35,7 +35,7 @@ def test_a_suite_takes_its_own_folder_where_there_is_one(tmp_path: Path) -> None
 def test_every_suite_finds_its_data_in_a_folder_of_all(name: str, tmp_path: Path) -> None:
     data = every_kind(tmp_path / "data")
     suite(name).local({"data_dir": suite(name).folder(data)})
-    assert set(IN_FOLDERS) | {"lee", "emoji", "mteb"} == set(suite_names())
+    assert set(IN_FOLDERS) | {"lee", "stories", "emoji", "mteb"} == set(suite_names())
 
 
 @pytest.mark.parametrize(

@@ -229,3 +229,10 @@ def test_real_pairs_fill_every_bucket() -> None:
     scores, counts = score_lengths(Vectors(Lookup(table), table), tasks)
     assert len(scores) == 4
     assert counts["33+"] > 30, "enough that no warning is due"
+
+
+@given(st.lists(st.text("ab", min_size=1), min_size=1, max_size=5), st.integers(0, 99))
+def test_a_comma_stands_between_words_only(words: list[str], seed: int) -> None:
+    noisy = NOISES["punctuation"](" ".join(words), 10.0, random.Random(seed))  # every gap gets its comma
+    assert noisy.count(",") == len(words) - 1
+    assert not noisy.endswith(",")

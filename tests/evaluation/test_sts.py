@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -332,3 +334,13 @@ def test_repeats_are_kept_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     table = read_tsv(tmp_path / "a.tsv", ["x", "y"])
     assert table["x"] == table["y"] == [row.split("\t")[0] for row in rows]
     assert len({id(text) for text in table["x"] if text in ("one", "two", "six")}) == 3
+
+
+def test_texts_that_are_cut_are_counted_once(folder: Path) -> None:
+    class Short(HashedWords):
+        def provenance(self, sentences: Sequence[str] | None) -> dict[str, Any]:
+            return {"max_length": 8, "truncated": len(sentences or [])}
+
+    encoder = Short()
+    _, protocol = suite("sts").run(encoder, {"data_dir": str(folder)})
+    assert protocol["truncated"] == len(encoder.calls[0]) > 0

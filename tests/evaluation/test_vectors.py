@@ -103,3 +103,11 @@ def test_cosines_of_many_pairs_are_those_of_each(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("embedlab.evaluation.core.vectors._AT_ONCE", 8)
     assert torch.equal(vectors.cosine(texts[:49], texts[1:]), whole)
     assert vectors.cosine([], []).shape == (0,)
+
+
+def test_no_sentences_have_no_vectors_of_the_encoders_width() -> None:
+    class Wide:
+        def encode(self, sentences: Sequence[str]) -> np.ndarray:
+            return np.zeros((len(sentences), 5))
+
+    assert encode(Wide(), []).shape == (0, 5)

@@ -83,6 +83,15 @@ RECIPES = {
     "simcse_roberta_sup": nli(ROBERTA, "cls_mlp"),
     "promptbert_bert_unsup": simcse(BERT, 256, 1e-5, "mask"),
     "promptbert_roberta_unsup": simcse(ROBERTA, 256, 1e-5, "mask"),
+    "rankcse_bert": simcse(BERT, 128, 3e-5),
+    "esimcse_bert": simcse(BERT, 64, 3e-5),
+    "esimcse_roberta": simcse(ROBERTA, 64, 1e-5),
+    "mixcse_bert": simcse(BERT, 64, 3e-5),
+    "diffcse_bert": simcse(BERT, 64, 7e-6)._replace(until="2 epochs"),
+    "infocse_bert": simcse("Luyu/condenser", 64, 7e-6)._replace(until="2 epochs"),
+    "sncse_bert": simcse(BERT, 256, 1e-5, "mask")._replace(text=GIVEN),
+    "edfse_like_bert": simcse(BERT, 64, 3e-5),
+    "whitening_bert": Recipe(BERT, NLI, 64, "1 epoch", 512, 3e-5, None, "first_last", "tok"),
     "promptbert_bert_sup": nli(BERT, "mask"),
     "promptbert_roberta_sup": nli(ROBERTA, "mask"),
     **dict.fromkeys(
@@ -142,6 +151,12 @@ RECIPES = {
         Recipe("mini", WIKI, 32, "1 epoch", 64, 1e-5, 0.05, "mean", "raw"),
     ),
     "same_start_whitening": Recipe("mini", WIKI, 64, "1 epoch", 64, 3e-5, None, "first_last", "raw"),
+    **{
+        f"same_start_decoders{arm}": sfp(SMOL, 256, 2e-4, "raw")._replace(pooling=pooling)
+        for arm, pooling in (("", "last"), ("_csesfp", "rep2"), ("_echo", "echo"))
+    },
+    "same_start_decoders_metaeol": sfp(SMOL, 256, 2e-4, "raw")._replace(pooling="last", tau=None),
+    "same_start_decoders_bidirectional": sfp("local", 256, 2e-4, "raw")._replace(pooling="mean"),
     # Own ones: what docs/ says of them.
     "quickstart": Recipe("mini", GENSIM, 32, "40 steps", 64, 3e-5, 0.05, "mean", "raw"),
     "jtcse_mini": Recipe("mini", GENSIM, 32, "40 steps", 32, 1e-5, 0.05, "mean", "raw"),
@@ -155,6 +170,10 @@ SCHEDULES = {
     # schedule, warm-up, weight decay, clipping, updates between two looks at dev
     "simcse": ("linear", 0, 0.0, 1.0, 125),
     "promptbert": ("linear", 0, 0.0, 1.0, 125),
+    **dict.fromkeys(
+        ("rankcse", "esimcse", "mixcse", "diffcse", "infocse", "sncse", "edfse", "whitening"),
+        ("linear", 0, 0.0, 1.0, 125),
+    ),
     "s2sent": ("linear", 0, 0.0, 1.0, 125),
     "jtcse": ("constant", 0, 0.01, None, 100),
     "tncse": ("constant", 0, 0.01, None, 100),
@@ -165,6 +184,7 @@ SCHEDULES = {
 OTHERWISE = {
     **dict.fromkeys(("csesfp_smollm2", "csesfp_cost", "csesfp_templates"), ("linear", 100, 0.0, 1.0, 150)),
     "bepa_flores": ("linear", 200, 0.01, 1.0, 125),
+    **dict.fromkeys((n for n in NAMES if n.startswith("same_start_decoders")), ("linear", 100, 0.0, 1.0, 50)),
 }
 SMALL = {
     *("quickstart", "jtcse_mini", "csesfp_tiny", "bepa_quickstart"),
@@ -182,6 +202,7 @@ TWINS = {
     ("tncse", "roberta"): ("tncse", 1e-6, 256, 0.0175),
 }
 DROPOUT = {
+    "same_start_decoders_bidirectional": 0.3,  # as LLM2Vec's SimCSE has it
     "distil_mini": 0.0,
     "tncse_bert": 0.00025,
     "tncse_pooling": 0.00025,
@@ -190,7 +211,7 @@ DROPOUT = {
 }
 
 
-ASKED = {"jtcse_bert_sick": ("sick=sick.txt",)}
+ASKED = {"jtcse_bert_sick": ("sick=sick.txt",), "edfse_like_bert": ("rtt=tables",)}
 """What an experiment cannot do without; its text aside (`GIVEN`), which is asked for when the data are read."""
 
 

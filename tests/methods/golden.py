@@ -79,6 +79,8 @@ METHODS: dict[str, tuple[str, ...]] = {
                   "data.batch_size=3"),
     "causal_lm": ("method=causal_lm", "pooling=mean", "data.pack=32", "data.max_length=null",
                   "data.batch_size=3", "backbone.path={decoder}"),
+    "mntp": ("method=mntp", "pooling=mean", "data.pack=32", "data.max_length=null", "data.batch_size=3",
+             "backbone.path={decoder}", "backbone.bidirectional=true"),
     "csesfp": ("method=csesfp", "pooling=rep2", "template=eol_sum", *_DECODER),
     "prompteol": ("method=prompteol", "pooling=last", "template=eol", *_DECODER),
 }  # fmt: skip

@@ -15,7 +15,7 @@ CONTRASTS = (
     *BASELINES,
 )
 OWN = ("pairs", "triplets", "nli", "parallel", "scored", "labelled")
-SINGLE = ("csesfp", "prompteol", "jtcse", "tncse", "distil", "masked_lm", "causal_lm", *BASELINES)
+SINGLE = ("csesfp", "prompteol", "jtcse", "tncse", "distil", "masked_lm", "causal_lm", "mntp", *BASELINES)
 """Trained on single sentences or running text alone."""
 FACTS: dict[str, dict[str, Any]] = {
     "kinds": {
@@ -24,7 +24,7 @@ FACTS: dict[str, dict[str, Any]] = {
         "supervised": OWN,
     },
     "backbone_kind": {
-        **dict.fromkeys(("bepa", "jtcse", "tncse", "masked_lm", "diffcse", "infocse"), "encoder"),
+        **dict.fromkeys(("bepa", "jtcse", "tncse", "masked_lm", "diffcse", "infocse", "mntp"), "encoder"),
         **dict.fromkeys(("csesfp", "prompteol", "causal_lm"), "decoder"),
     },
     "can_unpad": dict.fromkeys(
@@ -45,8 +45,8 @@ FACTS: dict[str, dict[str, Any]] = {
         True,
     ),
     # BERT's and GPT's releases leave norms and biases out.
-    "decays_norms_and_biases": dict.fromkeys(("masked_lm", "causal_lm"), False),
-    "towers": dict.fromkeys(("jtcse", "tncse", "ensemble"), 2),
+    "decays_norms_and_biases": dict.fromkeys(("masked_lm", "causal_lm", "mntp"), False),
+    "towers": dict.fromkeys(("jtcse", "tncse", "ensemble", "metaeol"), 2),
     # Only what calls its backbone as a whole.
     "shardable": dict.fromkeys(
         (
@@ -62,11 +62,13 @@ FACTS: dict[str, dict[str, Any]] = {
             "diffcse",
             "infocse",
             "whitening",
+            "mntp",
+            "metaeol",
         ),
         False,
     ),
     "needs_others": dict.fromkeys((*CONTRASTS, "sncse"), True),
-    "idle": dict.fromkeys(("ensemble", "whitening"), True),
+    "idle": dict.fromkeys(("ensemble", "whitening", "metaeol"), True),
 }
 USUAL = {
     "kinds": ("wikipedia", "nli", "parallel"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from embedlab.pooling import pooling_config
 from embedlab.run.callbacks.checkpoints import Interrupted
 from embedlab.run.run import build, train
 from tests.engine.test_cuda_graph import column
+from tests.evaluation.helpers import write_sts_folder
 from tests.run.test_resume import StopAt
 from tests.support import SENTENCES
 
@@ -171,6 +173,25 @@ def test_off_a_card_a_captured_steps_work_gives_the_same_losses(
         train(distilling(*more), tmp_path / unpad)
         tolerance = 1e-4 if precision == "32-true" else 0.03
         assert losses(tmp_path / unpad) == pytest.approx(losses(tmp_path / "eager"), rel=tolerance)
+
+
+def test_texts_that_stand_in_an_evaluation_set_are_left_out_of_the_vectors_too(
+    distilling: Callable[..., RunConfig], text_file: Path, tmp_path: Path
+) -> None:
+    """The texts are read a second time for the teachers, who must see the same rows."""
+    folder = write_sts_folder(tmp_path / "sts")
+    table = gzip.decompress((folder / "sts13_test.tsv.gz").read_bytes()).decode()
+    text = tmp_path / "text.txt"
+    text.write_text(f"{table.splitlines()[1].split(chr(9))[3]}\n{text_file.read_text()}")
+    more = (
+        f"data.files={text}",
+        "data.decontaminate=[sts]",
+        f"evaluation.sts_dir={folder}",
+        "evaluation.select=last",
+    )
+    train(distilling("method.cached=true", "trainer.max_steps=2", *more), tmp_path / "run")
+    found = [np.load(path) for path in (tmp_path / "cache" / "vectors").glob("*/vectors.npy")]
+    assert [len(vectors) for vectors in found] == [len(text_file.read_text().splitlines())] * 2
 
 
 @pytest.mark.gpu

@@ -13,7 +13,8 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.errors import UserError
 from embedlab.methods.rankcse import RankCSE, RankCSEConfig
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
-from embedlab.objectives.ranking import cosines, jensen_shannon, list_mle, list_net
+from embedlab.objectives.ranking import jensen_shannon, list_mle, list_net
+from embedlab.objectives.similarity import cosines
 from tests.methods.baselines import Tiny, batch, encoder
 from tests.methods.golden import check_golden
 from tests.methods.runs import run_of

@@ -19,11 +19,13 @@ from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.optimizer import parameter_groups
 from embedlab.errors import UserError
 from embedlab.methods import method_config
-from embedlab.methods.contrast import Matryoshka
+from embedlab.methods.alignment import AlignmentConfig, Vectors, align
+from embedlab.methods.contrast import ContrastConfig, Matryoshka
 from embedlab.methods.supervised import TAKES, Supervised, SupervisedConfig, view_names
 from embedlab.methods.supervised_losses import OBJECTIVES
 from embedlab.objectives.cosent import cosine, ranking
 from embedlab.objectives.info_nce import info_nce
+from embedlab.parts import part_names
 from embedlab.pooling import build_pooling
 from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
@@ -268,3 +270,31 @@ def test_what_a_captured_step_cannot_compute_is_said() -> None:
 
 def test_golden_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_golden("supervised", tmp_path, monkeypatch)
+
+
+NESTS = {"bepa": True, "jtcse": True, "tncse": True, "mixcse": False, "esimcse": False}
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in part_names("methods") if hasattr(method_config({"name": n}), "matryoshka")]
+)
+def test_a_method_has_matryoshka_or_refuses_it(name: str) -> None:
+    config = method_config({"name": name, "matryoshka": {"dims": [64, 8]}})
+    assert config.matryoshka.dims == (64, 8)
+    assert config.nests is NESTS.get(name, True)
+    if not config.nests:
+        with pytest.raises(UserError, match=r"whole vectors alone.*method\.matryoshka\.dims"):
+            ContrastConfig.check(config, INFO, run_of())
+
+
+def test_the_alignment_of_translations_is_nested_too() -> None:
+    draw = torch.Generator().manual_seed(0)
+    sides = [tuple(torch.randn(4, 8, generator=draw) for _ in range(2)) for _ in range(2)]
+    hashes = (torch.arange(4), torch.arange(4, 8))
+
+    def loss(width: int, **more: Any) -> torch.Tensor:
+        cut = [tuple(v[:, :width] for v in side) for side in sides]
+        return align(Vectors(cut[0], cut[0], cut[1], hashes), AlignmentConfig("bepa", **more))[0]
+
+    nested = loss(8, matryoshka=Matryoshka((8, 4), (1.0, 0.5)))
+    torch.testing.assert_close(nested, loss(8) + 0.5 * loss(4))

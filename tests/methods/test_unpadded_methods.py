@@ -29,6 +29,7 @@ Compose = Callable[..., RunConfig]
 PROMPT = ("method=promptbert", "template=promptbert_bert", "method.denoise_lengths=9")
 PROMPT_ROBERTA = ("method=promptbert", "template=promptbert_roberta", "method.denoise_lengths=9")
 WIDE = {"width": 32, "heads": 2, "ffn": 64}  # heads of 16, the narrowest that the kernels take
+OWN = ("method=supervised", "data=parallel", "data.max_length=32")
 BEPA = ("method=bepa", "data=parallel", "data.max_length=24")
 JTCSE = ("method=jtcse", "method.icnce=fixed", "method.n_ca=2")
 MLM = ("method=masked_lm", "pooling=mean", "data.pack=16", "data.max_length=null")
@@ -51,6 +52,9 @@ CASES = {
     "simcse": Case(("method=simcse", "pooling=cls")),
     "simcse_roberta_mean": Case(("method=simcse", "pooling=mean"), "roberta"),
     "simcse_modern": Case(("method=simcse", "pooling=mean"), "modernbert", 0),
+    "supervised": Case((*OWN, "pooling=cls", "method.matryoshka.dims=[32,8]")),
+    "supervised_sigmoid": Case((*OWN, "pooling=mean", "method.objective=sigmoid"), "roberta"),
+    "supervised_several": Case((*OWN, "pooling=mean", "method.objective=multi_positive"), "distilbert"),
     "mixcse": Case(("method=mixcse", "pooling=cls")),
     "mixcse_released": Case(("method=mixcse", "pooling=mean", "method.form=released", "method.mlp=bn2")),
     "rankcse": Case(("method=rankcse", "pooling=cls")),

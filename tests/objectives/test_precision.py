@@ -10,6 +10,8 @@ from torch import Tensor
 
 from embedlab.objectives import precision
 from embedlab.objectives.bilingual_nce import bilingual_nce
+from embedlab.objectives.cosent import angle_similarity, ranking
+from embedlab.objectives.gist import gist
 from embedlab.objectives.info_nce import info_nce
 from embedlab.objectives.language_model import (
     mask_tokens,
@@ -17,7 +19,9 @@ from embedlab.objectives.language_model import (
     token_accuracy,
     token_cross_entropy,
 )
+from embedlab.objectives.matryoshka import nested
 from embedlab.objectives.modulus import modulus_term
+from embedlab.objectives.multi_positive import multi_positive
 from embedlab.objectives.pair_nce import pair_nce
 from embedlab.objectives.regularisers import (
     cosine_distance,
@@ -28,6 +32,8 @@ from embedlab.objectives.regularisers import (
     std,
     variance_term,
 )
+from embedlab.objectives.sigmoid import sigmoid
+from embedlab.objectives.teacher_scores import listed_scores, margin_mse, score_kl
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +109,41 @@ def _calls() -> dict[str, Callable[[], object]]:
         "next tokens": lambda: next_tokens(tokens, (tokens > 2).long()),
         "cross-entropy": lambda: token_cross_entropy(logits, labels),
         "accuracy": lambda: token_accuracy(logits, labels),
+        "ranking": lambda: ranking(a[:, 0], b[:, 0]),
+        "angle": lambda: angle_similarity(a, b),
+        "gist": lambda: (
+            gist(
+                (a, b, a),
+                (a, b, a),
+                (b, a, b),
+                (b, a, b),
+                0.1,
+                margin=0.1,
+                hashes=(ids, ids),
+                candidate_hashes=(ids, ids, ids),
+            ).loss
+        ),
+        "n negatives": lambda: (
+            info_nce(
+                a,
+                b,
+                0.05,
+                **{
+                    **hard,
+                    "hard_negatives": torch.stack([b, a]),
+                    "hard_negative_hashes": torch.stack([ids, ids]),
+                },
+                **hashes,
+            ).loss
+        ),
+        "multi-positive": lambda: multi_positive(a, b, ids, ids, 0.1, itself=ids[:, None] == ids + 1)[0].loss,
+        "sigmoid": lambda: sigmoid(a, b, a[0, 0], b[0, 0], excluded=ids[:, None] == ids).loss,
+        "margins": lambda: margin_mse(listed_scores(a, torch.stack([a, b, a])), a[:, :3]),
+        "divergence": lambda: score_kl(listed_scores(a, torch.stack([a, b, a])), a[:, :3], 2.0),
+        "pairs kept": lambda: pair_nce(a, b, 0.05, kept=ids > 0, **hashes).loss,
+        "matryoshka": lambda: (
+            nested(lambda d: info_nce(a[:, :d], b[:, :d], 0.05, **hashes), (8, 4), (1.0, 0.5)).loss
+        ),
         "modulus": lambda: modulus_term(a, b, a, b),
         "modulus official": lambda: modulus_term(a, b, a, b, clamp="official"),
         **{
@@ -150,3 +191,10 @@ def _without_inductor(compile_: Callable[..., object]) -> Callable[..., object]:
             return compile_(objective)
 
     return made
+
+
+def test_the_device_is_that_of_vectors_in_a_sequence_too() -> None:
+    there = torch.zeros(1, device="meta")
+    for arguments in ([there], [(there, there)], [[there]], [1.0, (there,)]):
+        assert precision._device(arguments) == "meta"
+    assert precision._device([1.0, ()]) == "cpu"

@@ -64,6 +64,7 @@ class FakeRun:
         self.id, self.name = options.get("id"), options.get("name")
         self.config = self
         self.values: dict[str, Any] = {}
+        self.url = "https://wandb.example/run"
 
     def update(self, values: dict[str, Any], allow_val_change: bool = False) -> None:
         self.values |= values
@@ -176,3 +177,17 @@ def test_trials_of_a_sweep_are_one_group(tmp_path, monkeypatch):  # type: ignore
     sweep = tmp_path / "my-sweep"
     run_trials([Trial(sweep / str(i), {"do": "go", "seed": i}, [f"seed={i}"]) for i in range(2)], sweep)
     assert [json.loads((sweep / str(i) / "group").read_text()) for i in range(2)] == ["my-sweep"] * 2
+
+
+@pytest.mark.parametrize("key", ["", "a" * 40])
+def test_where_it_is_recorded_stands_in_the_log(compose_run, tmp_path, wandb_runs, monkeypatch, caplog, key):  # type: ignore[no-untyped-def]
+    from embedlab.run.loggers import _wandb, finish
+
+    monkeypatch.setenv("HOME", str(tmp_path))  # without a netrc
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    with caplog.at_level("INFO", logger="embedlab"):
+        finish([_wandb(compose_run("logger=wandb"), tmp_path)])
+    assert ("https://wandb.example/run" in caplog.text) == bool(key)
+    assert ("wandb sync" in caplog.text) != bool(key)
+    assert "anonymous" not in wandb_runs[0].options

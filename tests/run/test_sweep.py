@@ -219,4 +219,4 @@ def test_a_sweep_says_how_far_it_is_and_what_failed(tmp_path: Path, caplog: pyte
     assert all(f"{n} of 3: " in said for n in (1, 2, 3))
     assert "2 of 3: 1 failed" in said
     assert "1 of 3 trials failed:" in caplog.text
-    assert f"1: lr=1 seed=1 ({tmp_path / '1' / 'output.log'})" in caplog.text
+    assert f"1: seed=1 ({tmp_path / '1' / 'output.log'})" in caplog.text

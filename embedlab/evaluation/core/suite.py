@@ -36,7 +36,7 @@ Scored = tuple[dict[str, float], dict[str, Any]]
 SHARED_KEYS = ("data_dir", "device", "dtype", "kept")
 """Keys that every suite may be given."""
 
-_ROWS = ("lee", "dev", "sts", "emoji", "bitext")
+_ROWS = ("lee", "stories", "dev", "sts", "emoji", "bitext")
 """The order in which the table at the end names what was scored; other suites follow."""
 
 

@@ -12,11 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Literal
 
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
-
-from embedlab.console import markdown_text
+from embedlab.console import markdown_text, print_table, table
 from embedlab.errors import one_line, printable
 
 Scores = Mapping[str, float]
@@ -95,17 +91,6 @@ class Table:
         for name, value in clean.items():
             object.__setattr__(self, name, value)
 
-    def rich(self) -> RichTable:
-        """The table for a terminal."""
-        table = RichTable(title=Text(self.title), caption=Text(self.caption) if self.caption else None)
-        for i, column in enumerate(self.columns):
-            table.add_column(
-                Text(column), justify="left" if i < self.left else "right", no_wrap=i >= self.left
-            )
-        for row in self.rows:
-            table.add_row(*(Text(cell) for cell in row))
-        return table
-
     def markdown(self) -> str:
         """The table in GitHub's Markdown, with title and caption as paragraphs."""
         rule = [":--" if i < self.left else "--:" for i in range(len(self.columns))]
@@ -128,12 +113,8 @@ class Table:
         return "\n".join([f"% {self.title.translate(_TEX)}", *body, *notes, ""])
 
     def print(self, file: IO[str] | None = None) -> None:
-        """Prints to `file` (default: standard output). A pipe or a file gets the full width and no escape
-        codes."""
-        console = Console(file=file)
-        if not console.is_terminal:
-            console = Console(file=file, width=max(1000, console.width), no_color=True)
-        console.print(self.rich())
+        """Prints to `file` (default: standard output)."""
+        print_table(table(self.columns, self.rows, self.left), self.title, self.caption, file)
 
 
 def score_table(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from embedlab.config.optimizer import OptimizerConfig
-from embedlab.console import LEAF_SPEC, quiet
+from embedlab.console import LEAF_SPEC, has_bars, quiet, say, short
 from embedlab.engine.optimizer import build_optimizer
 from embedlab.errors import UserError
 from embedlab.evaluation.finetune.buckets import Batch, Buckets, Epochs
@@ -100,7 +99,7 @@ def train(
     losses = _Losses(name, steps)
     looks = _Looks(dev, steps, config.evaluations) if dev is not None else None
     device = data.device
-    terminal = sys.stderr.isatty()
+    terminal = has_bars()
     started = time.perf_counter()
     quieter = quiet("lightning.pytorch", "lightning.fabric")  # the data are on the device already
     with quieter, warnings.catch_warnings(), seeded(config.seed, device):
@@ -231,9 +230,8 @@ class _Losses(Callback):
         now = time.perf_counter()
         rate = (done - self._since) / max(now - self._started, 1e-9)
         self._since, self._started = done, now
-        if not sys.stderr.isatty():
-            line = f"{self.name}: step {done}/{self.steps}, loss {self.last:.3f}, {rate:.1f} steps/s"
-            print(line, file=sys.stderr, flush=True)
+        if not has_bars():
+            say(f"{self.name}: step {done} of {self.steps}, loss {short(self.last)}, {rate:.1f} steps/s")
 
 
 class _Looks(Callback):

@@ -46,7 +46,8 @@ class MTEB(Suite):
     set, or the task's name; what is not there comes from the hub or its cache), prompts (mteb's key -> text;
     default: the encoder's own),
     languages (three letters; only these subsets), mteb_cache (folder in which mteb keeps results, to go on
-    after an interruption).
+    after an interruption), mteb_predictions (folder for mteb's predictions, by which `embedlab report --mteb` compares
+    query by query).
 
     Scores x100: "STSBenchmark/cosine_spearman": the task's main score, mean over its evaluation splits and
     subsets; "STS22.v2[de-en]/cosine_spearman" where there are several subsets; for two or more tasks of a
@@ -55,7 +56,7 @@ class MTEB(Suite):
     """
 
     name = "mteb"
-    keys = ("tasks", "languages", "prompts", "mteb_cache")
+    keys = ("tasks", "languages", "prompts", "mteb_cache", "mteb_predictions")
     packages: ClassVar = {"mteb": "mteb"}
 
     def load(self, settings: Settings) -> MTEBTasks:
@@ -78,6 +79,7 @@ class MTEB(Suite):
             model,
             data.tasks,
             cache=cache,
+            prediction_folder=settings.get("mteb_predictions"),
             raise_error=False,
             show_progress_bar=False,
             encode_kwargs={"batch_size": 64},
@@ -117,6 +119,14 @@ class MTEB(Suite):
             mteb=mteb.__version__,
             similarity="cosine",
         )
+
+
+def task_type(name: str) -> str | None:
+    """The type of one of mteb's tasks, such as ``STS``; None where mteb does not know it, or is not installed."""
+    try:
+        return str(_mteb().get_task(name).metadata.type)
+    except (KeyError, UserError):
+        return None
 
 
 def resolve_tasks(names: str | Sequence[str] | None, languages: Sequence[str] | None = None) -> list[Any]:

@@ -210,6 +210,19 @@ def measure(found: Run, qrels: Mapping[str, Mapping[str, int]]) -> dict[str, flo
     return {name: 100 * float(values[measure]) for name, measure in measures.items()}
 
 
+def ndcg_by_query(found: Run, qrels: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+    """nDCG@10 x100 of each query that has a relevant document; one that nothing was found for has 0.
+
+    Raises UserError when ir-measures is not installed.
+    """
+    require("ir_measures", "ir-measures")
+    import ir_measures
+
+    relevant = {query: gains for query, gains in qrels.items() if any(gain > 0 for gain in gains.values())}
+    values = ir_measures.iter_calc([ir_measures.parse_measure(_MEASURES["ndcg@10"])], relevant, found)
+    return dict.fromkeys(relevant, 0.0) | {value.query_id: 100 * float(value.value) for value in values}
+
+
 def _folders(settings: Settings) -> list[Path]:
     folder = folder_of(settings, "retrieval")
     if folder is None:

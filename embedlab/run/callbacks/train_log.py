@@ -23,8 +23,9 @@ PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S"
 
 
 class TrainLog(Callback):
-    """Logs the method's means, and sentences/s, true tokens/s, padding share, data wait and utilisation; of scoring,
-    its share of the time since the last record (``speed/scoring_share``) and since the start (``time/dev_share``).
+    """Logs the method's means (the first of step 1), and sentences/s, true tokens/s, padding share, data wait and
+    utilisation; of scoring, its share of the time since the last record (``speed/scoring_share``) and since the start
+    (``time/dev_share``).
 
     Args:
         every: updates between two records.
@@ -84,8 +85,11 @@ class TrainLog(Callback):
         self._padded += int(method.runner.padded_tokens(batch) * method.forward_passes)
         self._rows += int(len(batch["rows"]) * method.forward_passes)
         self._batches += 1
-        if not method.runner.accumulating(method) and trainer.global_step % self.every == 0:
-            self._flush(trainer, method)
+        if not method.runner.accumulating(method):
+            if trainer.global_step % self.every == 0:
+                self._flush(trainer, method)
+            elif trainer.global_step == 1:  # its time is that of compiling, and says nothing
+                method.meter.flush(1)
         if world_size() == 1:
             self._write(trainer, method)
         self._ended = time.perf_counter()

@@ -126,7 +126,7 @@ def test_training_leaves_no_file_and_says_how_long_it_took(
     fitted = train(Counter(), data, FineTuneConfig(epochs=1, batch_size=2), name="x", half=False)
     assert 0 < fitted.seconds < time.perf_counter() - before
     assert not list(tmp_path.iterdir())
-    assert "x: step 4/4, loss " in capsys.readouterr().err, "where there is no terminal"
+    assert "x: step 4 of 4, loss " in capsys.readouterr().err, "where there is no terminal"
 
 
 @pytest.mark.parametrize(

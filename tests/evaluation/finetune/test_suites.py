@@ -288,3 +288,10 @@ def test_the_papers_sets_come_before_the_small_ones_of_a_folder(tmp_path: Path) 
         names = ["question_lang", "pid", "question", "answer"]
         write_tsv(tmp_path / split / f"{split}_de_questions.tsv", names, [asked])
         assert qa_data.load_grid("mlqa", tmp_path)["de", "de"].passages == [split]
+
+
+@pytest.mark.parametrize("key", ["max_length", "steps", "batch_size"])
+def test_the_least_of_a_count_is_one(key: str) -> None:
+    assert getattr(FineTuneConfig().with_settings({"finetune": {key: 1}}), key) == 1
+    with pytest.raises(UserError, match=rf"finetune\.{key}=0"):
+        FineTuneConfig().with_settings({"finetune": {key: 0}})

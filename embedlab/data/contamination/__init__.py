@@ -1,0 +1,1 @@
+"""Training text held against evaluation sets: what overlaps, and counts of it."""

@@ -1,0 +1,64 @@
+"""Without ckpt the commands take the encoder in the box, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embedlab
+from embedlab.cli.main import main
+from tests.support import SENTENCES
+
+
+@pytest.fixture
+def box(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A box with tiny random encoders in the place of the shipped ones."""
+    for seed, name in enumerate(("mini", "mini-sentence")):
+        embedlab.load(tiny("bert", seed=seed)).save(tmp_path / "box" / name)
+    for module in ("embedlab.files", "embedlab.encoders.loading"):
+        monkeypatch.setattr(f"{module}.assets_dir", lambda: tmp_path / "box")
+    return tmp_path / "box"
+
+
+@pytest.mark.parametrize("gone", [[], ["mini-sentence"]])
+def test_the_sentence_encoder_goes_before_the_body(
+    box: Path,
+    tmp_path: Path,
+    gone: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in gone:
+        (box / name).rename(tmp_path / "gone")
+    taken = "mini" if gone else "mini-sentence"
+    Path("in.txt").write_text("\n".join(SENTENCES[:3]) + "\n")
+    assert main(["encode", "in.txt", "out.npy"]) == 0
+    assert f"embedlab: ckpt={taken}, the encoder in the box" in capsys.readouterr().err
+    expected = embedlab.load(box / taken).encode(SENTENCES[:3])
+    np.testing.assert_allclose(np.load("out.npy"), expected, atol=1e-6)
+    np.testing.assert_array_equal(embedlab.load().encode(SENTENCES[:3]), expected)
+    assert main(["encode", "in.txt", "named.npy", f"ckpt={box / 'mini'}"]) == 0
+    assert "in the box" not in capsys.readouterr().err
+
+
+def test_evaluate_names_its_scores_by_the_encoder_that_it_took(
+    box: Path, tmp_path: Path, sts_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", "suite=sts", f"data_dir={sts_dir}", "tasks=[stsb]"]) == 0
+    assert Path("scores-mini-sentence-sts.json").is_file()
+
+
+def test_an_index_names_the_encoder_that_it_took(
+    box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text("\n".join(SENTENCES) + "\n")
+    assert main(["search", "index", "in.txt", "index"]) == 0
+    assert "ckpt=mini-sentence" in capsys.readouterr().err
+    assert main(["search", "query", "index", SENTENCES[4], "k=1"]) == 0
+    assert SENTENCES[4] in capsys.readouterr().out

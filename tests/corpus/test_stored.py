@@ -1,0 +1,115 @@
+"""Vectors that were encoded before: folders of parts in every store, read by their manifest, and what is missing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import embedlab
+from embedlab.cli.main import main
+from embedlab.corpus.search import Index
+from embedlab.corpus.stored import Part, Stored, find_vectors
+from embedlab.encoders.codes import Codes
+from tests.support import SENTENCES
+
+TEXTS = [f"{a} {b}" for a in SENTENCES[:8] for b in SENTENCES[8:]]
+
+
+@pytest.fixture
+def encoded(
+    tmp_path: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Path]:
+    """encoded("store=int8", ...) -> a folder of parts."""
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS) + "\n", encoding="utf-8")
+    np.save(tmp_path / "some.npy", embedlab.load(str(tiny("bert"))).encode(TEXTS))
+
+    def encode(*keys: str) -> Path:
+        command = [
+            "encode",
+            str(tmp_path / "texts.txt"),
+            str(tmp_path / "parts"),
+            f"ckpt={tiny('bert')}",
+            "part_rows=10",
+        ]
+        assert main([*command, *keys]) == 0
+        capsys.readouterr()
+        return tmp_path / "parts"
+
+    return encode
+
+
+@pytest.mark.parametrize("format", ["npy", "parquet"])
+@pytest.mark.parametrize("store", ["float32", "float16", "int8", "uint8", "binary", "ubinary"])
+def test_a_folder_of_parts_is_searched_in_any_store(
+    tmp_path: Path, encoded: Callable[..., Path], store: str, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = [f"calibration={tmp_path / 'some.npy'}"] if store in ("int8", "uint8") else []
+    folder, index = encoded(f"store={store}", f"format={format}", *more), tmp_path / "index"
+    assert main(["search", "index", str(folder), str(index), f"texts={tmp_path / 'texts.txt'}"]) == 0
+    capsys.readouterr()
+    assert main(["search", "query", str(index), TEXTS[37], "k=1"]) == 0, "by the encoder of the manifest"
+    score, row, text = capsys.readouterr().out.rstrip("\n").split("\t")
+    if store not in ("binary", "ubinary"):
+        assert (row, text) == ("38", TEXTS[37])
+        assert float(score) == pytest.approx(1, abs=2e-2)
+    opened = Index(index)
+    floats = np.load(tmp_path / "some.npy")
+    want = floats if store in ("float32", "float16", "int8", "uint8") else np.where(floats > 0, 1, -1)
+    want = want / np.linalg.norm(want, axis=1, keepdims=True)
+    found = opened.stored.take(np.arange(len(TEXTS))).numpy()
+    assert (found * want).sum(axis=1).min() > (0.999 if store in ("int8", "uint8") else 0.99999)
+    assert len(list(index.glob("vectors.npy"))) == (format == "parquet"), ".npy parts stay where they are"
+    assert opened.info.fingerprint
+
+
+def test_parts_that_are_not_all_there(
+    tmp_path: Path, encoded: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = encoded("format=npy")
+    (folder / "done.json").rename(tmp_path / "done.json")
+    assert main(["search", "index", str(folder), str(tmp_path / "index")]) == 2
+    assert "has no done.json" in capsys.readouterr().err
+    (tmp_path / "done.json").rename(folder / "done.json")
+    assert main(["search", "index", str(folder), str(tmp_path / "index")]) == 0
+    (folder / "part-000002.npy").unlink()
+    assert main(["search", "index", str(folder), str(tmp_path / "other")]) == 2
+    assert "part-000002.npy is missing" in capsys.readouterr().err
+    assert main(["search", "query", str(tmp_path / "index"), "a cat"]) == 2
+    assert "part-000002.npy: no such file: a part of the vectors is missing" in capsys.readouterr().err
+
+
+def test_rows_keep_their_numbers_where_some_were_left_out(
+    tmp_path: Path, encoded: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [*TEXTS[:12], "", *TEXTS[12:]]
+    folder = encoded  # the fixture writes the texts first
+    (tmp_path / "texts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert main(["search", "index", str(folder("empty=skip")), str(tmp_path / "index")]) == 0
+    capsys.readouterr()
+    assert main(["search", "query", str(tmp_path / "index"), lines[30], "k=1"]) == 0
+    assert capsys.readouterr().out.split("\t")[1].strip() == "31"
+
+
+@pytest.mark.parametrize("block", [1, 3, 100])
+def test_any_rows_in_any_order(tmp_path: Path, block: int) -> None:
+    x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
+    cuts = [0, 7, 8, 20]
+    for i, (start, end) in enumerate(itertools.pairwise(cuts)):
+        np.save(tmp_path / f"{i}.npy", x[start:end])
+    stored = Stored([Part(tmp_path / f"{i}.npy", n) for i, n in enumerate((7, 1, 12))], Codes("float32", 6))
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    rows = np.array([19, 0, 7, 7, 6, 8, 3])
+    np.testing.assert_allclose(stored.take(rows).numpy(), unit[rows], atol=1e-6)
+    pieces = list(stored.pieces(block))
+    np.testing.assert_allclose(np.concatenate([stored.block(*p).numpy() for p in pieces]), unit, atol=1e-6)
+    assert max(end - first for first, end in pieces) <= block
+
+
+def test_what_holds_no_vectors(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n")
+    assert find_vectors(tmp_path / "a.txt") is None
+    assert find_vectors(tmp_path / "nowhere.npy") is None

@@ -1,0 +1,75 @@
+"""MetaEOL: the mean over prompts of what PromptEOL reads in each, whatever their order, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import embedlab
+from embedlab.config.adapter import AdapterConfig
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.template import Template
+from embedlab.encoders.base import Encoder
+from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
+from embedlab.errors import UserError
+from embedlab.methods.metaeol import MetaEOL, MetaEOLConfig
+from embedlab.pooling import pooling_config
+from tests.methods.baselines import Tiny, encoder
+from tests.methods.golden import BASICS, Inputs, command, sentences
+from tests.methods.runs import run_of
+
+EOL = 'This sentence : "{sentence}" means in one word:"'
+TOPIC = 'The topic of "{sentence}" is in one word:"'
+
+
+def make(tiny: Tiny, *templates: str) -> Encoder:
+    run: Any = SimpleNamespace(
+        method=MetaEOLConfig(templates=templates),
+        backbone=BackboneConfig(source="local", path=str(tiny("llama"))),
+        adapter=AdapterConfig(),
+        pooling=pooling_config("last"),
+        trainer=SimpleNamespace(accelerator="cpu", devices=1),
+    )
+    return MetaEOL.make_encoder(run).eval()
+
+
+def test_it_is_the_mean_of_prompteols(tiny: Tiny) -> None:
+    texts = ["A man is playing", "The girl reads a book."]
+    plain = encoder(tiny, "llama", "last")
+    ways = [Tokenization(plain.tokenizer, Template(t, "text"), preparation="closed") for t in (EOL, TOPIC)]
+    each = [SentenceEncoder(plain.backbone, plain.pooling, way).eval().encode_texts(texts) for way in ways]
+    torch.testing.assert_close(make(tiny, EOL).encode_texts(texts), each[0])
+    both = make(tiny, EOL, TOPIC).encode_texts(texts)
+    torch.testing.assert_close(both, (each[0] + each[1]) / 2)
+    torch.testing.assert_close(make(tiny, TOPIC, EOL).encode_texts(texts), both)
+
+
+def test_a_run_makes_it_with_the_prompts_that_are_shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBEDLAB_CACHE", str(tmp_path / "cache"))
+    inputs = Inputs(tmp_path / "inputs")
+    line = (*BASICS, "backbone.path={decoder}", "data.files={text}", "method=metaeol", "pooling=last")
+    given = {o.partition("=")[0]: o for o in map(inputs.fill, line)}
+    command("train", *given.values(), f"hydra.run.dir={tmp_path / 'run'}")
+    found = embedlab.load(tmp_path / "run")
+    assert len(found.towers) == 8
+    assert found.encode(sentences(3)).shape == (3, 32)
+
+
+def test_what_cannot_be_is_named(tiny: Tiny) -> None:
+    info, run = encoder(tiny, "llama").backbone.info, run_of(pooling="last")
+    assert MetaEOLConfig(templates=(EOL, TOPIC)).check(info, run) == []
+    for change, words in (
+        ({"templates": ()}, r"method\.templates"), ({"templates": (EOL, EOL)}, "twice"),
+        ({"templates": ("no place",)}, "sentence"), ({"templates": (EOL,), "text": "loud"}, r"method\.text"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=words):
+            MetaEOLConfig(**change).check(info, run)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="template=none"):
+        MetaEOLConfig(templates=(EOL,)).check(info, run_of(pooling="last", template=Template("{sentence}")))

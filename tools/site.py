@@ -47,7 +47,9 @@ RESULTS = {
 TITLES = {
     "simcse": "SimCSE", "promptbert": "PromptBERT", "prompteol": "PromptEOL", "jtcse": "JTCSE", "tncse": "TNCSE",
     "csesfp": "CSE-SFP", "bepa": "BEPA", "s2sent": "S2Sent", "masked_lm": "Masked language modelling",
-    "causal_lm": "Next-token prediction", "distil": "Distillation", "ensemble": "Ensembles",
+    "esimcse": "ESimCSE", "mixcse": "MixCSE", "rankcse": "RankCSE", "sncse": "SNCSE", "diffcse": "DiffCSE",
+    "infocse": "InfoCSE", "metaeol": "MetaEOL", "mntp": "MNTP", "whitening": "Whitening",
+    "supervised": "Your own data", "causal_lm": "Next-token prediction", "distil": "Distillation", "ensemble": "Ensembles",
 }  # fmt: skip
 LIGHTNING = dict.fromkeys(
     ("fit", "validate", "test", "predict"),
@@ -198,9 +200,7 @@ def commands_page() -> str:
         if name in ("train", *LIGHTNING):
             parts.append(f"{LIGHTNING.get(name, 'Its keys have [a page](keys.md) of their own.')}\n")
             continue
-        comments = [
-            f for f in (name, f"{name}_index", f"{name}_query") if (conf_dir() / f"{f}.yaml").is_file()
-        ]
+        comments = sorted(f.stem for f in conf_dir().glob("*.yaml") if f.stem.partition("_")[0] == name)
         for file in comments:
             parts += _command_keys(file)
         if not comments:

@@ -49,7 +49,8 @@ TITLES = {
     "csesfp": "CSE-SFP", "bepa": "BEPA", "s2sent": "S2Sent", "masked_lm": "Masked language modelling",
     "esimcse": "ESimCSE", "mixcse": "MixCSE", "rankcse": "RankCSE", "sncse": "SNCSE", "diffcse": "DiffCSE",
     "infocse": "InfoCSE", "metaeol": "MetaEOL", "mntp": "MNTP", "whitening": "Whitening",
-    "supervised": "Your own data", "causal_lm": "Next-token prediction", "distil": "Distillation", "ensemble": "Ensembles",
+    "supervised": "Your own data", "causal_lm": "Next-token prediction", "distil": "Distillation",
+    "ensemble": "Ensembles",
 }  # fmt: skip
 LIGHTNING = dict.fromkeys(
     ("fit", "validate", "test", "predict"),
@@ -173,7 +174,8 @@ def key_table(group: str, values: Mapping[str, Any], name: str = "") -> Iterator
     yield "| key | default | meaning |\n|---|---|---|"
     for key, value in values.items():
         meaning = str(said.get(key, Meaning())).replace("|", "\\|").replace("<", "&lt;").replace("$", "\\$")
-        default = json.dumps(value, ensure_ascii=False).replace("|", "\\|")
+        shown = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+        default = shown.replace("|", "\\|")
         yield f"| `{group + '.' if group else ''}{key}` | `{default}` | {meaning} |"
     yield ""
 

@@ -34,9 +34,10 @@ _CENTRES, _DIRECTIONS = 10_000, 64
 def write_parts(folder: Path, rows: int, dim: int) -> None:
     """The parts, as `embedlab encode … format=npy store=float16` would leave them."""
     draw = np.random.default_rng(0)
-    scale = np.arange(1, _DIRECTIONS + 1, dtype=np.float32) ** -0.5
-    centres = draw.standard_normal((_CENTRES, _DIRECTIONS), np.float32) * scale
-    turn = np.linalg.qr(draw.standard_normal((dim, _DIRECTIONS)))[0].T.astype(np.float32)
+    inside = min(_DIRECTIONS, dim)
+    scale = np.arange(1, inside + 1, dtype=np.float32) ** -0.5
+    centres = draw.standard_normal((_CENTRES, inside), np.float32) * scale
+    turn = np.linalg.qr(draw.standard_normal((dim, inside)))[0].T.astype(np.float32)
     folder.mkdir(parents=True)
     for number, start in enumerate(range(0, rows, PART)):
         size = min(PART, rows - start)
@@ -46,7 +47,7 @@ def write_parts(folder: Path, rows: int, dim: int) -> None:
         for at in range(0, size, _BLOCK):
             n = min(_BLOCK, size - at)
             inner = centres[draw.integers(_CENTRES, size=n)]
-            inner = inner + 0.7 * scale * draw.standard_normal((n, _DIRECTIONS), np.float32)
+            inner = inner + 0.7 * scale * draw.standard_normal((n, inside), np.float32)
             part[at : at + n] = inner @ turn + 0.03 * draw.standard_normal((n, dim), np.float32)
         part.flush()
 
@@ -76,11 +77,12 @@ def watched(command: list[str], threads: int) -> dict[str, Any]:
     return {"seconds": round(time.monotonic() - start, 1), **gib, "output": told}
 
 
-def arithmetic(rows: int, dim: int, code: int = 64) -> dict[str, Any]:
-    """What the same layout comes to for other sizes, in GB, by `embedlab.corpus.plan`."""
+def arithmetic(rows: int, dim: int) -> dict[str, Any]:
+    """What the default layout comes to, in GB, by `embedlab.corpus.plan`."""
     from embedlab.corpus.plan import plan
 
-    made = plan("ivf_pq", rows, dim, m=code)
+    made = plan("ivf_pq", rows, dim)
+    code = int(made.factory.rpartition("PQ")[2])
     return {
         "rows": rows, "dim": dim, "factory": made.factory, "float16": rows * dim * 2 / 1e9,
         "codes_and_numbers": rows * (code + 8) / 1e9, "training": made.train_rows * dim * 4 / 1e9,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from embedlab.console import progress_bar
 from embedlab.encoders.folder import EncoderFile, whole_folder
 from embedlab.encoders.pipeline import DistinctRows, Encoding, Reader, Window, padded_batches
-from embedlab.encoders.threads import SharedByThreads
+from embedlab.encoders.sharing import Users, shared
 from embedlab.encoders.token_rows import Row, TokenRows
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Encoder(SharedByThreads):
+class Encoder(nn.Module):
     """Text to vectors.
 
     Args:
@@ -47,6 +47,7 @@ class Encoder(SharedByThreads):
         super().__init__()
         self.card: dict[str, Any] = card or {}
         self.usage = usage or Usage()
+        self._users = Users()
 
     @property
     def tokenizer(self) -> Any:
@@ -68,6 +69,11 @@ class Encoder(SharedByThreads):
         """Width of the vectors that `encode` gives."""
         width = int(self.towers[0].pooling.dim)
         return min(width, self.usage.truncate_dim or width)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
 
     def kept_width(self, dim: int | None) -> int:
         """Features of a vector that is cut to `dim` (None: not); UserError where it has fewer."""
@@ -305,6 +311,22 @@ class Encoder(SharedByThreads):
         """`padded_batches` for the encoder's device."""
         for batch in padded_batches(lengths, size, tokens, self.device):
             yield batch.tolist()
+
+    @contextmanager
+    def evaluating(self, device: str | torch.device | None) -> Iterator[None]:
+        """Evaluation mode on `device` (None: where the encoder is at home) without gradients, and everything as before
+        afterwards.
+
+        Threads may be here together: mode and device are as before once the last of them leaves. One that wants
+        another device than the others waits for them.
+        """
+        stance: AbstractContextManager[Any] = nullcontext()
+        if any(tower.backbone.compiled for tower in self.towers):
+            # The many shapes of scoring would each be compiled.
+            stance = torch.compiler.set_stance("force_eager")
+        wanted = None if device is None else torch.empty(0, device=device).device
+        with shared(self, wanted), torch.no_grad(), stance:
+            yield
 
     # folders
 

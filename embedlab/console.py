@@ -178,7 +178,7 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    out = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    out = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     cells = [[printable(cell) for cell in row] for row in (columns, *rows)]
     for i, column in enumerate(zip(*cells, strict=True)):
         whole = " ".join(column).split() if i < left else column
@@ -214,7 +214,7 @@ def print_table(content: Table, title: str = "", caption: str = "", file: IO[str
         return
     text = io.StringIO()
     _print(Console(file=text, width=1000, no_color=True), content, title, caption)
-    print("\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines()), file=file)
+    print("\n".join(line.rstrip() for line in text.getvalue().splitlines()), file=file)
 
 
 def _print(console: Console, content: Table, title: str, caption: str) -> None:
@@ -224,4 +224,5 @@ def _print(console: Console, content: Table, title: str, caption: str) -> None:
         console.print(Text(title, style="bold"))
     console.print(content)
     if caption:
-        console.print(Text(caption), end="\n\n")
+        console.print(Text(caption))
+    console.print()

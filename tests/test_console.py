@@ -112,7 +112,8 @@ def test_a_pipe_gets_each_row_in_one_line() -> None:
     print_table(table(("a", "b"), [("x" * 300, "1"), ("y", "2.50")]), "title", "one\n\ntwo", out)
     lines = out.getvalue().splitlines()
     assert lines[0] == "title"
-    assert lines[-3:] == ["one", "", "two"]
+    assert lines[-4:] == ["one", "", "two", ""]
+    assert lines[1].split() == ["a", "b"]
     assert any(line.split() == ["x" * 300, "1"] for line in lines)
     assert ESCAPE.search(out.getvalue()) is None
     assert all(line == line.rstrip() for line in lines)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
+from embedlab.console import print_table
 from embedlab.errors import UserError
 from embedlab.files import check_writable, write_whole
 
@@ -32,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     import torch
 
     from embedlab.cli.encoders import check_device, load_encoder
-    from embedlab.export.latency import measure, record, table
+    from embedlab.export.latency import latency_table, measure, record
 
     device = check_device(config["device"])
     encoder = load_encoder(config["ckpt"], config["max_length"], dim=config["dim"])
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
             f"{row.format}, {row.threads} threads, {row.batch_size} x {row.length}: {row.p50} ms",
             file=sys.stderr,
         )
-    print("\n".join(table(rows)))
+    print_table(latency_table(rows))
     if config["out"] is not None:
         content = record(rows, encoder, str(config["ckpt"]), config["calls"])
         write_whole(Path(str(config["out"])), json.dumps(content, indent=2) + "\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
-from embedlab.console import progress_bar
+from embedlab.console import print_table, progress_bar, table
 from embedlab.data.reader import Layout
 from embedlab.data.readers import open_reader
 from embedlab.data.sources import find_files
@@ -51,22 +51,16 @@ def main(argv: Sequence[str]) -> int:
 
 def _print(report: Mapping[str, Any]) -> None:
     """Tables of counts, and where the examples stand; their texts are in ``out`` alone."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     share = report["rows_hit"] / max(1, report["rows"])
     print(
         f"{report['rows_hit']:,} of {report['rows']:,} rows ({share:.2%}) hold a text of these sets, or a window of it"
     )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("set", "texts", "hit", "share", "equal", "pairs", "both in one row"):
-        table.add_column(name, justify="left" if name == "set" else "right")
+    rows = []
     for one in report["sets"]:
         counts = [f"{one[key]:,}" for key in ("equal", "pairs", "both")]
         hit = f"{one['hit'] / max(1, one['texts']):.2%}"
-        table.add_row(printable(one["set"]), f"{one['texts']:,}", f"{one['hit']:,}", hit, *counts)
-    Console().print(table)
+        rows.append((one["set"], f"{one['texts']:,}", f"{one['hit']:,}", hit, *counts))
+    print_table(table(("set", "texts", "hit", "share", "equal", "pairs", "both in one row"), rows))
     for name, counts in report["roles"].items():
         print(f"{printable(name)}: {counts['hit']:,} of {counts['texts']:,} texts")
     for one in report["examples"]:

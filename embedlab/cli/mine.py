@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
 from embedlab.config.mine import MineSettings, check_output
-from embedlab.console import progress_bar
+from embedlab.console import print_table, progress_bar
 from embedlab.errors import UserError
 from embedlab.files import check_replaceable, check_writable, locked, write_whole
 
@@ -83,6 +83,7 @@ def _mine(
         found = write_mined(out, miner, config["format"], settings.scores, lambda done: move(done, done))
     numbers = found.to_dict() | {"corpus": size}
     write_whole(Path(f"{out}.json"), json.dumps(numbers, indent=2) + "\n")
+    print_table(found.table())
     print("\n".join(found.lines()))
     for warning in found.warnings():
         print(f"embedlab: warning: {warning}", file=sys.stderr)
@@ -159,8 +160,8 @@ def _check_work(
     from embedlab.config.read import read_values
 
     ours: dict[str, Any] = tables.identity()
-    told = teacher.encoder if isinstance(teacher, Configured) else teacher
-    ours |= {"ckpt": encoder.encoder.fingerprint(), "teacher": None if told is None else told.fingerprint()}
+    model = teacher.encoder if isinstance(teacher, Configured) else teacher
+    ours |= {"ckpt": encoder.encoder.fingerprint(), "teacher": None if model is None else model.fingerprint()}
     ours["search"] = "exact" if index is None else asdict(index.info)
     ours |= {"dtype": encoder.arguments["dtype"], "batch_size": encoder.arguments["batch_size"]}
     file = work / "settings.json"

@@ -7,15 +7,19 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embedlab.config.mine import FILTERS, Format
+from embedlab.console import table
 from embedlab.corpus.mine import Block, Candidates, Miner, Pairs
 from embedlab.errors import UserError
 from embedlab.files import whole_file
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _AT_ONCE = 4096  # rows of a group of a Parquet file
 _MUCH = 0.5
@@ -52,23 +56,28 @@ class Statistics:
             "removed": {name: int(n) for name, n in zip(FILTERS, self.removed, strict=True)},
         } | {name: _described(np.concatenate(scores)) for name, scores in self._scores.items()}  # fmt: skip
 
-    def lines(self) -> list[str]:
-        """What a terminal gets."""
+    def table(self) -> Table:
+        """Scores of positives, of negatives and their differences."""
         found = self.to_dict()
-        heads = ("count", "mean", "sd", "min", "q1", "median", "q3", "max")
-        table = [f"{'':22}" + "".join(f"{head:>9}" for head in heads)]
-        for name, words in _WORDS.items():
-            cells = (f"{v:9,}" if isinstance(v, int) else f"{v:9.4f}" for v in found[name].values())
-            table.append(f"{words:22}" + "".join(cells))
-        same, *filtered = found["removed"].items()
+        rows = [
+            (words, *(f"{v:,}" if isinstance(v, int) else f"{v:.4f}" for v in found[name].values()))
+            for name, words in _WORDS.items()
+        ]
+        return table(("", "count", "mean", "sd", "min", "q1", "median", "q3", "max"), rows)
+
+    def lines(self) -> list[str]:
+        """What was left out."""
+        same, *filtered = self.to_dict()["removed"].items()
         told = "".join(f", {name} left out {n:,}" for name, n in filtered if n)
-        table.append(f"{same[1]:,} nearest texts were the query or a positive of it")
-        table.append(f"{self.candidates:,} candidates within the ranks{told}")
+        lines = [
+            f"{same[1]:,} nearest texts were the query or a positive of it",
+            f"{self.candidates:,} candidates within the ranks{told}",
+        ]
         if self.short:
             share = self.short / self.queries
             few = f"have fewer than {self.negatives} negatives"
-            table.append(f"{self.short:,} of {self.queries:,} queries ({share:.0%}) {few}")
-        return table
+            lines.append(f"{self.short:,} of {self.queries:,} queries ({share:.0%}) {few}")
+        return lines
 
     def warnings(self) -> list[str]:
         """What may surprise."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from threading import Condition, get_ident
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from embedlab.console import progress_bar
 from embedlab.encoders.folder import EncoderFile, whole_folder
 from embedlab.encoders.pipeline import DistinctRows, Encoding, Reader, Window, padded_batches
+from embedlab.encoders.sharing import Users, shared
 from embedlab.encoders.token_rows import Row, TokenRows
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-_USE = Condition()
-"""Guards mode and device of encoders that threads share; of none's own, which could not be copied."""
-_WAITING: dict[int, Encoder] = {}
-"""Threads that wait until all others have left an encoder."""
-
-
 class Encoder(nn.Module):
     """Text to vectors.
 
@@ -41,8 +35,6 @@ class Encoder(nn.Module):
         usage: prompts, kept width and similarity.
     """
 
-    towers: Sequence[Any]
-    """The encoders of one backbone each that it is made of; of one such encoder, itself."""
     tokenization: Tokenization
     mixed = False
     """Whether its towers read text differently, so that it has texts to encode but no token ids."""
@@ -55,9 +47,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.card: dict[str, Any] = card or {}
         self.usage = usage or Usage()
-        self._users: list[int] = []  # threads, one that is nested more than once
-        self._home = torch.device("cpu")
-        self._trained: list[nn.Module] = []
+        self._users = Users()
 
     @property
     def tokenizer(self) -> Any:
@@ -334,71 +324,9 @@ class Encoder(nn.Module):
         if any(tower.backbone.compiled for tower in self.towers):
             # The many shapes of scoring would each be compiled.
             stance = torch.compiler.set_stance("force_eager")
-        with _USE:
-            before = self._enter(None if device is None else torch.empty(0, device=device).device)
-        try:
-            with torch.no_grad(), stance:
-                yield
-        finally:
-            with _USE:
-                self._leave(before)
-
-    def _enter(self, device: torch.device | None) -> torch.device:
-        """A thread begins to use the encoder; returns where the encoder was."""
-        me = get_ident()
-        inside = me in self._users  # already: None is then where that use is
-
-        def wanted() -> torch.device:
-            return device or (self.device if inside or not self._users else self._home)
-
-        while set(self._users) - {me} and wanted() != self.device:
-            if self._waits_for(me):
-                raise UserError(
-                    "other threads use the encoder elsewhere, and wait for this one", key="device", value=device,
-                    fix="one device for calls that are nested in several threads",
-                )  # fmt: skip
-            _WAITING[me] = self
-            try:
-                _USE.wait()
-            finally:
-                del _WAITING[me]
-        before = self.device
-        if not self._users:
-            self._home = before
-            self._trained = [m for m in self.modules() if m.training]
-            self.eval()
-        self._users.append(me)
-        try:
-            if wanted() != before:
-                self.to(wanted())
-        except BaseException:
-            self._leave(before)
-            raise
-        return before
-
-    def _waits_for(self, me: int) -> bool:
-        """Whether a thread that uses this encoder waits, itself or through others, until this thread leaves one."""
-        seen: set[int] = set()
-        todo = set(self._users) & _WAITING.keys() - {me}
-        while todo:
-            seen |= todo
-            users = {user for waiting in todo for user in _WAITING[waiting]._users}
-            if me in users:
-                return True
-            todo = users & _WAITING.keys() - seen
-        return False
-
-    def _leave(self, before: torch.device) -> None:
-        me = get_ident()
-        self._users.remove(me)
-        home = before if me in self._users else self._home
-        if not set(self._users) - {me} and self.device != home:
-            self.to(home)
-        if not self._users:
-            for module in self._trained:
-                module.training = True
-            self._trained = []
-        _USE.notify_all()
+        wanted = None if device is None else torch.empty(0, device=device).device
+        with shared(self, wanted), torch.no_grad(), stance:
+            yield
 
     # folders
 

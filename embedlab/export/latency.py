@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from embedlab.console import table
 from embedlab.encoders.loading import load
 from embedlab.export.onnx import export_onnx, load_onnx, quantize_onnx
 from embedlab.export.roundtrip import SENTENCES, least_cosine
 from embedlab.files import scratch_folder
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from embedlab.encoders.base import Encoder
 
 FORMATS = ("torch", "onnx", "onnx-int8")
@@ -201,8 +204,8 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
-def table(rows: Sequence[Latency]) -> list[str]:
-    """Lines for a terminal."""
+def latency_table(rows: Sequence[Latency]) -> Table:
+    """One row a measurement."""
     heads = (
         "format",
         "device",
@@ -221,10 +224,7 @@ def table(rows: Sequence[Latency]) -> list[str]:
          f"{r.p99:.2f}", f"{r.texts_per_second:,.0f}", f"{r.memory_mb:,.0f}", f"{r.cosine:.4f}")
         for r in rows
     ]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    return [
-        "  ".join(text.rjust(w) for text, w in zip(line, widths, strict=True)) for line in (heads, *cells)
-    ]
+    return table(heads, cells, left=2)
 
 
 def record(rows: Sequence[Latency], encoder: Encoder, ckpt: str, calls: int) -> dict[str, Any]:

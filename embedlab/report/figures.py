@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 MOST = 8
 """Recipes in one figure: as many as there are colours; those named first count."""
 INK, LINE = "#1f2328", "#c8ccd1"
-CURVES = {"dev/spearman": "STS-B dev", "train/loss": "training loss"}
+CURVES = {"dev/spearman": "dev", "train/loss": "training loss"}
 _LETTERS = "nmr"
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "embedlab", "text.parse_math": False, "font.size": 9.5,

@@ -18,7 +18,7 @@ from embedlab.report.runs import Group, Unfinished
 
 TITLES = {f"{task}/spearman": label for task, label in LABELS.items()} | {
     "sts7/spearman": "Avg. 7",
-    "dev/spearman": "STS-B dev",
+    "dev/spearman": "dev",
     "dev/alignment": "align.",
     "dev/uniformity": "unif.",
     "lee/spearman": "Lee",

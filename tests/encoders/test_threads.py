@@ -143,4 +143,4 @@ def test_threads_that_would_wait_for_each_other_are_told(encoders: int, tiny: Ca
         assert sorted(task.result(60) for task in tasks) == ["cpu"] + ["done"] * (threads - 1)
     for encoder in several:
         assert encoder.device == torch.device("cpu")
-        assert not encoder._users
+        assert not encoder._users.threads

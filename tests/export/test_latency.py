@@ -58,7 +58,7 @@ def test_a_table_and_a_file(
     assert content["calls"] == 2
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].split()[:3] == ["format", "device", "threads"]
-    assert len(printed) == 1 + len(rows) + 1
+    assert len(printed) == 2 + len(rows) + 2  # heads and a rule; a blank line and the file
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ class Users:
     """
 
     threads: list[int] = field(default_factory=list)
-    home: torch.device = torch.device("cpu")
+    home: torch.device = field(default_factory=lambda: torch.device("cpu"))
     trained: list[nn.Module] = field(default_factory=list)
 
     def wait_for(self, me: int) -> bool:

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.version import Version
 
 import embedlab
@@ -58,6 +59,18 @@ def test_the_version_is_that_of_the_tags_or_one_fallback() -> None:
     newest = re.search(r"^## (\d\S*)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.M)
     assert newest
     assert Version(FALLBACK) > Version(newest[1]), "the fallback is what comes after the newest release"
+
+
+def test_a_release_needs_no_stored_token_and_other_jobs_may_only_read() -> None:
+    workflows = {
+        p.stem: yaml.safe_load(p.read_text("utf-8")) for p in (ROOT / ".github/workflows").glob("*.yml")
+    }
+    assert set(workflows) == {"ci", "release"}
+    assert all(w["permissions"] == {"contents": "read"} for w in workflows.values())
+    jobs = workflows["release"]["jobs"]
+    assert {name for name, job in jobs.items() if "id-token" in job.get("permissions", {})} == {"publish"}
+    assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text("utf-8")
+    assert {"docs", "lowest", "notebooks"} <= set(workflows["ci"]["jobs"])
 
 
 def test_requirements_have_no_upper_bounds() -> None:

@@ -3,9 +3,8 @@
     python tools/distil_text.py DATA OUT [--paragraphs 150000]
 
 DATA has the folders sentences/, nli/, parallel/ and pretrain/ to take text from, and sts/, transfer/ and retrieval/ to
-hold it against (docs/data.md). OUT gets sentences.txt.xz, paragraphs.txt.xz and overlap.json. A text is left out where
-all its words are those of a text of an evaluation set, in their order, or where it has 13 words in a row in common
-with one (the measure of Brown et al. 2020, appendix C); words are compared without case and punctuation.
+hold it against (docs/data.md). OUT gets sentences.txt.xz, paragraphs.txt.xz and overlap.json: what was left out, as
+`embedlab.data.contamination` finds it (equal texts, windows of 13 words), and what it was held against.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import gzip
 import json
 import lzma
 import random
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-N = 13
-_WORD = re.compile(r"\w+")
+from embedlab.data.contamination.overlap import HeldOut, Overlap, words_of
+from embedlab.encoders.windows import windows
+
 SENTENCES = ("sentences/wiki_en_*.txt.gz",)
 NLI = (
     *("nli_triples_en", "snli_dev", "mnli_*", "snli_counterfactual_*", "ling_in_loop_*", "semiauto_nli_*"),
@@ -43,58 +42,24 @@ LONGEST = 1400
 """Characters of a paragraph that are kept: 256 tokens and a few more."""
 
 
-def words(text: str) -> tuple[str, ...]:
-    """Lower-case words, without punctuation."""
-    return tuple(_WORD.findall(text.lower()))
-
-
-def ngrams(found: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """All rows of `N` words in a text."""
-    return zip(*(found[k:] for k in range(N)), strict=False)
-
-
-class Scored:
-    """The texts of evaluation sets, and what others have in common with them.
-
-    Args:
-        texts: set name -> its texts.
-    """
-
-    def __init__(self, texts: dict[str, Iterable[str]]) -> None:
-        self.whole: dict[str, set[tuple[str, ...]]] = {}
-        self.parts: dict[str, set[tuple[str, ...]]] = {}
-        for name, given in texts.items():
-            whole, parts = self.whole.setdefault(name, set()), self.parts.setdefault(name, set())
-            for found in map(words, given):
-                whole.add(found)
-                parts.update(ngrams(found))
-
-    def overlaps(self, found: tuple[str, ...]) -> list[tuple[str, str]]:
-        """(set, ``exact`` or ``13-gram``) of everything that a text's words have in common with."""
-        exact = [(name, "exact") for name, whole in self.whole.items() if found in whole]
-        rest = [
-            (name, f"{N}-gram") for name, parts in self.parts.items() if not parts.isdisjoint(ngrams(found))
-        ]
-        return exact + [each for each in rest if (each[0], "exact") not in exact]
-
-
 def clean(
-    texts: Iterable[str], scored: Scored, seen: set[tuple[str, ...]], counts: Counter[str]
+    texts: Iterable[str], overlap: Overlap, seen: set[tuple[str, ...]], counts: Counter[str]
 ) -> Iterator[str]:
-    """Texts that are in no evaluation set and have not come before."""
-    for text in texts:
-        found = words(text)
-        overlaps = scored.overlaps(found)
-        counts["read"] += 1
-        counts.update(f"{kind} in {name}" for name, kind in overlaps)
-        if overlaps:
-            counts["left out: in an evaluation set"] += 1
-        elif not found or found in seen:
-            counts["left out: empty or a repeat"] += 1
-        else:
-            seen.add(found)
-            counts["kept"] += 1
-            yield text
+    """Texts that are in no evaluation set and have not come before, whatever their case and punctuation."""
+    for block in windows(texts):
+        for text, hits in zip(block, overlap.find(block), strict=True):
+            words = tuple(words_of(text))
+            counts["read"] += 1
+            kinds = {(overlap.sets[hit.held].suite, "equal" if hit.equal else "a window") for hit in hits}
+            counts.update(f"{kind} of {suite}" for suite, kind in sorted(kinds))
+            if hits:
+                counts["left out: in an evaluation set"] += 1
+            elif not words or words in seen:
+                counts["left out: empty or a repeat"] += 1
+            else:
+                seen.add(words)
+                counts["kept"] += 1
+                yield text
 
 
 def lines(root: Path, patterns: Iterable[str]) -> Iterator[str]:
@@ -143,10 +108,10 @@ def main() -> None:
         else columns(root, patterns, SCORED_COLUMNS)
         for name, patterns in SCORED.items()
     }
-    scored = Scored(held)
+    overlap = Overlap([HeldOut(name, name, list(dict.fromkeys(texts))) for name, texts in held.items()])
     paragraphs = sample(list(lines(root, PARAGRAPHS)), args.paragraphs)
     nli = columns(root, [f"nli/{name}.tsv.gz" for name in NLI], SIDES)
-    sources = {
+    sources: dict[str, dict[str, Iterable[str]]] = {
         "sentences": {
             "wikipedia": lines(root, SENTENCES),
             "nli": nli,
@@ -161,11 +126,8 @@ def main() -> None:
         with lzma.open(args.out / f"{name}.txt.xz", "wt", encoding="utf-8", preset=6) as file:
             for source, texts in parts.items():
                 counts[source] = Counter()
-                file.writelines(f"{text}\n" for text in clean(texts, scored, seen, counts[source]))
-    sizes = {
-        name: {"texts": len(scored.whole[name]), f"{N}-grams": len(scored.parts[name])} for name in SCORED
-    }
-    report = json.dumps({"scored": sizes, "training": counts}, indent=2)
+                file.writelines(f"{text}\n" for text in clean(texts, overlap, seen, counts[source]))
+    report = json.dumps({"scored": overlap.facts(), "training": counts}, indent=2)
     (args.out / "overlap.json").write_text(report + "\n", encoding="utf-8")
     print(report)
 

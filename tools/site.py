@@ -47,7 +47,10 @@ RESULTS = {
 TITLES = {
     "simcse": "SimCSE", "promptbert": "PromptBERT", "prompteol": "PromptEOL", "jtcse": "JTCSE", "tncse": "TNCSE",
     "csesfp": "CSE-SFP", "bepa": "BEPA", "s2sent": "S2Sent", "masked_lm": "Masked language modelling",
-    "causal_lm": "Next-token prediction", "distil": "Distillation", "ensemble": "Ensembles",
+    "esimcse": "ESimCSE", "mixcse": "MixCSE", "rankcse": "RankCSE", "sncse": "SNCSE", "diffcse": "DiffCSE",
+    "infocse": "InfoCSE", "metaeol": "MetaEOL", "mntp": "MNTP", "whitening": "Whitening",
+    "supervised": "Your own data", "causal_lm": "Next-token prediction", "distil": "Distillation",
+    "ensemble": "Ensembles",
 }  # fmt: skip
 LIGHTNING = dict.fromkeys(
     ("fit", "validate", "test", "predict"),
@@ -171,7 +174,8 @@ def key_table(group: str, values: Mapping[str, Any], name: str = "") -> Iterator
     yield "| key | default | meaning |\n|---|---|---|"
     for key, value in values.items():
         meaning = str(said.get(key, Meaning())).replace("|", "\\|").replace("<", "&lt;").replace("$", "\\$")
-        default = json.dumps(value, ensure_ascii=False).replace("|", "\\|")
+        shown = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+        default = shown.replace("|", "\\|")
         yield f"| `{group + '.' if group else ''}{key}` | `{default}` | {meaning} |"
     yield ""
 
@@ -198,9 +202,7 @@ def commands_page() -> str:
         if name in ("train", *LIGHTNING):
             parts.append(f"{LIGHTNING.get(name, 'Its keys have [a page](keys.md) of their own.')}\n")
             continue
-        comments = [
-            f for f in (name, f"{name}_index", f"{name}_query") if (conf_dir() / f"{f}.yaml").is_file()
-        ]
+        comments = sorted(f.stem for f in conf_dir().glob("*.yaml") if f.stem.partition("_")[0] == name)
         for file in comments:
             parts += _command_keys(file)
         if not comments:

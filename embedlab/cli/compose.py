@@ -26,7 +26,7 @@ _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)"
 
 _CLOSED = (
     "benchmark", "contamination", "encode", "export", "mine", "quantize", "search_export", "search_index",
-    "search_query",
+    "search_query", "search_serve",
 )  # fmt: skip
 """Commands whose keys are all in their files: those of `evaluate` are its suites', those of `train` an experiment's."""
 _OPEN = (

@@ -203,8 +203,15 @@ def _encode(job: Job, config: dict[str, Any]) -> Parts:
     worker, workers = job.shard * ranks + rank, job.shards * ranks
     told = f" (process {rank} of {ranks})" if ranks > 1 else ""
     meter = Meter(job.texts, parts, worker, workers)
-    with metered(configured, meter, told, lines=not job.single) as telling:
-        encode_parts(job.texts, parts, telling, chunks, worker, workers)
+    try:
+        with metered(configured, meter, told, lines=not job.single) as telling:
+            encode_parts(job.texts, parts, telling, chunks, worker, workers)
+    except (
+        UserError
+    ):  # of a text: the input or the settings have to change, and with them the parts of a single file
+        if job.single:
+            shutil.rmtree(job.folder)
+        raise
     parts.finish(job.texts.count())
     return parts
 
@@ -272,12 +279,9 @@ def _work_folder(job: Job) -> Iterator[None]:
             raise UserError("another process writes this file", file=job.out, fix="wait for it")
         try:
             yield
-        except UserError:
-            shutil.rmtree(work)
-            raise
         except BaseException:
             if not any(work.glob("part-*.json")):
-                shutil.rmtree(work)
+                shutil.rmtree(work, ignore_errors=True)
             elif sys.exc_info()[0] is KeyboardInterrupt:
                 print("embedlab: what is done is kept, the same command goes on", file=sys.stderr)
             raise

@@ -160,8 +160,8 @@ def _check_work(
     from embedlab.config.read import read_values
 
     ours: dict[str, Any] = tables.identity()
-    told = teacher.encoder if isinstance(teacher, Configured) else teacher
-    ours |= {"ckpt": encoder.encoder.fingerprint(), "teacher": None if told is None else told.fingerprint()}
+    model = teacher.encoder if isinstance(teacher, Configured) else teacher
+    ours |= {"ckpt": encoder.encoder.fingerprint(), "teacher": None if model is None else model.fingerprint()}
     ours["search"] = "exact" if index is None else asdict(index.info)
     ours |= {"dtype": encoder.arguments["dtype"], "batch_size": encoder.arguments["batch_size"]}
     file = work / "settings.json"

@@ -1,4 +1,4 @@
-"""``embedlab search index|query|export``: an index of texts or vectors, what is nearest in it, its rows in Parquet."""
+"""``embedlab search index|query|serve|export``: an index of texts or vectors, what is nearest in it, its rows."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ if TYPE_CHECKING:
 
 _USAGE = (
     "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search index VECTORS INDEX"
-    " | embedlab search query INDEX TEXT [k=10] | embedlab search export INDEX OUT.parquet"
+    " | embedlab search query INDEX TEXT [k=10] | embedlab search serve INDEX"
+    " | embedlab search export INDEX OUT.parquet"
 )
 _COUNTS = ("nlist", "m", "train_rows", "nprobe", "rescore")
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
-    actions = {"index": _index, "query": _query, "export": _export}
+    actions = {"index": _index, "query": _query, "serve": _serve, "export": _export}
     if argv and argv[0] in ("-h", "--help"):
-        more = "embedlab search index --help (query, export) shows the keys."
+        more = "embedlab search index --help (query, serve, export) shows the keys."
         about = (leading_comment(conf_dir() / f"search_{action}.yaml") for action in actions)
         print("\n\n".join((_USAGE, *about, more)))
         return 0
     if not argv or argv[0] not in actions:
-        wanted = "search wants index, query or export"
+        wanted = "search wants index, query, serve or export"
         raise UserError(f"{wanted}, not {argv[0]!r}" if argv else wanted, fix=_USAGE)
     return actions[argv[0]](argv[1:])
 
@@ -79,6 +80,9 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
 
 def _of_texts(source: Path, config: dict[str, Any]) -> IndexInfo:
     reader, column = open_texts(source, config)
+    if config["work"] is not None:
+        fix = "embedlab encode first, whose parts go on, then index them"
+        raise UserError("texts are encoded anew each time", key="work", value=config["work"], fix=fix)
     if config["texts"] is not None:
         raise UserError("the input holds the texts", key="texts", value=config["texts"], fix="leave it out")
 
@@ -142,6 +146,7 @@ def _of_vectors(vectors: Any, config: dict[str, Any]) -> IndexInfo:
 
 
 def _layout(config: Mapping[str, Any], encoder: Any) -> Layout:
+    from embedlab.corpus.approximate import import_faiss
     from embedlab.corpus.search import Layout
 
     keys = ("kind", "nlist", "m", "train_rows", "factory", "target_recall")
@@ -151,6 +156,7 @@ def _layout(config: Mapping[str, Any], encoder: Any) -> Layout:
                 fix = "kind=ivf_pq, or leave it out"
                 raise UserError("an exact index has no such thing", key=key, value=config[key], fix=fix)
         return Layout()
+    import_faiss()  # before anything is encoded
     queries = None if config["queries"] is None else _queries(config, encoder)[1]
     work = None if config["work"] is None else Path(str(config["work"]))
     return Layout(**{key: config[key] for key in keys}, queries=queries, work=work)
@@ -263,6 +269,24 @@ def _encoder(index: Index, config: Mapping[str, Any]) -> Any:
     cut(encoder, min(index.info.dim, encoder.dim))
     index.check_encoder(encoder.fingerprint())
     return Configured.of(encoder, config)
+
+
+def _serve(argv: Sequence[str]) -> int:
+    config = compose("search_serve", argv, positional=("index",))
+    _check_numbers(config)
+    port = config["port"]
+    if type(port) is not int or not 0 <= port < 1 << 16:
+        raise UserError("must be a whole number up to 65535", key="port", value=port, fix="port=8000")
+
+    from embedlab.corpus.search import Index
+    from embedlab.corpus.serve import server
+
+    index = Index(str(config["index"]))
+    index.tune(config["nprobe"], config["rescore"])
+    with server(index, _encoder(index, config), port) as serving:
+        print(f"{len(index):,} rows: POST http://localhost:{serving.server_address[1]}/search", flush=True)
+        serving.serve_forever()
+    return 0
 
 
 def _export(argv: Sequence[str]) -> int:

@@ -179,7 +179,7 @@ class DataConfig(Record):
     def _set(self, name: str, values: Mapping[str, Any]) -> MixedSet:
         group = f"data.mix.{name}"
         values = dict(section(values, group))
-        own = {key: values.pop(key) for key in ("weight", "objective") if key in values}
+        own: dict[str, Any] = {key: values.pop(key) for key in ("weight", "objective") if key in values}
         for key in values:
             if key in _SHARED:
                 raise UserError("one for all sets", key=f"{group}.{key}", fix=f"data.{key}={values[key]}")
@@ -200,6 +200,8 @@ class DataConfig(Record):
         if self.mix:
             object.__setattr__(self, "name", "mix")
             return
+        if self.name == "mix":
+            _refuse("mix", "there is no set", "data.mix.NAME={name: pairs, files: FILE}")
         if self.files is not None and not self.files:
             _refuse("files", "names no file", "data.files=PATH, or data.files=null for the hub or a package")
         if self.also is not None and not self.also:
@@ -237,6 +239,8 @@ class DataConfig(Record):
     @property
     def source(self) -> str:
         """The source in a few words, for reports and error messages."""
+        if self.mix:
+            return ", ".join(f"{name}: {one.config.source}" for name, one in self.sets.items())
         given = [[files] if isinstance(files, str) else files or [] for files in (self.files, self.also)]
         if not self.files:
             given[0] = [f"hub:{self.hub}" if self.hub else f"package:{self.package}"]

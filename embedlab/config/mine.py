@@ -68,7 +68,7 @@ class MineSettings:
         for key, low, high in (("relative_margin", 0, 1), ("absolute_margin", 0, 2), ("max_score", -1, 1),
                                ("min_score", -1, 1)):  # fmt: skip
             value = getattr(self, key)
-            if value is not None and not (isinstance(value, int | float) and low <= value <= high):
+            if value is not None and not (type(value) in (int, float) and low <= value <= high):
                 raise UserError("out of range", key=key, value=value, fix=f"{low} to {high}")
         if self.teacher and not self.filtered and not self.scores:
             fix = "relative_margin=0.05, another filter, or scores=true"

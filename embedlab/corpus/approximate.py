@@ -7,8 +7,10 @@ of them by their exact cosines are the answer.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,12 @@ Told = Callable[[int, int], None]
 
 
 def build(
-    stored: Stored, plan: Plan, work: Path, told: Told = lambda done, of: None, piece: int = PIECE
+    stored: Stored,
+    plan: Plan,
+    work: Path,
+    told: Told = lambda done, of: None,
+    piece: int = PIECE,
+    identity: str = "",
 ) -> Any:
     """A faiss index of all rows, numbered from 0: trained on rows of all parts, an index a piece, merged.
 
@@ -69,15 +76,15 @@ def build(
         work: a folder for the trained index and those of the pieces. What an earlier build with the same plan left
             there is used.
         told: is called after each piece.
+        identity: of the vectors, which a build that goes on must find again.
         piece: rows of one index. A graph (hnsw) cannot be merged, and grows in memory.
 
     Raises:
         UserError: faiss is missing, or cannot read the factory; a piece in `work` is of another plan, or damaged.
     """
     faiss = import_faiss()
-    _claim(
-        work, {"factory": plan.factory, "train_rows": plan.train_rows, "rows": len(stored), "piece": piece}
-    )
+    settings = {"factory": plan.factory, "train_rows": plan.train_rows, "rows": len(stored), "piece": piece}
+    _claim(work, {**settings, "vectors": identity})
     trained = work / "trained.faiss"
     if not trained.is_file():
         _write(faiss, _train(faiss, stored, plan), trained)
@@ -112,9 +119,15 @@ def _claim(work: Path, settings: dict[str, Any]) -> None:
         )
 
 
-def json_text(values: dict[str, Any]) -> str:
-    import json
+def clear(work: Path) -> None:
+    """Remove what `build` left in a folder, and the folder where nothing else is in it."""
+    for path in (work / "build.json", work / "trained.faiss", *work.glob("rows-*.faiss")):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):
+        work.rmdir()
 
+
+def json_text(values: dict[str, Any]) -> str:
     return json.dumps(values, indent=2) + "\n"
 
 
@@ -126,6 +139,10 @@ def _train(faiss: Any, stored: Stored, plan: Plan) -> Any:
         raise UserError(
             f"faiss: {reason}", key="factory", value=plan.factory, fix="factory=IVF4096,SQ8"
         ) from None
+    lists = faiss.downcast_index(faiss.try_extract_index_ivf(index))
+    if hasattr(lists, "do_polysemous_training"):
+        # It numbers codes by their distance, for a filter that is not used here, and takes most of the training.
+        lists.do_polysemous_training = False
     if not index.is_trained:
         chosen = np.random.default_rng(0).choice(len(stored), plan.train_rows, replace=False)
         try:

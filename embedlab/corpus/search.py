@@ -22,7 +22,7 @@ from torch import Tensor
 
 from embedlab.config.read import read_record
 from embedlab.corpus import approximate
-from embedlab.corpus.parts import write_ranges
+from embedlab.corpus.parts import MANIFEST, sha256, write_ranges
 from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
 from embedlab.corpus.vector_files import NpyFile
@@ -45,7 +45,8 @@ class IndexInfo:
     """index.json. encoder: how to load it again; fingerprint: of its weights and settings ("": not known); source: of
     the texts or vectors; kind: of `embedlab.corpus.plan`, or factory; parts, part_rows: files of vectors in their
     order, and the rows of each (none: vectors.npy); texts: whether there are any; numbered: whether there is rows.npy;
-    store: of the vectors; int8 and uint8 are decoded by ranges.npy.
+    store: of the vectors; int8 and uint8 are decoded by ranges.npy; manifest: sha256 of that of the parts, which lie
+    elsewhere.
     """
 
     encoder: str
@@ -61,6 +62,7 @@ class IndexInfo:
     texts: bool = True
     numbered: bool = False
     store: str = "float32"
+    manifest: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ class Hit:
 class Layout:
     """What is built over the vectors: arguments of `plan`, and how it is held to a recall.
 
-    queries: [q, D], of length one, that recall is measured by; None: rows of the index; work: a folder whose pieces
-    outlive a killed build; None: one that does not.
+    queries: [q, D], of length one, that recall is measured by; None: rows of the index; work: of vectors that were
+    encoded before, a folder whose pieces outlive a killed build (None: one that does not), and are gone with its end.
     """
 
     kind: str = "exact"
@@ -186,8 +188,12 @@ def build_vector_index(
             source.encoder, source.fingerprint, codes.dim, rows, str(source.files[0].parent.resolve()), _now(),
             format=2, parts=[str(part.path) for part in parts], part_rows=[part.rows for part in parts],
             texts=texts is not None, numbered=numbered, store=codes.store,
+            manifest="" if numbered else source.manifest,
         )  # fmt: skip
-        return _finished(work, info, layout, told)
+        info = _finished(work, info, layout, told, source.identity())
+    if layout.work:
+        approximate.clear(layout.work)
+    return info
 
 
 @contextmanager
@@ -227,14 +233,16 @@ class _TextsFile:
         np.save(self._folder / "offsets.npy", np.asarray(self._offsets, dtype=np.int64))
 
 
-def _finished(work: Path, info: IndexInfo, layout: Layout, told: approximate.Told) -> IndexInfo:
-    """Build what `layout` wants over the vectors of the new folder, and write index.json."""
+def _finished(
+    work: Path, info: IndexInfo, layout: Layout, told: approximate.Told, identity: str = ""
+) -> IndexInfo:
+    """Build what `layout` wants over the vectors of the new folder, and write index.json; `identity`: of them."""
     if layout.approximate:
         info = replace(info, kind="factory" if layout.factory else layout.kind)
         stored = _stored(work, info)
         made = layout.plan(info.rows, info.dim)
         with nullcontext(layout.work) if layout.work else _scratch(work) as pieces:
-            index = approximate.build(stored, made, pieces, told)
+            index = approximate.build(stored, made, pieces, told, identity=identity)
         asked = approximate.questions(stored, layout.queries)
         dial, value, recall = approximate.measure(index, stored, asked, layout.target_recall)
         facts = {
@@ -262,6 +270,10 @@ def _stored(folder: Path, info: IndexInfo) -> Stored:
     """The vectors of an index; those that it encoded itself have length one."""
     if len(info.parts) != len(info.part_rows) or (info.parts and sum(info.part_rows) != info.rows):
         raise UserError("is damaged (its parts have other rows)", file=folder / "index.json", fix=_FIX)
+    if info.manifest:
+        path = (folder / (info.parts or [""])[0]).with_name(MANIFEST)
+        if not path.is_file() or sha256(path) != info.manifest:
+            raise UserError("its parts were encoded anew, or moved", file=path, fix=_FIX)
     files = zip(info.parts or ["vectors.npy"], info.part_rows or [info.rows], strict=True)
     ranges = None
     if info.store in ("int8", "uint8"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embedlab.corpus.parts import DONE, MANIFEST, Parts
+from embedlab.corpus.parts import DONE, MANIFEST, Parts, sha256
 from embedlab.corpus.vector_files import NpyFile, read_vectors
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
@@ -105,7 +106,8 @@ class Source:
     """Vectors as `embedlab encode` wrote them.
 
     files: .npy or .parquet, sorted; codes: how they are stored (None: as floats); first: the number of the first row,
-    where they number rows; encoder, fingerprint: of what made them, "" where that is not known.
+    where they number rows; encoder, fingerprint: of what made them, and manifest: sha256 of the parts' manifest (""
+    where that is not known).
     """
 
     files: list[Path]
@@ -113,6 +115,12 @@ class Source:
     first: int = 1
     encoder: str = ""
     fingerprint: str = ""
+    manifest: str = ""
+
+    def identity(self) -> str:
+        """What tells these vectors from others, without reading them all."""
+        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
+        return self.manifest or hashlib.sha256(repr(stats).encode()).hexdigest()
 
 
 def find_vectors(path: Path) -> Source | None:
@@ -149,7 +157,8 @@ def _of_parts(parts: Parts) -> Source:
             raise UserError(f"cannot be read ({error})", file=parts.folder / RANGES) from None
     codes = Codes(manifest.store, manifest.dim, ranges)  # type: ignore[arg-type]  # checked there
     files = [parts.path(number) for number, counts in there.items() if counts.vectors]
-    return Source(files, codes, 0, manifest.encoder, manifest.fingerprint)
+    known = (manifest.encoder, manifest.fingerprint, sha256(parts.folder / MANIFEST))
+    return Source(files, codes, 0, *known)
 
 
 def _width(path: Path) -> int | None:

@@ -105,4 +105,7 @@ class UnitVectors:
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
         """The vectors of some rows, [n, D]."""
-        return np.stack([self._part(int(row) // PART)[int(row) % PART] for row in rows])
+        found = np.empty((len(rows), self._part(0).shape[1]), np.float32)
+        for i, row in enumerate(rows):
+            found[i] = self._part(int(row) // PART)[int(row) % PART]
+        return found

@@ -25,7 +25,7 @@ def first_fit(order: Iterable[int], keys: NDArray[np.uint64], size: int) -> list
     """
     fresh = iter(order)
     waiting: dict[int, deque[int]] = {}
-    batches = []
+    batches: list[NDArray[np.int64]] = []
     while True:
         batch: list[int] = []
         taken: set[int] = set()
@@ -48,8 +48,8 @@ def first_fit(order: Iterable[int], keys: NDArray[np.uint64], size: int) -> list
             if len(batch) == size:
                 break
         while len(batch) < size and (item := next(fresh, None)) is not None:
-            if (key := put(item)) is not None:
-                waiting.setdefault(key, deque()).append(item)
+            if (met := put(item)) is not None:
+                waiting.setdefault(met, deque()).append(item)
         if len(batch) < size:
             return batches
         batches.append(np.array(batch, np.int64))

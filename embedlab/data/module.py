@@ -61,6 +61,7 @@ class SentenceDataModule(LightningDataModule):
         self._loader: BatchLoader | None = None
         self._resumed: dict[str, Any] | None = None
         self._reported = False
+        self._plans: dict[tuple[int, int], Plan] = {}
 
     # ---- the table
     # ----------------------------------------------------------------------------------------------
@@ -145,7 +146,9 @@ class SentenceDataModule(LightningDataModule):
         Raises:
             UserError: fewer rows than a batch.
         """
-        return training_plan(self.config, self.table, self.seed, world, rank)
+        if (world, rank) not in self._plans:  # which may have looked at every text
+            self._plans[world, rank] = training_plan(self.config, self.table, self.seed, world, rank)
+        return self._plans[world, rank]
 
     @property
     def _place(self) -> tuple[int, int]:

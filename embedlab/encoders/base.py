@@ -35,8 +35,6 @@ class Encoder(nn.Module):
         usage: prompts, kept width and similarity.
     """
 
-    towers: Sequence[Any]
-    """The encoders of one backbone each that it is made of; of one such encoder, itself."""
     tokenization: Tokenization
     mixed = False
     """Whether its towers read text differently, so that it has texts to encode but no token ids."""

@@ -67,6 +67,11 @@ class SupervisedConfig(LossConfig):
             self._check_data(objective_of(self, run.data, data), data)
         if self.score_scale is not None and not self.score_scale > 0:
             raise UserError("must be positive", key="method.score_scale", value=self.score_scale)
+        if self.hard_negative_weight != 0 and (self.directions != "forward" or self.hardness is not None):
+            raise UserError(
+                "for the plain in-batch loss", key="method.hard_negative_weight", value=self.hard_negative_weight,
+                fix="0, or method.directions=forward method.hardness=null",
+            )  # fmt: skip
         for key in ("scale", "temperature"):
             if not getattr(self, key) > 0:
                 raise UserError("must be positive", key=f"method.{key}", value=getattr(self, key))

@@ -13,6 +13,7 @@ from embedlab.distributed.gather import share_of_kept
 from embedlab.engine.module import Batch, LossOutput
 from embedlab.methods.contrast import ContrastConfig, contrast, contrast_pairs
 from embedlab.objectives.cosent import angle_similarity, cosine, ranking
+from embedlab.objectives.directions import Directions, Hardness, directed_nce
 from embedlab.objectives.gist import gist
 from embedlab.objectives.multi_positive import multi_positive
 from embedlab.objectives.sigmoid import sigmoid
@@ -28,6 +29,12 @@ class LossConfig(ContrastConfig):
     """Of the objectives with a softmax; None: 0.05, of gist 0.01."""
     hard_negative_weight: float = 0.0
     """in_batch: added to the logit of an anchor's own hard negatives."""
+    directions: Directions = "forward"
+    """in_batch: from anchors to documents; ``symmetric``, and back; ``joint``, to all other texts in one softmax."""
+    hardness: Hardness | None = None
+    """in_batch: who weighs more the nearer it is: texts of others (``in_batch``), own negatives (``hard``), ``all``."""
+    hardness_strength: float = 9.0
+    """How much: added to a logit for each unit of its cosine."""
     scale: float = 20.0
     """cosent, angle: what similarities are multiplied by."""
     cosent_weight: float = 0.0
@@ -73,6 +80,12 @@ class Step:
     sigmoid: Callable[[], tuple[Tensor, Tensor]]
 
     @property
+    def tau(self) -> float:
+        """The temperature of the objective."""
+        assert self.config.tau is not None
+        return self.config.tau
+
+    @property
     def hashes(self) -> Sequence[Tensor | None]:
         """Those by which texts that come again are known; None where they are negatives."""
         return self.texts if self.config.mask_duplicates else [None] * len(self.texts)
@@ -86,7 +99,19 @@ class Step:
 
 
 def in_batch(step: Step) -> LossOutput:
-    result = contrast(step.z, step.hashes, step.config, step.config.hard_negative_weight)
+    config, n = step.config, len(step.z)
+    if config.directions == "forward" and config.hardness is None:
+        result = contrast(step.z, step.hashes, config, config.hard_negative_weight)
+        return LossOutput({"info_nce": result.loss}, result.stats)
+    known = step.gathered(step.texts) if config.mask_duplicates else None
+
+    def objective(*vectors: Tensor) -> Contrast:
+        return directed_nce(
+            vectors[:n], vectors[n:], step.tau, directions=config.directions, hardness=config.hardness,
+            strength=config.hardness_strength, offset=step.offset, hashes=step.texts, candidate_hashes=known,
+        )  # fmt: skip
+
+    result = config.matryoshka(objective, *step.z, *step.gathered(step.z))
     return LossOutput({"info_nce": result.loss}, result.stats)
 
 
@@ -123,7 +148,7 @@ def guided(step: Step) -> LossOutput:
 
     def objective(*vectors: Tensor) -> Contrast:
         return gist(
-            vectors[:n], vectors[n:], guide, guide_candidates, config.tau,
+            vectors[:n], vectors[n:], guide, guide_candidates, step.tau,
             offset=step.offset, margin=config.margin, margin_kind=config.margin_kind,
             anchors=config.anchors, positives=config.positives, hashes=step.texts, candidate_hashes=known,
         )  # fmt: skip
@@ -142,9 +167,7 @@ def several_positives(step: Step) -> LossOutput:
     counts: list[Tensor] = []
 
     def objective(anchors: Tensor, others: Tensor) -> Contrast:
-        result, count = multi_positive(
-            anchors, others, labels, candidate_labels, step.config.tau, itself=itself
-        )
+        result, count = multi_positive(anchors, others, labels, candidate_labels, step.tau, itself=itself)
         counts.append(count)
         return result
 

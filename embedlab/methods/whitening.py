@@ -69,6 +69,13 @@ class WhiteningMethod(Method):
                 value=config.encoder,
                 fix="an encoder of one tower, such as the twin's student",
             )
+        if encoder.dim != encoder.pooling.dim:
+            raise UserError(
+                f"its vectors are cut to {encoder.dim} features, and would be cut again behind the map",
+                key="method.encoder",
+                value=config.encoder,
+                fix="a copy of it without truncate_dim",
+            )
         if config.k > encoder.pooling.dim:
             raise UserError(
                 "no more directions than a vector has",

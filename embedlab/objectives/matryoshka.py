@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from embedlab.objectives.softmax import Contrast
@@ -25,7 +26,6 @@ def nested(objective: Callable[[int], L], dims: Sequence[int], weights: Sequence
     """
     found = [objective(d) for d in dims]
     whole = found[max(range(len(dims)), key=dims.__getitem__)]
-    if isinstance(whole, Tensor):
-        return sum(w * loss for w, loss in zip(weights, found, strict=True))  # type: ignore[return-value, misc]
-    losses = [contrast.loss for contrast in found]  # type: ignore[union-attr]
-    return whole._replace(loss=sum(w * loss for w, loss in zip(weights, losses, strict=True)))
+    losses = [part if isinstance(part, Tensor) else part.loss for part in found]
+    total = torch.stack([w * loss for w, loss in zip(weights, losses, strict=True)]).sum()
+    return total if isinstance(whole, Tensor) else whole._replace(loss=total)

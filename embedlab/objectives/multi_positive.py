@@ -44,6 +44,6 @@ def multi_positive(
     kept = positive.any(1)
     loss = each.masked_fill(~kept, 0.0).sum() / kept.sum().clamp(min=1)
     with torch.no_grad():
-        means = [(cosines * pairs).sum() / pairs.sum().clamp(min=1) for pairs in (positive, negative)]
+        near, apart = ((cosines * pairs).sum() / pairs.sum().clamp(min=1) for pairs in (positive, negative))
         nearest = positive.gather(1, cosines.masked_fill(own, float("-inf")).argmax(1, keepdim=True))
-    return Contrast(loss, *means, nearest.float().mean()), kept.sum()
+    return Contrast(loss, near, apart, nearest.float().mean()), kept.sum()

@@ -46,6 +46,6 @@ def sigmoid(
         terms = terms.masked_fill(~(positive | negative), 0.0)
     loss = terms.sum() / len(anchors)
     with torch.no_grad():
-        means = [(cosines * pairs).sum() / pairs.sum().clamp(min=1) for pairs in (positive, negative)]
+        near, apart = ((cosines * pairs).sum() / pairs.sum().clamp(min=1) for pairs in (positive, negative))
         accuracy = (cosines.argmax(1) == row).float().mean()
-    return Contrast(loss, *means, accuracy)
+    return Contrast(loss, near, apart, accuracy)

@@ -50,7 +50,7 @@ def check_recipe(checkpoint: Path, values: dict[str, Any]) -> None:
         parts = key.split(".")
         above = {".".join(parts[:n]) for n in range(1, len(parts) + 1)}
         # A key that the record lacks is of a later version.
-        if above & MAY_CHANGE or (was is None and not _holds(saved, parts)):
+        if above & MAY_CHANGE or (was is None and not holds(saved, parts)):
             continue
         if (key, was, now) == (
             "trainer.precision",
@@ -68,7 +68,8 @@ def check_recipe(checkpoint: Path, values: dict[str, Any]) -> None:
         )
 
 
-def _holds(values: Any, parts: list[str]) -> bool:
+def holds(values: Any, parts: list[str]) -> bool:
+    """Whether nested dictionaries have a key, whatever its value."""
     for part in parts:
         if not isinstance(values, dict) or part not in values:
             return False

@@ -34,6 +34,7 @@ from embedlab.distributed.devices import launched
 from embedlab.errors import UserError
 from embedlab.run.callbacks.checkpoints import find_checkpoint, kept_in
 from embedlab.run.check import check_run
+from embedlab.run.resume import holds
 from embedlab.run.run_folder import AFTER, owned
 
 log = logging.getLogger(__name__)
@@ -305,7 +306,11 @@ def _difference(folder: Path, values: dict[str, Any]) -> tuple[str, Any, Any] | 
     there = read_values(recorded) if recorded.is_file() else {}
     if not isinstance(there, dict):
         raise UserError("holds no configuration", file=recorded, fix="remove the stage's folder")
-    return next(differences(_of_matter(there), _of_matter(values)), None)
+    for key, was, now in differences(_of_matter(there), _of_matter(values)):
+        # A key that the record lacks is of a later version; off, it does what was done then.
+        if not (was is None and now is False and not holds(there, key.split("."))):
+            return key, was, now
+    return None
 
 
 def _of_matter(values: dict[str, Any]) -> dict[str, Any]:

@@ -377,6 +377,7 @@ def test_one_file_goes_on_where_it_was(
     out = tmp_path / name
     stopped(ckpt, source, out, error)
     assert not out.exists()
+    assert one(tmp_path / "a-slip", source, out) == 2
     encoded: list[str] = []
     inner = embedlab.SentenceEncoder.encode
     monkeypatch.setattr(
@@ -425,13 +426,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def test_memory_does_not_grow_with_the_rows(ckpt: Path, tmp_path: Path) -> None:
-    """Ten times as many lines, 18 MB more of text, without the forward passes, for whose shapes torch keeps what it
-    has compiled."""
+    """Ten times as many lines, 70 MiB more of text, without forward passes, for whose shapes torch keeps compiled code.
+    What the allocators keep grows at first: by half of that at most."""
     peaks = []
     for rows in (1950, 19_500):
         source = tmp_path / f"{rows}.txt"
         source.write_text(
-            "".join(f"{text} {'word ' * 180}{i}\n" for i, text in enumerate(TEXTS * (rows // 75)))
+            "".join(f"{text} {'word ' * 800}{i}\n" for i, text in enumerate(TEXTS * (rows // 75)))
         )
         command = ["encode", str(source), f"{tmp_path / str(rows)}/", f"ckpt={ckpt}", "chunk=512", "part_rows=1000",
                    "max_length=4", "device=cpu"]  # fmt: skip
@@ -439,4 +440,4 @@ def test_memory_does_not_grow_with_the_rows(ckpt: Path, tmp_path: Path) -> None:
             [sys.executable, "-c", PEAK, *command], stdout=subprocess.PIPE, text=True, check=True
         )
         peaks.append(int(done.stdout.split()[-1]) / 1024)
-    assert peaks[1] - peaks[0] < 8, peaks
+    assert peaks[1] - peaks[0] < 35, peaks

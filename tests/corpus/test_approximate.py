@@ -106,6 +106,11 @@ def test_a_killed_build_goes_on(tmp_path: Path) -> None:
     assert {name: (tmp_path / "work" / name).stat().st_mtime_ns for name in there} == there
     with pytest.raises(UserError, match="of other vectors or settings"):
         approximate.build(vectors, plan("ivf_flat", 1200, DIM, nlist=4), tmp_path / "work", piece=200)
+    with pytest.raises(UserError, match="of other vectors or settings"):
+        approximate.build(vectors, made, tmp_path / "work", piece=200, identity="others")
+    (tmp_path / "work" / "mine.txt").write_text("kept")
+    approximate.clear(tmp_path / "work")
+    assert [p.name for p in (tmp_path / "work").iterdir()] == ["mine.txt"]
 
 
 def test_recall_is_that_of_brute_force(tmp_path: Path) -> None:
@@ -145,6 +150,27 @@ def test_two_rows_and_given_queries(tmp_path: Path) -> None:
     lists = json.loads((tmp_path / "index" / "lists.json").read_text())
     assert lists["recall"][0]["recall@1"] == 1
     assert len(Index(tmp_path / "index").search_vectors(torch.from_numpy(some(1)), k=5)[0]) == 2
+
+
+def test_work_outlives_a_kill_and_not_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, work = parts(tmp_path / "vectors"), tmp_path / "work"
+    layout = Layout(kind="ivf_flat", work=work)
+
+    def kill(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_vector_index(tmp_path / "index", source, layout=layout, told=kill)
+    assert sorted(p.name for p in work.iterdir()) == [
+        "build.json",
+        "rows-000000000000.faiss",
+        "trained.faiss",
+    ]
+    assert not (tmp_path / "index").exists()
+    monkeypatch.setattr(approximate, "_train", lambda *_: pytest.fail("it is trained already"))
+    build_vector_index(tmp_path / "index", source, layout=layout)
+    assert not work.exists()
+    assert len(Index(tmp_path / "index")) == 1200
 
 
 @pytest.mark.parametrize("name", ["lists.faiss", "lists.json", "index.json", "part-000001.npy", "rows.npy"])
@@ -262,3 +288,10 @@ def test_sources_that_do_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "empty").mkdir()
     assert main(["search", "index", str(tmp_path / "empty"), str(tmp_path / "index")]) == 2
     assert "holds no .npy or .parquet file" in capsys.readouterr().err
+
+
+def test_texts_do_not_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "texts.txt").write_text("one\ntwo\n")
+    command = ["search", "index", str(tmp_path / "texts.txt"), str(tmp_path / "index"), "ckpt=mini"]
+    assert main([*command, "kind=hnsw", f"work={tmp_path / 'work'}"]) == 2
+    assert "texts are encoded anew each time (work=" in capsys.readouterr().err

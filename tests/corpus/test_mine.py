@@ -307,6 +307,7 @@ def test_any_text_is_stored(tmp_path: Path) -> None:
         ({"absolute_margin": -0.1}, "absolute_margin=-0.1"),
         ({"max_score": float("nan")}, "max_score=nan"),
         ({"min_score": "x"}, "min_score=x"),
+        ({"max_score": True}, "max_score=True"),
         ({"negatives": 0}, "negatives=0"),
         ({"range_min": -1}, "range_min=-1"),
         ({"range_max": 2.5}, "range_max=2.5"),
@@ -334,6 +335,9 @@ def test_nothing_left_is_one_line_and_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no row is left of 1 queries"):
         write_mined(tmp_path / "out.csv", miner, "triplets", False)
     assert not (tmp_path / "out.csv").exists()
+    alone = run(tmp_path / "u", [("a?", "b")], [], MineSettings(relative_margin=0.1))  # no other text at all
+    with pytest.raises(UserError, match="no row is left of 1 queries"):
+        write_mined(tmp_path / "out.csv", alone, "triplets", False)
     with pytest.raises(UserError, match="has no pair"):
         run(tmp_path / "v", [], ["c"], MineSettings())
 

@@ -196,7 +196,7 @@ def test_command(tmp_path: Path, tiny: Callable[..., Path], capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "wants index, query or export"),
+        ([], "wants index, query, serve or export"),
         (["find"], "not 'find'"),
         (["index", "nowhere.txt", "out", "ckpt=mini"], "nowhere.txt: no such file"),
         (["query", "nowhere", "text"], "nowhere: is no search index"),

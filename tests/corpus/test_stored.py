@@ -82,6 +82,19 @@ def test_parts_that_are_not_all_there(
     assert "part-000002.npy: no such file: a part of the vectors is missing" in capsys.readouterr().err
 
 
+def test_parts_that_were_encoded_anew(
+    tmp_path: Path, encoded: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same rows and width, but other vectors: only the manifest tells."""
+    folder = encoded("format=npy")
+    assert main(["search", "index", str(folder), str(tmp_path / "index")]) == 0
+    assert main(["search", "query", str(tmp_path / "index"), "a cat"]) == 0
+    folder.rename(tmp_path / "old")
+    encoded("format=npy", "normalize=true")
+    assert main(["search", "query", str(tmp_path / "index"), "a cat"]) == 2
+    assert "manifest.json: its parts were encoded anew, or moved" in capsys.readouterr().err
+
+
 def test_rows_keep_their_numbers_where_some_were_left_out(
     tmp_path: Path, encoded: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -197,6 +197,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(
     ({"mix": {"a": {"name": "pairs", "files": "x", "weight": 2}}}, r"data\.mix\.a\.weight"),
     ({"mix": {"a": {"name": "pairs", "files": "x", "score_range": [0, 5]}}}, r"data\.mix\.a\.score_range"),
     ({"mix": {"a": 3}}, r"data\.mix\.a"),
+    ({"mix": {}, "name": "mix"}, r"data\.mix.*data\.mix\.NAME="),
 ])  # fmt: skip
 def test_mixes_that_cannot_be_are_refused(
     settings: dict[str, Any], says: str, files: dict[str, Path], tokenization: Tokenization

@@ -183,6 +183,13 @@ def test_a_rating_that_a_kind_does_not_read_is_refused(tmp_path: Path, kind: str
         assert len(rows(kind, words)) == 2
 
 
+def test_a_row_without_a_rating_that_is_not_read_is_no_error(tmp_path: Path) -> None:
+    file = lines(
+        tmp_path / "a.jsonl", {"anchor": "a", "positive": "b", "label": "x"}, {"anchor": "c", "positive": "d"}
+    )
+    assert rows("pairs", file) == [("a", "b"), ("c", "d")]
+
+
 def test_named_roles_and_one_text_a_row_may_stand_beside_a_rating(tmp_path: Path) -> None:
     file = table(tmp_path / "a.csv", "a,b,score", "x,y,0.5")
     with pytest.raises(UserError, match="column score"):

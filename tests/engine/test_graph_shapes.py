@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 
+from embedlab.engine.cuda_graph import StepGraphs
 from embedlab.engine.fused_adamw import _Addresses
 from embedlab.engine.whole_step import joint_shapes
 from embedlab.kernels.packing import token_capacity
@@ -47,3 +51,21 @@ def test_a_graphs_addresses_stay_its_own() -> None:
     assert len(set(places)) == len(places)
     found = [block[:, 0].tolist() for block in addresses._blocks]
     assert {x for row in found for x in row} == set(range(1501))
+
+
+def test_a_warm_up_leaves_gradients_and_buffers_as_they_were() -> None:
+    """A queue that a step pushes into has no rows of steps that only warmed up."""
+    method = torch.nn.BatchNorm1d(3)
+    weight: Any = method.weight
+    weight.grad = torch.ones(3)
+    work: Any = SimpleNamespace(method=method, _direct=[weight], _copies=[])
+    before = {name: buffer.clone() for name, buffer in method.named_buffers()}
+    kept = {name: buffer.data_ptr() for name, buffer in method.named_buffers()}
+    with StepGraphs._left_as_it_was(work):
+        method(torch.randn(8, 3)).square().sum().backward()
+        assert method.num_batches_tracked == 1
+        assert not torch.equal(weight.grad, torch.ones(3))
+    for name, buffer in method.named_buffers():
+        assert torch.equal(buffer, before[name])
+        assert buffer.data_ptr() == kept[name], "a graph reads it there"
+    assert torch.equal(weight.grad, torch.ones(3))

@@ -40,6 +40,8 @@ NUMBERS = {
 }
 CASES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({}, ("anchor", "positive", "negative_1", "negative_2")),
+    ({"directions": "joint"}, ("anchor", "positive", "negative")),
+    ({"directions": "symmetric", "hardness": "all"}, ("anchor", "positive", "negative_1", "negative_2")),
     ({"hard_negative_weight": 0.5}, ("anchor", "positive", "negative")),
     ({"objective": "cosent"}, ("first", "second", "score")),
     ({"objective": "angle", "cosent_weight": 0.3}, ("first", "second", "score")),
@@ -126,13 +128,13 @@ def test_the_losses_are_those_of_the_objectives(tiny: Callable[..., Path]) -> No
         hard_negative_hashes=torch.stack(hashes[2:]),
     )  # fmt: skip
     torch.testing.assert_close(method.losses(batch).losses["info_nce"], expected.loss)
-    method, batch = made(folder, 2)
+    method, batch = made(folder, next(i for i, (s, _) in enumerate(CASES) if s == {"objective": "cosent"}))
     z = vectors_of(method, batch)
     torch.testing.assert_close(method.losses(batch).losses["cosent"], ranking(cosine(*z), batch["score"]))
 
 
 def test_the_in_batch_term_of_angle_counts_positives_alone(tiny: Callable[..., Path]) -> None:
-    method, batch = made(str(tiny("bert")), 3)
+    method, batch = made(str(tiny("bert")), next(i for i, (s, _) in enumerate(CASES) if "cosent_weight" in s))
     batch["score"] = torch.tensor([0.2, 1.0, 0.7, 0.0])
     z = [normalize(v, dim=-1) for v in vectors_of(method, batch)]
     rows, texts = (
@@ -236,6 +238,7 @@ def test_an_objective_takes_the_data_that_has_what_it_compares(objective: str, k
     ({"objective": "gist"}, "objective=gist: needs method.guide"),
     ({"objective": "cosent"}, "objective=cosent: data=triplets has no score"),
     ({"objective": "kl"}, "data.scores=true"),
+    ({"hard_negative_weight": 1.0, "hardness": "hard"}, r"method\.hard_negative_weight"),
     ({"scale": 0.0}, r"method\.scale"),
     ({"tau": -1.0}, r"method\.tau"),
 ])  # fmt: skip

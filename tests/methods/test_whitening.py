@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,13 @@ def test_what_cannot_be_whitened_is_named(inputs: Inputs, tmp_path: Path, tiny: 
     with pytest.raises(UserError, match=r"data\.pack"):
         method_config({"name": "whitening", "k": 4}).check(info, run_of(pack=16))
     twin = inputs.path("twin")
+    cut = encoder(tiny)
+    cut.usage = replace(cut.usage, truncate_dim=16)
+    cut.save(tmp_path / "cut")
     for path, k, words in (
         (twin, 8, "one tower"),
         (inputs.path("bert"), 99, r"method\.k=99"),
+        (tmp_path / "cut", 8, "truncate_dim"),
         ("no/such", 8, "encoder"),
     ):
         run: Any = run_of()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def test_only_what_is_filled_counts(filled: int) -> None:
 def test_a_queued_text_of_the_batch_is_no_negative() -> None:
     a, b, q = normal(4, 8, seed=0), normal(4, 8, seed=1), normal(3, 8, seed=2)
     texts = torch.tensor([10, 11, 12, 13])
-    hashes = {"anchor_hashes": texts, "candidate_hashes": texts}
+    hashes: Any = {"anchor_hashes": texts, "candidate_hashes": texts}
     found = queue_nce(a, b, q, count(3), TAU, queue_hashes=torch.tensor([11, 50, 51]), **hashes).loss
     rows = [
         queue_nce(a[i : i + 1], b, q[1:] if i == 1 else q, count(2 if i == 1 else 3), TAU, offset=i).loss
@@ -98,7 +99,7 @@ def test_a_negative_more_costs_more_and_has_no_gradient(share: float) -> None:
 def test_a_mixture_with_ones_own_text_is_none() -> None:
     a, b = normal(4, 8, seed=0), normal(4, 8, seed=1)
     texts = torch.tensor([5, 5, 6, 7])
-    hashes = {"anchor_hashes": texts, "candidate_hashes": texts}
+    hashes: Any = {"anchor_hashes": texts, "candidate_hashes": texts}
     plain = info_nce(a[:1], b, TAU, anchor_hashes=texts[:1], candidate_hashes=texts).loss
     first = mix_nce(a[:1], b, TAU, 0.2, anchor_hashes=texts[:1], candidate_hashes=texts).loss
     torch.testing.assert_close(first, plain)

@@ -11,6 +11,7 @@ from torch import Tensor
 from embedlab.objectives import precision
 from embedlab.objectives.bilingual_nce import bilingual_nce
 from embedlab.objectives.cosent import angle_similarity, ranking
+from embedlab.objectives.directions import directed_nce
 from embedlab.objectives.gist import gist
 from embedlab.objectives.info_nce import info_nce
 from embedlab.objectives.language_model import (
@@ -134,6 +135,18 @@ def _calls() -> dict[str, Callable[[], object]]:
                     "hard_negative_hashes": torch.stack([ids, ids]),
                 },
                 **hashes,
+            ).loss
+        ),
+        "joint": lambda: (
+            directed_nce(
+                (a, b, a),
+                (a, b, a),
+                0.1,
+                directions="joint",
+                hardness="all",
+                strength=2.0,
+                hashes=(ids, ids),
+                candidate_hashes=(ids, ids, ids),
             ).loss
         ),
         "multi-positive": lambda: multi_positive(a, b, ids, ids, 0.1, itself=ids[:, None] == ids + 1)[0].loss,

@@ -125,6 +125,11 @@ def test_a_stage_of_before_a_key_existed_is_taken(tmp_path: Path) -> None:
     assert [(name, v["ckpt_path"]) for name, v in train.ran] == [("b", "last")]
     with pytest.raises(UserError, match="unpad was"):
         run_stages(MAIN | {"unpad": False}, tmp_path, Recorder())
+    within = {"trainer": {**MAIN["trainer"], "later": False}}
+    run_stages(MAIN | within, tmp_path, train := Recorder())
+    assert train.ran == []
+    with pytest.raises(UserError, match=r"trainer\.later was"):
+        run_stages(MAIN | {"trainer": {**MAIN["trainer"], "later": True}}, tmp_path, Recorder())
 
 
 def test_a_result_may_go_to_a_later_stage(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -199,8 +199,10 @@ def check_unread(kind: DataKind, readers: Sequence[Reader], config: DataConfig) 
 
 
 def _holds_numbers(reader: Reader, column: str) -> bool:
-    with closing(reader.rows([column])) as rows:  # type: ignore[type-var]  # a generator in every reader
-        values = [value for _, (value,) in islice(rows, _LOOKED_AT) if value not in (None, "")]
+    values: list[object] = []
+    rows = reader.rows([column])
+    with closing(rows), suppress(UserError):  # type: ignore[type-var]  # of a row that lacks what is not read
+        values += (value for _, (value,) in islice(rows, _LOOKED_AT) if value not in (None, ""))
     return bool(values) and all(map(_is_number, values))
 
 

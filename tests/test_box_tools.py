@@ -1,0 +1,90 @@
+"""The tools behind the encoder in the box: what is left out of its text, and the folder that is shipped."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import embedlab
+from embedlab.config.run import RunConfig
+from embedlab.run.run import train
+from tests.support import SENTENCES
+
+ROOT = Path(__file__).parents[1]
+LONG = "The committee that met on Monday in the old town hall will vote on the new law tomorrow at noon."
+
+
+def run(tool: str, *arguments: object) -> dict[str, Any]:
+    line = [sys.executable, str(ROOT / "tools" / tool), *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def pack(path: Path, *lines: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    opened = lzma.open if path.suffix == ".xz" else gzip.open
+    with opened(path, "wt", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def test_what_stands_in_an_evaluation_set_is_no_training_text(tmp_path: Path) -> None:
+    data, a, b, c = tmp_path / "data", *SENTENCES[:3]
+    pack(data / "sts" / "sts12_test.tsv.gz", "score\tsentence1\tsentence2", f"1\t{a}\t{LONG}")
+    pack(data / "transfer" / "trec_test.tsv.gz", "coarse\tquestion", "x\tWho are you then, my friend?")
+    for name in ("scifact", "cranfield"):
+        for kind in ("corpus", "queries"):
+            pack(
+                data / "retrieval" / name / f"{kind}.jsonl.gz",
+                json.dumps({"title": "", "text": f"{name} {kind}"}),
+            )
+    pack(data / "sentences" / "wiki_en_0.txt.gz", b, a.upper(), b, f"In short: {LONG}")
+    pack(
+        data / "nli" / "snli_dev.tsv.gz",
+        "label\tpremise\thypothesis",
+        f"x\t{c}\twho are you, then? my friend",
+    )
+    pack(data / "parallel" / "multi30k_train.tsv.gz", "en\tde", "A dog.\tEin Hund.")
+    pack(data / "pretrain" / "wiki_paragraphs_00.txt.xz", f"{SENTENCES[4]} " * 40, "")
+    counts = run("distil_text.py", data, tmp_path / "out")["training"]
+    with lzma.open(tmp_path / "out" / "sentences.txt.xz", "rt") as file:
+        assert file.read().splitlines() == [b, c, "A dog."]
+    with lzma.open(tmp_path / "out" / "paragraphs.txt.xz", "rt") as file:
+        (paragraph,) = file.read().splitlines()
+    assert 1300 < len(paragraph) <= 1400
+    assert counts["wikipedia"] == {
+        "read": 4, "kept": 1, "equal of sts": 1, "a window of sts": 1, "left out: in an evaluation set": 2,
+        "left out: empty or a repeat": 1,
+    }  # fmt: skip
+    assert counts["nli"]["equal of transfer"] == 1
+
+
+def test_a_run_becomes_the_folder_that_is_shipped(
+    compose_run: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    train(compose_run("trainer.max_steps=1"), tmp_path / "run")
+    texts, folder = tmp_path / "texts.txt", tmp_path / "box" / "tiny"
+    texts.write_text("\n".join(SENTENCES) + "\n")
+    (tmp_path / "overlap.json").write_text(json.dumps({"training": {"wikipedia": {"kept": 5}}}))
+    told = run("ship_encoder.py", tmp_path / "run", folder, "--texts", texts, "--max-length", 20,
+               "--overlap", tmp_path / "overlap.json", "--teacher", "a teacher")  # fmt: skip
+    shipped, trained = embedlab.load(folder), embedlab.load(tmp_path / "run")
+    assert shipped.tokenization.row_limit == 20
+    a, b = (encoder.encode(SENTENCES[:3], normalize=True) for encoder in (shipped, trained))
+    assert (a * b).sum(1).min() > 0.999
+    assert told["weights"] == "int8 rows"
+    assert told["bytes"] < sum(f.stat().st_size for f in (tmp_path / "run" / "export").iterdir())
+    assert shipped.card["training"]["teacher"] == "a teacher"
+    card = (folder / "README.md").read_text()
+    assert "- kept: 5" in card
+    assert str(tmp_path) not in card + (folder / "embedlab.json").read_text(), "no path of this machine"
+    np.testing.assert_array_equal(embedlab.load(folder).encode("x"), shipped.encode("x"))

@@ -52,18 +52,11 @@ def directed_nce(
     v, c = [unit(x) for x in views], [unit(x) for x in candidates]
     row = torch.arange(len(v[0]), device=v[0].device) + offset
     own = torch.arange(len(c[0]), device=row.device) == row[:, None]
-
-    def absent(right: int, with_own: bool) -> Tensor:
-        """Candidates of a block that leave Z; where the own one is another text, it is as any other."""
-        gone = torch.zeros_like(own)
-        if hashes is not None and candidate_hashes is not None:
-            gone = (candidate_hashes[right] == hashes[0][:, None]) | (
-                candidate_hashes[right] == hashes[1][:, None]
-            )
-        return gone & ~own if with_own and right < 2 else gone if with_own else gone | own
+    known = None if hashes is None or candidate_hashes is None else (hashes, candidate_hashes)
 
     def block(left: int, right: int, with_own: bool = True) -> Tensor:
-        return (v[left] @ c[right].T / tau).masked_fill(absent(right, with_own), float("-inf"))
+        gone = _absent(own, known, right, with_own)
+        return (v[left] @ c[right].T / tau).masked_fill(gone, float("-inf"))
 
     documents = range(1, len(v))
     cosines = torch.cat([v[0] @ c[k].T for k in documents], 1)
@@ -81,8 +74,34 @@ def directed_nce(
         log_z = torch.cat([forward, *around], 1).logsumexp(1)
     else:
         log_z = forward.logsumexp(1)
-    with torch.no_grad():
-        negative = ~positive & torch.isfinite(forward)
-        apart = (cosines * negative).sum() / negative.sum().clamp(min=1)
-        accuracy = (forward.argmax(1) == row).float().mean()
-    return Contrast((log_z - true / tau).mean(), true.detach().mean(), apart, accuracy)
+    loss = (log_z - true / tau).mean()
+    return _diagnosed(loss, forward, cosines, positive, row)
+
+
+@torch.no_grad()
+def _diagnosed(loss: Tensor, logits: Tensor, cosines: Tensor, positive: Tensor, row: Tensor) -> Contrast:
+    """The loss as it is, and what the logits ``[B, C]`` of the forward direction say."""
+    negative = ~positive & torch.isfinite(logits)
+    near = (cosines * positive).sum(1).mean()
+    apart = (cosines * negative).sum() / negative.sum().clamp(min=1)
+    return Contrast(loss, near, apart, (logits.argmax(1) == row).float().mean())
+
+
+def _absent(
+    own: Tensor, hashes: tuple[Sequence[Tensor], Sequence[Tensor]] | None, right: int, with_own: bool
+) -> Tensor:
+    """Candidates of a view that leave Z, ``[B, M]``.
+
+    Args:
+        own: where a candidate is of the anchor's row.
+        hashes: of views and candidates; None: texts that come again stay.
+        right: the candidates' view: an own anchor or positive stays whatever its text; an own negative does not.
+        with_own: whether candidates of the anchor's row are any.
+    """
+    gone = torch.zeros_like(own)
+    if hashes is not None:
+        (anchors, positives, *_), others = hashes[0], hashes[1][right]
+        gone = (others == anchors[:, None]) | (others == positives[:, None])
+    if not with_own:
+        return gone | own
+    return gone & ~own if right < 2 else gone

@@ -169,13 +169,13 @@ def _short(value: Any) -> str:
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _by_recipe(groups: Sequence[Group], values: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Recipes by their value: one row "all" where they agree; empty where none has any."""
-    if not any(values.values()):
-        return []
-    if len(set(values.values())) == 1:
-        return [("all", next(iter(values.values())))]
-    return [(g.name, values[g.name] or "–") for g in groups]
+def _by_recipe(values: Mapping[str, str]) -> list[tuple[str, str]]:
+    """A row a value, with the recipes that have it: "all" where all do; nothing of those without any."""
+    recipes: dict[str, list[str]] = {}
+    for name, value in values.items():
+        if value:
+            recipes.setdefault(value, []).append(name)
+    return [("all" if len(names) == len(values) else ", ".join(names), v) for v, names in recipes.items()]
 
 
 def _joined(values: Sequence[Any]) -> str:
@@ -190,7 +190,7 @@ def _hardware(groups: Sequence[Group]) -> Iterator[tuple[str, list[tuple[str, st
     """How the runs were trained: a key, and its value by recipe."""
     for key in _TRAINING:
         values = {g.name: _joined([run.training.get(key) for run in g.runs]) for g in groups}
-        if found := _by_recipe(groups, values):
+        if found := _by_recipe(values):
             yield key, found
 
 
@@ -200,7 +200,7 @@ def _protocol(groups: Sequence[Group]) -> Iterator[tuple[str, list[tuple[str, li
         rows = []
         for key in _PROTOCOL:
             values = {g.name: _joined([r.protocol.get(suite, {}).get(key) for r in g.runs]) for g in groups}
-            if found := _by_recipe(groups, values):
+            if found := _by_recipe(values):
                 rows.append((key, found))
         if rows:
             yield suite, rows

@@ -166,6 +166,17 @@ def test_a_surface_has_the_mean_of_each_cell() -> None:
     assert sorted(texts) == sorted(f"{mean:.2f}" for mean in means)
 
 
+def test_a_protocol_says_each_value_once(tmp_path: Path) -> None:
+    for i, dtype in enumerate(("float32", "float32", "bfloat16", None)):
+        write_run(tmp_path / f"{'abcd'[i]}-0", 0, 70.0, kind=i)
+        change(tmp_path / f"{'abcd'[i]}-0", protocol={"sts": {"dtype": dtype} if dtype else {}})
+    assert main([str(tmp_path)]) == 0
+    text = (tmp_path / "report.html").read_text()
+    assert "<dd><b>a, b</b>: float32</dd>" in text
+    assert "<dd><b>c</b>: bfloat16</dd>" in text
+    assert "<dd>cpu</dd>" in text
+
+
 def test_short_names_are_no_two_alike() -> None:
     same = [Group("x" * 60 + str(i) + "y" * 60, {}, ()) for i in range(3)]
     assert len(set(short_names(same))) == 3

@@ -434,8 +434,10 @@ assert main(sys.argv[1:]) == 0
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc")
 def test_memory_does_not_grow_with_the_rows(ckpt: Path, tmp_path: Path) -> None:
-    """From the third part of 1,000 rows to the twelfth, 36 MB of text later. Without the forward passes: torch keeps what
-    it compiles for their shapes."""
+    """From the third part of 1,000 rows to the twelfth, 36 MB of text later.
+
+    Without the forward passes: torch keeps what it compiles for their shapes.
+    """
     source = tmp_path / "in.txt"
     source.write_text("".join(f"{i} {'x' * 3990}\n" for i in range(12_000)))  # a word so long takes no time
     command = ["encode", str(source), f"{tmp_path / 'out'}/", f"ckpt={ckpt}", "chunk=512", "part_rows=1000",

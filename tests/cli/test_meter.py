@@ -84,7 +84,7 @@ def test_a_line_comes_in_the_first_seconds_and_then_now_and_then(
             telling.arguments["on_batch"](50, 100)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 + (64 - int(FIRST) - 1) // (int(EVERY) + 1)
-    assert lines[0].startswith(f"embedlab: 50 texts, {50 / (FIRST + 1):.0f} texts/s, 1,000 tokens/s, ")
+    assert re.match(rf"\d\d:\d\d:\d\d 50 texts, {50 / (FIRST + 1):.0f} texts/s, 1,000 tokens/s, ", lines[0])
     assert all(line.endswith(" left (process 0 of 2)") for line in lines)
 
 

@@ -151,7 +151,7 @@ def _layout(config: Mapping[str, Any], encoder: Any) -> Layout:
 
     keys = ("kind", "nlist", "m", "train_rows", "factory", "target_recall")
     if config["kind"] == "exact" and config["factory"] is None:
-        for key in ("nlist", "m", "train_rows", "queries", "work"):
+        for key in ("nlist", "m", "train_rows", "rescore", "queries", "work"):
             if config[key] is not None:
                 fix = "kind=ivf_pq, or leave it out"
                 raise UserError("an exact index has no such thing", key=key, value=config[key], fix=fix)
@@ -159,7 +159,8 @@ def _layout(config: Mapping[str, Any], encoder: Any) -> Layout:
     import_faiss()  # before anything is encoded
     queries = None if config["queries"] is None else _queries(config, encoder)[1]
     work = None if config["work"] is None else Path(str(config["work"]))
-    return Layout(**{key: config[key] for key in keys}, queries=queries, work=work)
+    given = {key: config[key] for key in (*keys, "rescore") if config[key] is not None}
+    return Layout(**given, queries=queries, work=work)
 
 
 def _queries(config: Mapping[str, Any], encoder: Any) -> tuple[list[int], Tensor]:
@@ -214,8 +215,8 @@ def _print_recall(folder: Path) -> None:
     kept = next((point for point in lists.recall if point["value"] == lists.value), {})
     if kept.get(f"recall@{TARGET}", 1) < lists.target_recall:
         print(
-            f"embedlab: warning: recall@{TARGET} stays under target_recall={lists.target_recall}: a larger m=,"
-            " more lists, or kind=ivf_flat",
+            f"embedlab: warning: recall@{TARGET} stays under target_recall={lists.target_recall}: a larger m= or"
+            " rescore=, or kind=ivf_flat",
             file=sys.stderr,
         )
 

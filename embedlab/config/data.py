@@ -36,7 +36,7 @@ class DataConfig(Record):
         split: of the hub's data set.
         revision: of the hub's data set.
         files: a path, a glob or a list of them (.txt .csv .tsv .jsonl .parquet; text ones plain, .gz, .xz,
-            .bz2). Of `files`, `hub` and `package` the first that is given is the source, so that files on a
+            .bz2). Of `mix`, `files`, `hub` and `package` the first that is given is the source, so that files on a
             command line take the place of whatever an experiment names.
         also: more files, read after the source.
         package: text that comes with an installed package, of those of its kind.

@@ -78,6 +78,7 @@ class Hit:
 class Layout:
     """What is built over the vectors: arguments of `plan`, and how it is held to a recall.
 
+    rescore: candidates an answer, of which the best are taken by their exact cosines.
     queries: [q, D], of length one, that recall is measured by; None: rows of the index; work: of vectors that were
     encoded before, a folder whose pieces outlive a killed build (None: one that does not), and are gone with its end.
     """
@@ -88,6 +89,7 @@ class Layout:
     train_rows: int | None = None
     factory: str | None = None
     target_recall: float = 0.95
+    rescore: int = approximate.RESCORE
     queries: Tensor | None = None
     work: Path | None = None
 
@@ -244,10 +246,10 @@ def _finished(
         with nullcontext(layout.work) if layout.work else _scratch(work) as pieces:
             index = approximate.build(stored, made, pieces, told, identity=identity)
         asked = approximate.questions(stored, layout.queries)
-        dial, value, recall = approximate.measure(index, stored, asked, layout.target_recall)
+        dial, value, recall = approximate.measure(index, stored, asked, layout.target_recall, layout.rescore)
         facts = {
             "kind": info.kind, "factory": made.factory, "rows": info.rows, "dim": info.dim,
-            "trained_on": made.train_rows, "dial": dial, "value": value,
+            "trained_on": made.train_rows, "dial": dial, "rescore": layout.rescore, "value": value,
             "target_recall": layout.target_recall, "recall": recall,
         }  # fmt: skip
         approximate.save(index, work, facts)

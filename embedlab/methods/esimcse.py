@@ -29,6 +29,7 @@ from embedlab.methods.heads import Head, new_head
 from embedlab.methods.repetition import Redraw, Rule, most_repeats, repeat_tokens
 from embedlab.methods.simcse import encode_views
 from embedlab.objectives.more_negatives import queue_nce
+from embedlab.objectives.softmax import Contrast
 from embedlab.pooling.blocks import inner_tokens
 
 
@@ -133,10 +134,15 @@ class ESimCSE(Averaging):
         hashes, batches = config.in_batch.text_hashes(view), config.in_batch
         # Copies: the backward pass may read them, and comes after the next rows have been pushed.
         queue, texts, filled = self.queue.clone(), self.queue_hashes.clone(), self.filled.clone()
-        result = queue_nce(
-            z1, batches.candidates(z2), queue, filled, config.tau, offset=batches.offset(z1),
-            anchor_hashes=hashes, candidate_hashes=batches.candidates(hashes), queue_hashes=texts,
-        )  # fmt: skip
+        candidate_texts, offset = batches.candidates(hashes), batches.offset(z1)
+
+        def objective(anchors: Tensor, candidates: Tensor, past: Tensor) -> Contrast:
+            return queue_nce(
+                anchors, candidates, past, filled, config.tau, offset=offset,
+                anchor_hashes=hashes, candidate_hashes=candidate_texts, queue_hashes=texts,
+            )  # fmt: skip
+
+        result = config.matryoshka(objective, z1, batches.candidates(z2), queue)
         stats = dict(result.stats)
         if self.target is not None:
             stats["queue"] = filled.float()

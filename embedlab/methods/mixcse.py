@@ -18,6 +18,7 @@ from embedlab.methods.contrast import ContrastConfig
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.simcse import encode_views
 from embedlab.objectives.more_negatives import mix_nce, released_mix_nce
+from embedlab.objectives.softmax import Contrast
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,21 @@ class MixCSE(Method):
         config, view = self.config, batch["sentence"]
         z1, z2 = encode_views(self.encoder, [view, view], self.head)
         candidates, offset = config.in_batch.candidates, config.in_batch.offset(z1)
-        if config.form == "released":
-            result = released_mix_nce(
-                z1, candidates(z2), candidates(z1), config.tau, config.lam, offset=offset
+        hashes = config.in_batch.text_hashes(view)
+        texts = candidates(hashes)
+
+        def paper(a: Tensor, b: Tensor) -> Contrast:
+            return mix_nce(
+                a, b, config.tau, config.lam, offset=offset, anchor_hashes=hashes, candidate_hashes=texts
             )
+
+        def released(a: Tensor, b: Tensor, all_anchors: Tensor) -> Contrast:
+            return released_mix_nce(a, b, all_anchors, config.tau, config.lam, offset=offset)
+
+        if config.form == "released":
+            result = config.matryoshka(released, z1, candidates(z2), candidates(z1))
         else:
-            hashes = config.in_batch.text_hashes(view)
-            result = mix_nce(
-                z1, candidates(z2), config.tau, config.lam, offset=offset,
-                anchor_hashes=hashes, candidate_hashes=candidates(hashes),
-            )  # fmt: skip
+            result = config.matryoshka(paper, z1, candidates(z2))
         return LossOutput({"mix_nce": result.loss}, result.stats)
 
     def dev_vectors(self, vectors: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:

@@ -196,9 +196,19 @@ class Supervised(Method):
             [view["hash"] for view in views],
             batch,
             lambda: self._guided(batch, names),
-            lambda: (self.log_scale, self.bias),
+            self._learned,
         )
-        return OBJECTIVES[objective](step)
+        output = OBJECTIVES[objective](step)
+        if self._learned and objective != "sigmoid":
+            # Of a mix: data-parallel training wants a gradient of every parameter in every step.
+            name, loss = next(iter(output.losses.items()))
+            output.losses[name] = loss + 0.0 * sum(self._learned)
+        return output
+
+    @property
+    def _learned(self) -> tuple[Tensor, ...]:
+        """Logarithm of the scale, and bias, of the sigmoid objective; () where no set has it."""
+        return (self.log_scale, self.bias) if hasattr(self, "log_scale") else ()
 
     @torch.no_grad()
     def _guided(self, batch: Batch, names: list[str]) -> list[Tensor]:

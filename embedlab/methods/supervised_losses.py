@@ -77,7 +77,7 @@ class Step:
     texts: list[Tensor]
     batch: Batch
     guide: Callable[[], list[Tensor]]
-    sigmoid: Callable[[], tuple[Tensor, Tensor]]
+    sigmoid: tuple[Tensor, ...]
 
     @property
     def tau(self) -> float:
@@ -184,7 +184,7 @@ def pairwise_sigmoid(step: Step) -> LossOutput:
         excluded = (step.texts[0][:, None] == known) | (step.texts[1][:, None] == known)
 
     def objective(anchors: Tensor, others: Tensor) -> Contrast:
-        return sigmoid(anchors, others, *step.sigmoid(), offset=step.offset, excluded=excluded)
+        return sigmoid(anchors, others, *step.sigmoid, offset=step.offset, excluded=excluded)
 
     result = step.config.matryoshka(objective, step.z[0], candidates)
     return LossOutput({"sigmoid": result.loss}, result.stats)

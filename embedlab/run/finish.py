@@ -159,12 +159,13 @@ class FinalEvaluation:
             "unpad": resolved_packing(self.config),
             "precision": str(trainer.precision),
         }
-        if apart := self.data.report.get("decontaminated"):
+        apart: dict[str, Any] = self.data.report.get("decontaminated") or {}
+        if apart:
             training["decontaminated"] = apart
         self.encoder.card = {"training": training, "config": self.config.plain}
         self._export()
         scores, protocols = self.score()
-        for name in protocols.keys() & set(apart["against"]) if apart else ():
+        for name in protocols.keys() & set(apart.get("against", ())):
             note = f"{apart['rows']:,} rows of training text with evaluation texts were dropped"
             protocols[name]["notes"] = [*protocols[name]["notes"], note]
         self.encoder.card |= {"scores": scores, "protocol": protocols}

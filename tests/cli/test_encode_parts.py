@@ -426,8 +426,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def test_memory_does_not_grow_with_the_rows(ckpt: Path, tmp_path: Path) -> None:
-    """Ten times as many lines, 70 MiB more of text, without the forward passes, for whose shapes torch keeps what it has
-    compiled. What the allocators keep grows at first: by half of that at most."""
+    """Ten times as many lines, 70 MiB more of text, without forward passes, for whose shapes torch keeps compiled code.
+    What the allocators keep grows at first: by half of that at most."""
     peaks = []
     for rows in (1950, 19_500):
         source = tmp_path / f"{rows}.txt"

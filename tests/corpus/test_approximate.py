@@ -143,6 +143,18 @@ def test_equal_rows_count_for_each_other(tmp_path: Path) -> None:
     assert (measured[0]["recall@1"], measured[0]["recall@10"], value) == (1, 1, 1)
 
 
+def test_more_candidates_find_more_behind_coarse_codes(tmp_path: Path) -> None:
+    source, found = parts(tmp_path / "vectors"), []
+    for rescore in (1, 4, 40):
+        layout = Layout(factory="IVF1,PQ2x4", rescore=rescore)
+        build_vector_index(tmp_path / f"{rescore}", source, layout=layout)
+        lists = json.loads((tmp_path / f"{rescore}" / "lists.json").read_text())
+        assert lists["rescore"] == rescore
+        found.append(lists["recall"][-1]["recall@10"])
+    assert found == sorted(found)
+    assert found[0] < 0.5 < found[2]
+
+
 def test_two_rows_and_given_queries(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", some(2))
     layout = Layout(kind="hnsw", queries=torch.nn.functional.normalize(torch.from_numpy(some(3)), dim=1))

@@ -145,17 +145,17 @@ def test_what_holds_no_vectors(
     broken(tmp_path / "in.npy", what)
     for store in ("int8", "binary"):
         assert main(["quantize", str(tmp_path / "in.npy"), str(tmp_path / "out.npy"), f"store={store}"]) == 2
-        line = capsys.readouterr().err
+        *warnings, line = capsys.readouterr().err.splitlines()
         assert told in line
-        assert line.count("\n") == 1
+        assert all("rows or more say more" in warning for warning in warnings)
     assert not (tmp_path / "out.npy").exists()
 
 
 def test_commands_that_cannot_be(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(*arguments: object) -> str:
         assert main(["quantize", *map(str, arguments)]) == 2
-        line = capsys.readouterr().err
-        assert line.count("\n") == 1
+        *warnings, line = capsys.readouterr().err.splitlines()
+        assert all("rows or more say more" in warning for warning in warnings)
         return line
 
     out = tmp_path / "out.npy"

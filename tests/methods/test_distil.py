@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
+from embedlab.methods.cached_teacher import CachedTeacher
 from embedlab.methods.distil import Distil, DistilConfig
 from embedlab.objectives.pair_nce import interleave, pair_nce
 from embedlab.pooling import build_pooling
@@ -84,6 +86,22 @@ def test_the_teacher_is_no_part_of_the_model(tiny: Tiny) -> None:
 def test_settings_without_meaning_are_named(tiny: Tiny) -> None:
     info, config = make(tiny).encoder.backbone.info, DistilConfig(teacher="runs/twin")
     assert config.check(info, run_of()) == []
-    for change, words in (({"teacher": None}, "method.teacher"), ({"k1": 1.5}, "method.k1=1.5")):
+    assert replace(config, k1=None, kl=1.0, teacher=["a", "b"]).check(info, run_of()) == []  # type: ignore[arg-type]
+    for change, words in (
+        ({"teacher": None}, "method.teacher"),
+        ({"teacher": []}, "there is no teacher"),
+        ({"teacher": ["a", ""]}, "an empty name"),
+        ({"teacher": ["a", "b"]}, r"one teacher.*method\.k1=null"),
+        ({"k1": 1.5}, "method.k1=1.5"),
+        ({"k1": None}, r"no loss.*method\.cosine=1"),
+        *(({key: -0.1}, f"method.{key}=-0.1") for key in ("cosine", "similarity", "kl")),
+        *(({key: float("nan")}, f"method.{key}=nan") for key in ("k1", "cosine", "similarity", "kl")),
+    ):
         with pytest.raises(UserError, match=words):
             replace(config, **change).check(info, run_of())  # type: ignore[arg-type]
+
+
+def test_vectors_are_cached_of_single_texts_alone(tiny: Tiny) -> None:
+    mix: Any = SimpleNamespace(table=object())
+    with pytest.raises(UserError, match=r"one set of texts.*method\.cached=false"):
+        CachedTeacher(encoder(tiny, 0)).begin(mix, torch.device("cpu"))

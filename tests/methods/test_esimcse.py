@@ -12,6 +12,7 @@ import torch
 
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.errors import UserError
+from embedlab.methods.contrast import Matryoshka
 from embedlab.methods.esimcse import ESimCSE, ESimCSEConfig
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
 from embedlab.objectives.more_negatives import queue_nce
@@ -79,6 +80,22 @@ def test_the_queue_has_the_newest_first_by_the_average_and_the_present_head(tiny
     assert method.filled == 0
     scored.losses["queue_nce"].backward()
     assert all(p.grad is None for p in method.target.parameters())
+
+
+def test_nested_widths_are_added_up_in_the_queue_too(tiny: Tiny) -> None:
+    method = make(tiny, rows=4, rate=0.0, matryoshka=Matryoshka((32, 8)))
+    draw = torch.Generator().manual_seed(0)
+    method.queue.copy_(torch.randn(4, 32, generator=draw))
+    method.filled.fill_(3)
+    data = batch(method)
+    view, hashes = data["sentence"], data["sentence"]["hash"]
+    z = method.head(method.encoder(view["input_ids"], view["attention_mask"]))
+    texts = {"anchor_hashes": hashes, "candidate_hashes": hashes, "queue_hashes": method.queue_hashes}
+    parts: list[Any] = [
+        queue_nce(z[:, :d], z[:, :d], method.queue[:, :d], method.filled, 0.05, **texts)  # type: ignore[arg-type]
+        for d in (32, 8)
+    ]
+    torch.testing.assert_close(method.losses(data).losses["queue_nce"], parts[0].loss + parts[1].loss)
 
 
 def test_the_average_moves_before_each_update_but_the_first(tiny: Tiny) -> None:

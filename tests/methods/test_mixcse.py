@@ -10,6 +10,7 @@ import torch
 
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.errors import UserError
+from embedlab.methods.contrast import Matryoshka
 from embedlab.methods.mixcse import MixCSE, MixCSEConfig
 from embedlab.objectives.more_negatives import mix_nce, released_mix_nce
 from tests.methods.baselines import Tiny, batch, encoder
@@ -38,6 +39,21 @@ def test_both_forms_with_a_text_that_comes_again(tiny: Tiny) -> None:
             else released_mix_nce(z, z, z, 0.05, lam)
         )
         torch.testing.assert_close(method.losses(data).losses["mix_nce"], expected.loss)
+
+
+@pytest.mark.parametrize("form", ["paper", "released"])
+def test_nested_widths_are_added_up(tiny: Tiny, form: Any) -> None:
+    method = make(tiny, form=form, matryoshka=Matryoshka((32, 8), (1.0, 0.5)))
+    data = batch(method)
+    hashes = data["sentence"]["hash"]
+    z = method.head(method.encoder(data["sentence"]["input_ids"], data["sentence"]["attention_mask"]))
+    parts = [
+        mix_nce(v, v, 0.05, 0.2, anchor_hashes=hashes, candidate_hashes=hashes).loss
+        if form == "paper"
+        else released_mix_nce(v, v, v, 0.05, 0.2).loss
+        for v in (z, z[:, :8])
+    ]
+    torch.testing.assert_close(method.losses(data).losses["mix_nce"], parts[0] + parts[1] / 2)
 
 
 def test_only_the_release_scores_with_the_head(tiny: Tiny) -> None:

@@ -201,6 +201,20 @@ def test_the_learned_scale_and_bias_do_not_decay(tiny: Callable[..., Path]) -> N
     assert {id(p) for p in group["params"]} == {id(method.bias), id(method.log_scale)}
 
 
+def test_every_parameter_has_a_gradient_in_the_steps_of_every_set(tiny: Callable[..., Path]) -> None:
+    folder = str(tiny("bert"))
+    _, rated = made(folder, next(i for i, (s, _) in enumerate(CASES) if s == {"objective": "cosent"}))
+    _, pairs = made(folder, next(i for i, (s, _) in enumerate(CASES) if s.get("objective") == "sigmoid"))
+    objectives = {"a": "cosent", "b": "sigmoid"}
+    method = Supervised(encoder_of(folder), SupervisedConfig(), OptimizerConfig(), objectives=objectives)
+    for batch in (rated | {"data_set": "a"}, pairs | {"data_set": "b"}):
+        method.zero_grad()
+        loss, _ = method.total(batch)
+        loss.backward()
+        assert all(p.grad is not None for p in method.trained())
+        assert (method.bias.grad.abs() > 0) == (batch["data_set"] == "b")
+
+
 def test_the_guide_is_frozen_and_no_part_of_the_checkpoint(tiny: Callable[..., Path]) -> None:
     case = next(i for i, (settings, _) in enumerate(CASES) if settings.get("objective") == "gist")
     method, batch = made(str(tiny("bert")), case)

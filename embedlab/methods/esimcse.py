@@ -32,6 +32,9 @@ from embedlab.objectives.more_negatives import queue_nce
 from embedlab.objectives.softmax import Contrast
 from embedlab.pooling.blocks import inner_tokens
 
+_LONGEST_QUEUE = 10_000
+"""Batches; more are a slip of the pen, which no device holds."""
+
 
 @dataclass(frozen=True)
 class ESimCSEConfig(ContrastConfig):
@@ -59,8 +62,13 @@ class ESimCSEConfig(ContrastConfig):
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if not 0 <= self.rate <= 1:
             raise UserError("a share lies between 0 and 1", key="method.rate", value=self.rate, fix="0.32")
-        if not self.queue >= 0:
-            raise UserError("a number of batches", key="method.queue", value=self.queue, fix="2.5")
+        if not 0 <= self.queue <= _LONGEST_QUEUE:
+            raise UserError(
+                f"a number of batches, {_LONGEST_QUEUE} at most",
+                key="method.queue",
+                value=self.queue,
+                fix="2.5",
+            )
         if not 0 < self.momentum < 1:
             raise UserError("must lie between 0 and 1", key="method.momentum", value=self.momentum)
         longest, most = run.data.max_length, info.max_positions

@@ -55,6 +55,9 @@ class SNCSEConfig(PromptBERTConfig):
                 value=self.denoise,
                 fix="method.denoise=false, or method=promptbert",
             )
+        for key in ("denoise_dev", "hard_negative_weight"):
+            if value := getattr(self, key):
+                raise UserError("has no place in SNCSE", key=f"method.{key}", value=value, fix="leave it out")
         if self.second_template is not None:
             run.pooling.check(info, self.second_template, self.name)
         return super().check(info, run)

@@ -146,6 +146,7 @@ def test_settings_without_meaning_are_named(tiny: Tiny) -> None:
     for change, words in (
         ({"rate": 1.5}, "rate"),
         ({"queue": -1.0}, "queue"),
+        ({"queue": 1e300}, "queue"),
         ({"momentum": 1.0}, "momentum"),
     ):
         with pytest.raises(UserError, match=f"method.{words}"):

@@ -23,7 +23,7 @@ from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.engine.step import backbones_of
 from embedlab.errors import UserError, blamed_on
 from embedlab.methods.conditioned import Conditioned, check_conditioned, named, with_head
-from embedlab.methods.contrast import ContrastConfig, contrast
+from embedlab.methods.contrast import ContrastConfig, check_dropout, contrast
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.masked_lm import MaskedPrediction
 from embedlab.methods.simcse import joint_token_budget, stacked
@@ -56,6 +56,7 @@ class DiffCSEConfig(ContrastConfig):
         if not self.lam >= 0:
             raise UserError("the weight must not be negative", key="method.lam", value=self.lam)
         check_conditioned(self.mask, info, run)
+        check_dropout(self.name, info)
         return super().check(info, run)
 
 

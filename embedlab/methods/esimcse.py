@@ -24,7 +24,7 @@ from embedlab.engine.module import Batch, LossOutput
 from embedlab.errors import UserError
 from embedlab.kernels.packing import row_capacity
 from embedlab.methods.averages import Averaging, moving_average
-from embedlab.methods.contrast import ContrastConfig
+from embedlab.methods.contrast import ContrastConfig, check_dropout
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.repetition import Redraw, Rule, most_repeats, repeat_tokens
 from embedlab.methods.simcse import encode_views
@@ -69,8 +69,15 @@ class ESimCSEConfig(ContrastConfig):
                 value=self.queue,
                 fix="2.5",
             )
+        if self.mlp == "bn2" and self.queue and (run.data.batch_size == 1 or not run.data.drop_last):
+            raise UserError(
+                "the queue's vectors are normalised over a batch, and a row by itself cannot be", key="method.mlp",
+                value=self.mlp, fix="data.batch_size=64 data.drop_last=true, or method.mlp=train",
+            )  # fmt: skip
         if not 0 < self.momentum < 1:
             raise UserError("must lie between 0 and 1", key="method.momentum", value=self.momentum)
+        if not self.rate:
+            check_dropout(self.name, info)
         longest, most = run.data.max_length, info.max_positions
         if self.rate and most is not None:
             if run.template is not None or longest is None:

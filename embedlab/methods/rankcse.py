@@ -23,7 +23,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.methods.contrast import ContrastConfig, contrast
+from embedlab.methods.contrast import ContrastConfig, check_dropout, contrast
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.simcse import encode_views
 from embedlab.methods.teachers import Teacher, load_teacher, teacher_pooling
@@ -85,6 +85,7 @@ class RankCSEConfig(ContrastConfig):
             raise UserError("a weight lies between 0 and 1", key="method.alpha", value=self.alpha)
         if self.teacher_pooling is not None:
             teacher_pooling(self.teacher_pooling)
+        check_dropout(self.name, info)
         return super().check(info, run)
 
 

@@ -114,7 +114,7 @@ def test_a_teacher_reads_no_more_than_it_can(
 def test_what_is_wrong_with_a_teacher_is_said_of_its_own_key(
     tiny: Tiny, key: str, value: str, words: str
 ) -> None:
-    given = {"teacher": str(tiny("bert")), "teacher_pooling": None, key: value}
+    given: dict[str, Any] = {"teacher": str(tiny("bert")), "teacher_pooling": None, key: value}
     with pytest.raises(UserError, match=words):
         load_teacher(given["teacher"], "method.teacher", given["teacher_pooling"])
 

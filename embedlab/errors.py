@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _LONGEST_VALUE = 120
@@ -53,6 +55,24 @@ class UserError(Exception):
         if self.fix:
             text += f". Fix: {self.fix}"
         return one_line(text)
+
+
+@contextmanager
+def blamed_on(key: str, value: Any = None, fix: str | None = None) -> Iterator[None]:
+    """A mistake that is found inside is of this key, by whatever key the code in there knows it.
+
+    Args:
+        key: on the command line.
+        value: given for it; None: as the code says.
+        fix: in place of the code's, where that names keys of another place.
+    """
+    try:
+        yield
+    except UserError as error:
+        error.key = key
+        error.value = error.value if value is None else value
+        error.fix = fix or error.fix
+        raise
 
 
 def _shorten(value: Any) -> str:

@@ -13,6 +13,7 @@ from embedlab.encoders.base import Encoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.module import Batch
 from embedlab.errors import UserError
+from embedlab.methods.teachers import read_to
 
 if TYPE_CHECKING:
     from embedlab.data.module import SentenceDataModule
@@ -35,12 +36,7 @@ class CachedTeacher:
     def views(self, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
         """None of its own; its limit is set, of a student's ``max_length``."""
         for tower in self.encoder.towers:
-            own: Tokenization = tower.tokenization
-            around = own.overhead if own.template is not None else 0
-            model = None if own.model_limit is None else own.model_limit - around
-            limits = [limit for limit in (own.max_length, model, max_length) if limit is not None]
-            limit = min(limits, default=None)
-            tower.tokenization = Tokenization(own.tokenizer, own.template, limit, own.preparation)
+            tower.tokenization = read_to(tower.tokenization, max_length)
         return {}
 
     def begin(self, data: SentenceDataModule, device: torch.device) -> None:

@@ -75,7 +75,7 @@ def check_conditioned(share: float, info: BackboneInfo, run: RunConfig) -> None:
         )
 
 
-def with_head(config: BackboneConfig, key: str = "backbone") -> tuple[Backbone, Any]:
+def with_head(config: BackboneConfig) -> tuple[Backbone, Any]:
     """A backbone that predicts masked words, and its tokenizer.
 
     Raises:
@@ -84,14 +84,13 @@ def with_head(config: BackboneConfig, key: str = "backbone") -> tuple[Backbone, 
     try:
         return load_backbone(replace(config, new_head=False), head="masked_lm")
     except UserError as error:
-        if error.key != "backbone.new_head":
-            raise
-        raise UserError(
-            "this checkpoint predicts no masked words",
-            key=key,
-            value=config.label,
-            fix="method=masked_lm first, and its run as backbone.path=RUN/export, or another checkpoint",
-        ) from error
+        if error.key == "backbone.new_head":
+            error.message = "this checkpoint predicts no masked words"
+            error.key, error.value = "backbone", config.label
+            error.fix = (
+                "method=masked_lm first, and its run as backbone.path=RUN/export, or another checkpoint"
+            )
+        raise
 
 
 def named(path: str, attention: Any) -> BackboneConfig:
@@ -101,5 +100,5 @@ def named(path: str, attention: Any) -> BackboneConfig:
         if (folder / "config.json").is_file():
             return BackboneConfig("local", path, str(folder), attention=attention)
     if given.exists():
-        raise UserError("no checkpoint in this folder", file=given, key="method.generator", value=path)
+        raise UserError("no checkpoint in this folder", file=given)
     return BackboneConfig("hub", path, attention=attention)

@@ -134,6 +134,21 @@ class ContrastConfig(MethodConfig):
         return super().check(info, run) + self.matryoshka.check(info.width)
 
 
+def check_dropout(method: str, info: BackboneInfo) -> None:
+    """Of a method whose two views are one text.
+
+    Raises:
+        UserError: nothing makes them differ.
+    """
+    if info.dropout == 0.0 and info.adapter_dropout == 0.0:
+        raise UserError(
+            f"the two views of method={method} differ by dropout alone, and this backbone has none",
+            key="backbone.dropout",
+            value=info.dropout,
+            fix="backbone.dropout=0.1, or a method whose views differ by themselves",
+        )
+
+
 def contrast(
     vectors: Sequence[Tensor],
     hashes: Sequence[Tensor | None],

@@ -21,9 +21,9 @@ from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.engine.step import backbones_of
-from embedlab.errors import UserError
+from embedlab.errors import UserError, blamed_on
 from embedlab.methods.conditioned import Conditioned, check_conditioned, named, with_head
-from embedlab.methods.contrast import ContrastConfig, contrast
+from embedlab.methods.contrast import ContrastConfig, check_dropout, contrast
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.masked_lm import MaskedPrediction
 from embedlab.methods.simcse import joint_token_budget, stacked
@@ -56,6 +56,7 @@ class DiffCSEConfig(ContrastConfig):
         if not self.lam >= 0:
             raise UserError("the weight must not be negative", key="method.lam", value=self.lam)
         check_conditioned(self.mask, info, run)
+        check_dropout(self.name, info)
         return super().check(info, run)
 
 
@@ -107,15 +108,11 @@ class DiffCSE(Method):
         if config.generator == "self":
             generator, _ = with_head(run.backbone)
         else:
-            source = named(config.generator, run.backbone.attention)
-            generator, other = with_head(source, "method.generator")
-            if other.get_vocab() != encoder.tokenizer.get_vocab():
-                raise UserError(
-                    "the generator has another vocabulary than the backbone",
-                    key="method.generator",
-                    value=config.generator,
-                    fix="method.generator=self, or a masked language model of the backbone's tokenizer",
-                )
+            fix = "method.generator=self, or a masked language model of the backbone's tokenizer"
+            with blamed_on("method.generator", config.generator, fix):
+                generator, other = with_head(named(config.generator, run.backbone.attention))
+                if other.get_vocab() != encoder.tokenizer.get_vocab():
+                    raise UserError("the generator has another vocabulary than the backbone")
         discriminator, _ = load_backbone(run.backbone)
         return cls(encoder, config, run.optimizer, discriminator, generator)
 

@@ -11,7 +11,7 @@ from embedlab.encoders.base import Encoder
 from embedlab.encoders.loading import load
 from embedlab.encoders.twin import ensemble
 from embedlab.engine.module import Batch, LossOutput, Method
-from embedlab.errors import UserError
+from embedlab.errors import UserError, blamed_on
 from embedlab.pooling import pooling_config
 
 
@@ -47,11 +47,8 @@ class EnsembleConfig(MethodConfig):
 
 
 def _member(config: EnsembleConfig, key: str) -> Encoder:
-    try:
+    with blamed_on(f"method.{key}"):
         return load(str(getattr(config, key)))
-    except UserError as error:
-        error.key = f"method.{key}"
-        raise
 
 
 class Ensemble(Method):

@@ -24,13 +24,16 @@ from embedlab.engine.module import Batch, LossOutput
 from embedlab.errors import UserError
 from embedlab.kernels.packing import row_capacity
 from embedlab.methods.averages import Averaging, moving_average
-from embedlab.methods.contrast import ContrastConfig
+from embedlab.methods.contrast import ContrastConfig, check_dropout
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.repetition import Redraw, Rule, most_repeats, repeat_tokens
 from embedlab.methods.simcse import encode_views
 from embedlab.objectives.more_negatives import queue_nce
 from embedlab.objectives.softmax import Contrast
 from embedlab.pooling.blocks import inner_tokens
+
+_LONGEST_QUEUE = 10_000
+"""Batches; more are a slip of the pen, which no device holds."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,22 @@ class ESimCSEConfig(ContrastConfig):
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if not 0 <= self.rate <= 1:
             raise UserError("a share lies between 0 and 1", key="method.rate", value=self.rate, fix="0.32")
-        if not self.queue >= 0:
-            raise UserError("a number of batches", key="method.queue", value=self.queue, fix="2.5")
+        if not 0 <= self.queue <= _LONGEST_QUEUE:
+            raise UserError(
+                f"a number of batches, {_LONGEST_QUEUE} at most",
+                key="method.queue",
+                value=self.queue,
+                fix="2.5",
+            )
+        if self.mlp == "bn2" and self.queue and (run.data.batch_size == 1 or not run.data.drop_last):
+            raise UserError(
+                "the queue's vectors are normalised over a batch, and a row by itself cannot be", key="method.mlp",
+                value=self.mlp, fix="data.batch_size=64 data.drop_last=true, or method.mlp=train",
+            )  # fmt: skip
         if not 0 < self.momentum < 1:
             raise UserError("must lie between 0 and 1", key="method.momentum", value=self.momentum)
+        if not self.rate:
+            check_dropout(self.name, info)
         longest, most = run.data.max_length, info.max_positions
         if self.rate and most is not None:
             if run.template is not None or longest is None:

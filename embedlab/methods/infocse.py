@@ -24,7 +24,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.conditioned import Conditioned, check_conditioned, with_head
-from embedlab.methods.contrast import ContrastConfig, contrast
+from embedlab.methods.contrast import ContrastConfig, check_dropout, contrast
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.masked_lm import MaskedPrediction
 from embedlab.methods.simcse import joint_token_budget, stacked
@@ -69,6 +69,7 @@ class InfoCSEConfig(ContrastConfig):
                 fix=f"1 to {info.layers}",
             )
         check_conditioned(self.mask, info, run)
+        check_dropout(self.name, info)
         warnings = super().check(info, run)
         if self.weight and run.backbone.name != "Luyu/condenser":
             warnings.append(

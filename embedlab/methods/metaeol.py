@@ -21,7 +21,7 @@ from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.engine.module import Batch, LossOutput, Method
-from embedlab.errors import UserError
+from embedlab.errors import UserError, blamed_on
 from embedlab.pooling import build_pooling
 
 
@@ -57,7 +57,11 @@ class MetaEOLConfig(MethodConfig):
     @property
     def made(self) -> list[Template]:
         """The templates; joined as text, as PromptEOL's."""
-        return [Template(text, "text") for text in self.templates]
+        found = []
+        for text in self.templates:
+            with blamed_on("method.templates", text):
+                found.append(Template(text, "text"))
+        return found
 
 
 class MetaEOL(Method):
@@ -73,7 +77,10 @@ class MetaEOL(Method):
         backbone, tokenizer = load_backbone(run.backbone, tokenizer=tokenizer)
         adapt(backbone, run.adapter, run.backbone, rank_device(on_cuda(run.trainer), run.trainer.devices))
         pooling = build_pooling(run.pooling, backbone.info)
-        ways = [Tokenization(tokenizer, template, preparation=config.text) for template in config.made]
+        ways = []
+        for template in config.made:
+            with blamed_on("method.templates", template.text):
+                ways.append(Tokenization(tokenizer, template, preparation=config.text))
         towers: Sequence[SentenceEncoder] = [SentenceEncoder(backbone, pooling, way) for way in ways]
         return towers[0] if len(towers) == 1 else TwinEncoder(towers, [1 / len(towers)] * len(towers))
 

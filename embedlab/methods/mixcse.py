@@ -14,7 +14,7 @@ from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.methods.contrast import ContrastConfig
+from embedlab.methods.contrast import ContrastConfig, check_dropout
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.simcse import encode_views
 from embedlab.objectives.more_negatives import mix_nce, released_mix_nce
@@ -41,6 +41,7 @@ class MixCSEConfig(ContrastConfig):
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if not 0 <= self.lam <= 1:
             raise UserError("a share lies between 0 and 1", key="method.lam", value=self.lam, fix="0.2")
+        check_dropout(self.name, info)
         return super().check(info, run)
 
 

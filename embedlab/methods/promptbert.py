@@ -59,7 +59,12 @@ class PromptBERTConfig(ContrastConfig):
         second: Any = self.second_template
         if isinstance(second, dict):
             empty = second.get("text") is None and set(second) <= {"text", "join"}
-            second = None if empty else from_dict(Template, second, "method.second_template")
+            try:
+                second = None if empty else from_dict(Template, second, "method.second_template")
+            except UserError as error:  # of a template by itself
+                if error.key and error.key.startswith("template"):
+                    error.key = f"method.second_{error.key}"
+                raise
             object.__setattr__(self, "second_template", second)
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:

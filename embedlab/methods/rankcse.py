@@ -23,13 +23,12 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.methods.contrast import ContrastConfig, contrast
+from embedlab.methods.contrast import ContrastConfig, check_dropout, contrast
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.simcse import encode_views
-from embedlab.methods.teachers import Teacher, load_teacher
+from embedlab.methods.teachers import Teacher, load_teacher, teacher_pooling
 from embedlab.objectives.ranking import jensen_shannon, list_mle, list_net
 from embedlab.objectives.similarity import cosines
-from embedlab.pooling import pooling_config
 
 GAMMA = {"listnet": 0.1, "listmle": 1.0}
 """Defaults of an unofficial script."""
@@ -85,7 +84,8 @@ class RankCSEConfig(ContrastConfig):
         if not 0 <= self.alpha <= 1:
             raise UserError("a weight lies between 0 and 1", key="method.alpha", value=self.alpha)
         if self.teacher_pooling is not None:
-            pooling_config(self.teacher_pooling)
+            teacher_pooling(self.teacher_pooling)
+        check_dropout(self.name, info)
         return super().check(info, run)
 
 

@@ -17,7 +17,7 @@ from embedlab.data.kinds import data_kind
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.methods.contrast import ContrastConfig, contrast, contrast_pairs
+from embedlab.methods.contrast import ContrastConfig, check_dropout, contrast, contrast_pairs
 from embedlab.methods.heads import Head, new_head
 
 
@@ -45,13 +45,8 @@ class SimCSEConfig(ContrastConfig):
                 value=self.layout,
                 fix="method.layout=rows, or data=parallel",
             )
-        if kind_name(run.data.name) == "sentences" and info.dropout == 0.0 and info.adapter_dropout == 0.0:
-            raise UserError(
-                "unsupervised SimCSE's two views differ by dropout alone, and this backbone has none",
-                key="backbone.dropout",
-                value=info.dropout,
-                fix="backbone.dropout=0.1, or a method whose views differ by themselves",
-            )
+        if kind_name(run.data.name) == "sentences":
+            check_dropout(self.name, info)
         if self.mlp == "train" and run.pooling.has_head:
             warnings.append(
                 f"method.mlp=train puts a second head on pooling={run.pooling.name}; method.mlp=none was probably "

@@ -17,7 +17,7 @@ from embedlab.config.run import MethodConfig, RunConfig
 from embedlab.config.template import Template
 from embedlab.engine.module import Batch, Fields, LossOutput
 from embedlab.errors import UserError
-from embedlab.methods.contrast import contrast
+from embedlab.methods.contrast import check_dropout, contrast
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
 from embedlab.methods.simcse import joint_token_budget
 from embedlab.objectives.soft_negative import bidirectional_margin, cosine_difference
@@ -55,6 +55,11 @@ class SNCSEConfig(PromptBERTConfig):
                 value=self.denoise,
                 fix="method.denoise=false, or method=promptbert",
             )
+        for key in ("denoise_dev", "hard_negative_weight"):
+            if value := getattr(self, key):
+                raise UserError("has no place in SNCSE", key=f"method.{key}", value=value, fix="leave it out")
+        if self.second_template in (None, run.template):
+            check_dropout(self.name, info)
         if self.second_template is not None:
             run.pooling.check(info, self.second_template, self.name)
         return super().check(info, run)

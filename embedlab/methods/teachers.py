@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from embedlab.config.pooling import PoolingConfig
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.loading import load
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder, same_tokenizer
 from embedlab.engine.step import backbones_of
-from embedlab.errors import UserError
+from embedlab.errors import blamed_on
 from embedlab.pooling import pooling_config
+
+_POOLINGS = "a pooling without weights that the teachers' own templates have, such as cls or mean"
 
 
 def load_teacher(path: str, key: str, pooling: str | None = None) -> Encoder:
@@ -20,15 +23,33 @@ def load_teacher(path: str, key: str, pooling: str | None = None) -> Encoder:
     Raises:
         UserError: by the key that named it.
     """
-    try:
+    with blamed_on(key, path):
         found = load(path)
-        if pooling is not None:
+    if pooling is not None:
+        config = teacher_pooling(pooling)
+        with blamed_on("method.teacher_pooling", pooling, _POOLINGS):
             for tower in found.towers:
-                tower.read_by(pooling_config(pooling))
-    except UserError as error:
-        error.key = key
-        raise
+                tower.read_by(config)
     return found
+
+
+def teacher_pooling(name: str) -> PoolingConfig:
+    """The settings of the pooling called ``name``, by ``method.teacher_pooling``.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    with blamed_on("method.teacher_pooling", name, _POOLINGS):
+        return pooling_config(name)
+
+
+def read_to(own: Tokenization, max_length: int | None) -> Tokenization:
+    """A teacher's tokenization for a student's ``max_length``: as much of a text, or less where its limit is lower."""
+    template, model = own.template, own.model_limit
+    if template is not None and model is not None:
+        model = (model - own.overhead) // (1 if template.between is None else 2)
+    limits = [limit for limit in (own.max_length, model, max_length) if limit is not None]
+    return Tokenization(own.tokenizer, template, min(limits, default=None), own.preparation)
 
 
 class Teacher:
@@ -37,33 +58,37 @@ class Teacher:
 
     Args:
         encoder: with vectors of any width.
-        student: how the method's views are tokenised; towers that read text otherwise get views of their own.
+        student: how the method's views are tokenised; towers that read text otherwise, or less of it, get views of
+            their own.
         name: of these views, before the tower's number.
     """
 
     def __init__(self, encoder: Encoder, student: Tokenization, name: str = "teacher") -> None:
         self.encoder = encoder.requires_grad_(False).eval()
-        self._own = {
-            i: f"{name}{i}"
-            for i, tower in enumerate(encoder.towers, 1)
-            if not same_tokenizer(student, tower.tokenization)
-        }
+        self._student = student
+        self._names = [f"{name}{i}" for i in range(1, len(encoder.towers) + 1)]
+        self._foreign = [not same_tokenizer(student, tower.tokenization) for tower in encoder.towers]
 
     def views(self, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
         """Its own views of a sentence, for `Method.views`."""
-        own = {i: self.encoder.towers[i - 1].tokenization for i in self._own}
-        return {
-            self._own[i]: ("sentence", Tokenization(t.tokenizer, t.template, max_length, t.preparation))
-            for i, t in own.items()
-        }
+        student = self._student
+        rows = Tokenization(student.tokenizer, student.template, max_length, student.preparation).row_limit
+        found = {}
+        for name, tower, foreign in zip(self._names, self.encoder.towers, self._foreign, strict=True):
+            read = read_to(tower.tokenization, max_length)
+            most = read.row_limit
+            if foreign or (most is not None and (rows is None or most < rows)):
+                found[name] = ("sentence", read)
+        return found
 
     @torch.no_grad()
     def __call__(self, batch: dict[str, dict[str, Tensor]]) -> Tensor:
         """Vectors ``[B, D]`` of a batch's sentences."""
         towers = self.encoder.towers
-        views = [batch[self._own.get(i, "sentence")] for i in range(1, len(towers) + 1)]
+        own = [foreign or name in batch for name, foreign in zip(self._names, self._foreign, strict=True)]
+        views = [batch[name if its else "sentence"] for name, its in zip(self._names, own, strict=True)]
         rows = [(view["input_ids"], view["attention_mask"]) for view in views]
-        if not self._own:
+        if not any(own):
             vectors: Tensor = self.encoder(*rows[0])
             return vectors
         weights = self.encoder.weights if isinstance(self.encoder, TwinEncoder) else (1.0,)

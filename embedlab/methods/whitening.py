@@ -14,7 +14,7 @@ from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.loading import load
 from embedlab.engine.module import Batch, LossOutput, Method
-from embedlab.errors import UserError
+from embedlab.errors import UserError, blamed_on
 from embedlab.pooling.whitening import Whitening, WhiteningConfig, fit_whitening
 
 _AT_ONCE = 8192
@@ -57,11 +57,8 @@ class WhiteningMethod(Method):
         assert isinstance(config, WhiteningMethodConfig)
         if config.encoder is None:
             return super().make_encoder(run, tokenizer)
-        try:
+        with blamed_on("method.encoder", config.encoder):
             encoder = load(config.encoder)
-        except UserError as error:
-            error.key = "method.encoder"
-            raise
         if not isinstance(encoder, SentenceEncoder):
             raise UserError(
                 "the towers of a twin have no pooling in common",

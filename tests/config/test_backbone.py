@@ -138,6 +138,12 @@ def test_a_wrong_hub_name_offline_is_one_line_with_the_fix() -> None:
     assert "backbone=mini" in text
 
 
+@pytest.mark.parametrize("name", ["a/b/c", "a b", "--", "x" * 200])
+def test_what_is_no_name_on_a_hub_is_one_line_offline_too(name: str) -> None:
+    with pytest.raises(UserError, match="no name on a hub"):
+        probe(BackboneConfig(source="hub", name=name))
+
+
 def test_broken_configurations(tiny: Tiny, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny("bert"), tmp_path / "m")
     (folder / "config.json").write_text("{")

@@ -89,7 +89,7 @@ RECIPES = {
     "mixcse_bert": simcse(BERT, 64, 3e-5),
     "diffcse_bert": simcse(BERT, 64, 7e-6)._replace(until="2 epochs"),
     "infocse_bert": simcse("Luyu/condenser", 64, 7e-6)._replace(until="2 epochs"),
-    "sncse_bert": simcse(BERT, 256, 1e-5, "mask")._replace(text=GIVEN),
+    "sncse_bert": simcse(BERT, 256, 1e-5, "mask")._replace(text=GIVEN, length=22),
     "edfse_like_bert": simcse(BERT, 64, 3e-5),
     "whitening_bert": Recipe(BERT, NLI, 64, "1 epoch", 512, 3e-5, None, "first_last", "tok"),
     "promptbert_bert_sup": nli(BERT, "mask"),

@@ -23,10 +23,19 @@ def run_of(
     max_length: int | None = 64,
     attention: str = "sdpa",
     strategy: str = "auto",
+    batch_size: int = 64,
+    drop_last: bool = True,
 ) -> Any:
     return SimpleNamespace(
         data=SimpleNamespace(
-            name=data, names=(data,), sets={}, roles=ROLES[data], pack=pack, max_length=max_length
+            name=data,
+            names=(data,),
+            sets={},
+            roles=ROLES[data],
+            pack=pack,
+            max_length=max_length,
+            batch_size=batch_size,
+            drop_last=drop_last,
         ),
         pooling=pooling_config(pooling) if isinstance(pooling, str) else pooling,
         template=template,

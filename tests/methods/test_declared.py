@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from embedlab.config.template import Template
+from embedlab.errors import UserError
 from embedlab.methods import method_config
 from embedlab.parts import part_names
+from tests.methods.baselines import Tiny, encoder
+from tests.methods.runs import run_of
 
 BASELINES = ("rankcse", "esimcse", "mixcse", "diffcse", "infocse")
 CONTRASTS = (
@@ -88,6 +94,38 @@ def test_each_method_says_what_it_needs(fact: str) -> None:
     assert set(FACTS[fact]) <= set(names)
     said = {name: getattr(method_config({"name": name}), fact) for name in names}
     assert said == {name: FACTS[fact].get(name, USUAL[fact]) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "wanted"),
+    [
+        ("simcse", {}, True),
+        ("rankcse", {"teacher": "mini"}, True),
+        ("mixcse", {}, True),
+        ("diffcse", {}, True),
+        ("infocse", {}, True),
+        ("esimcse", {"rate": 0.0}, True),
+        ("esimcse", {}, False),
+        ("sncse", {}, True),
+        ("sncse", {"second_template": Template("{sentence} is {mask}.")}, False),
+    ],
+)
+def test_two_passes_over_one_text_need_dropout(
+    tiny: Tiny, name: str, change: dict[str, Any], wanted: bool
+) -> None:
+    kind = {"sncse": ("parallel", "mask", Template("{sentence}: {mask}"))}.get(
+        name, ("wikipedia", "cls", None)
+    )
+    run = run_of(*kind, max_length=32)
+    run.adapter, run.backbone.source, run.backbone.name = SimpleNamespace(r=None), "local", "x"
+    info, config = encoder(tiny).backbone.info, method_config({"name": name, **change})
+    config.check(replace(info, dropout=0.1), run)
+    config.check(replace(info, dropout=0.0, adapter_dropout=0.05), run)
+    if not wanted:
+        config.check(replace(info, dropout=0.0), run)
+        return
+    with pytest.raises(UserError, match=rf"method={name} differ by dropout alone.*backbone\.dropout=0\.1"):
+        config.check(replace(info, dropout=0.0), run)
 
 
 @pytest.mark.parametrize(

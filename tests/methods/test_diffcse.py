@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.trainer import TrainerConfig
 from embedlab.errors import UserError
 from embedlab.methods.conditioned import with_head
 from embedlab.methods.diffcse import DiffCSE, DiffCSEConfig
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
+from embedlab.pooling import pooling_config
 from tests.methods.baselines import Tiny, batch, encoder
 from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
@@ -137,6 +140,25 @@ def test_what_cannot_be_is_named(tiny: Tiny) -> None:
     for wrong, words in ((adapted, "adapter=none"), (fresh, "masked_lm first")):
         with pytest.raises(UserError, match=words):
             DiffCSEConfig().check(info, wrong)
+
+
+@pytest.mark.parametrize("wrong", ["no/such", "text", "decoder", "roberta", "bare"])
+def test_what_cannot_fill_masks_is_said_of_the_generator(tiny: Tiny, tmp_path: Path, wrong: str) -> None:
+    given = {"no/such": "no/such/model", "decoder": str(tiny("llama")), "roberta": str(tiny("roberta"))}
+    bare = encoder(tiny)
+    for part in (bare.backbone.model, bare.tokenizer):
+        part.save_pretrained(tmp_path / "bare")
+    (tmp_path / "text").write_text("")
+    run: Any = SimpleNamespace(
+        backbone=BackboneConfig(source="local", path=str(tiny("bert"))), adapter=AdapterConfig(), template=None,
+        pooling=pooling_config("cls"), optimizer=OptimizerConfig(), trainer=TrainerConfig(accelerator="cpu"),
+        method=DiffCSEConfig(generator=given.get(wrong, str(tmp_path / wrong))),
+    )  # fmt: skip
+    with pytest.raises(UserError) as error:
+        DiffCSE.from_run(run)
+    assert error.value.key == "method.generator"
+    assert error.value.value == run.method.generator
+    assert "method.generator=self" in str(error.value)
 
 
 def test_a_start_without_a_head_draws_no_words_at_random(tiny: Tiny, tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_settings_without_meaning_are_named(tiny: Tiny) -> None:
     for change, words in (
         ({"rate": 1.5}, "rate"),
         ({"queue": -1.0}, "queue"),
+        ({"queue": 1e300}, "queue"),
         ({"momentum": 1.0}, "momentum"),
     ):
         with pytest.raises(UserError, match=f"method.{words}"):
@@ -155,3 +156,11 @@ def test_settings_without_meaning_are_named(tiny: Tiny) -> None:
     with pytest.raises(UserError, match=r"data\.max_length"):
         ESimCSEConfig().check(info, run_of(max_length=None))
     assert ESimCSEConfig(rate=0.0).check(info, run_of(max_length=64)) == []
+    alone: tuple[dict[str, Any], ...] = (
+        {"batch_size": 1},
+        {"drop_last": False},
+    )  # rows that bn2 cannot normalise
+    for each in alone:
+        assert ESimCSEConfig(mlp="bn2", queue=0.0).check(info, run_of(max_length=32, **each)) == []
+        with pytest.raises(UserError, match=r"method\.mlp=bn2"):
+            ESimCSEConfig(mlp="bn2").check(info, run_of(max_length=32, **each))

@@ -67,7 +67,8 @@ def test_what_cannot_be_is_named(tiny: Tiny) -> None:
     assert MetaEOLConfig(templates=(EOL, TOPIC)).check(info, run) == []
     for change, words in (
         ({"templates": ()}, r"method\.templates"), ({"templates": (EOL, EOL)}, "twice"),
-        ({"templates": ("no place",)}, "sentence"), ({"templates": (EOL,), "text": "loud"}, r"method\.text"),
+        ({"templates": ("no place",)}, r"sentence .method\.templates=no place"),
+        ({"templates": (EOL,), "text": "loud"}, r"method\.text"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words):
             MetaEOLConfig(**change).check(info, run)  # type: ignore[arg-type]

@@ -387,7 +387,10 @@ def test_settings_from_plain_values() -> None:
         ({"denoise_lengths": 0}, "method.denoise_lengths=0"),
         ({"packed": True}, "data.pack"),
         ({"second_template": {"text": BERT[1], "join": "text"}}, "method.second_template.join=text"),
-        ({"second_template": {"text": "no place"}}, "no place for the sentence"),
+        (
+            {"second_template": {"text": "no place"}},
+            "no place for the sentence (method.second_template.text=no place)",
+        ),
         ({"second_template": {"txt": BERT[1]}}, "method.second_template.txt"),
         ({"second_template": {"text": 'It says "{sentence}".'}}, "pooling=mask"),
         ({"second_template": None, "info": replace(INFO, dropout=0.0)}, "method.second_template"),

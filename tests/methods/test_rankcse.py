@@ -13,11 +13,13 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.errors import UserError
 from embedlab.methods.rankcse import RankCSE, RankCSEConfig
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
+from embedlab.methods.teachers import load_teacher
 from embedlab.objectives.ranking import jensen_shannon, list_mle, list_net
 from embedlab.objectives.similarity import cosines
 from tests.methods.baselines import Tiny, batch, encoder
 from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
+from tests.support import SENTENCES
 
 
 def make(tiny: Tiny, *teachers: Any, **config: Any) -> RankCSE:
@@ -78,6 +80,45 @@ def test_a_teacher_reads_its_own_tokens(tiny: Tiny) -> None:
     assert set(make(tiny).views({"sentence": ("sentence", None)}, 16)) == {"sentence"}
 
 
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "llama"])
+@pytest.mark.parametrize("positions", [16, 40, 64])
+@pytest.mark.parametrize("max_length", [None, 24, 64])
+def test_a_teacher_reads_no_more_than_it_can(
+    tiny: Tiny, model_type: str, positions: int, max_length: int | None
+) -> None:
+    """Texts of 64 tokens, which are the student's most: the teacher's own views end where its positions do."""
+    other = encoder(tiny, model_type, "mean", seed=1, max_positions=positions)
+    method = make(tiny, other)
+    views = method.views({"sentence": ("sentence", None)}, max_length)
+    texts = tuple(" ".join(SENTENCES[i : i + 9] * 2) for i in range(4))
+    data = batch(method, texts, **{name: way for name, (_, way) in views.items()})
+    assert data["sentence"]["input_ids"].shape[1] == (max_length or 64)
+    most = min(positions, max_length or 64)
+    read = data.get("teacher1_1", data["sentence"])
+    assert read["input_ids"].shape[1] == most
+    if model_type == "bert":  # the student's own words
+        assert torch.equal(read["input_ids"][:, : most - 1], data["sentence"]["input_ids"][:, : most - 1])
+    t = other(read["input_ids"], read["attention_mask"])
+    torch.testing.assert_close(method._teachers_list(data), cosines(t, t))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("teacher", "no/such", r"method\.teacher=no/such"),
+        ("teacher_pooling", "clss", r"method\.teacher_pooling=clss"),
+        ("teacher_pooling", "rep2", r"method\.teacher_pooling=rep2\).*such as cls"),
+        ("teacher_pooling", "cls_mlp", r"method\.teacher_pooling=cls_mlp\).*such as cls"),
+    ],
+)
+def test_what_is_wrong_with_a_teacher_is_said_of_its_own_key(
+    tiny: Tiny, key: str, value: str, words: str
+) -> None:
+    given: dict[str, Any] = {"teacher": str(tiny("bert")), "teacher_pooling": None, key: value}
+    with pytest.raises(UserError, match=words):
+        load_teacher(given["teacher"], "method.teacher", given["teacher_pooling"])
+
+
 def test_teachers_are_no_part_of_the_model(tiny: Tiny) -> None:
     method = make(tiny).train()
     teacher = method.teachers[0].encoder
@@ -98,7 +139,7 @@ def test_settings_without_meaning_are_named(tiny: Tiny) -> None:
     for change, words in (
         ({"teacher": None}, "method.teacher"), ({"beta": -1.0}, "method.beta"), ({"gamma": -1.0}, "method.gamma"),
         ({"tau2": 0.0}, "method.tau2"), ({"tau3": 0.0}, "method.tau3"), ({"alpha": 2.0}, "method.alpha"),
-        ({"teacher_pooling": "clss"}, "cls"),
+        ({"teacher_pooling": "clss"}, "method.teacher_pooling=clss"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=words):
             replace(config, **change).check(info, run_of())  # type: ignore[arg-type]

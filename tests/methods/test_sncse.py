@@ -76,7 +76,10 @@ def test_settings_without_meaning_are_named(tiny: Tiny) -> None:
     info = encoder(tiny).backbone.info
     run = run_of("parallel", pooling="mask", template=A)
     assert SNCSEConfig(second_template=B).check(info, run) == []
-    for change, words in (({"lam": -1.0}, "lam"), ({"alpha": 0.4}, "alpha"), ({"denoise": True}, "denoise")):
+    for change, words in (
+        ({"lam": -1.0}, "lam"), ({"alpha": 0.4}, "alpha"), ({"denoise": True}, "denoise"),
+        ({"denoise_dev": True}, "denoise_dev"), ({"hard_negative_weight": 1.0}, "hard_negative_weight"),
+    ):  # fmt: skip
         with pytest.raises(UserError, match=f"method.{words}"):
             SNCSEConfig(**change).check(info, run)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="template"):

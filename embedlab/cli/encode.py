@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -331,13 +331,16 @@ def _report(job: Job, config: dict[str, Any]) -> None:
 
 
 def _check(job: Job) -> int:
-    from embedlab.corpus.parts import DONE, Parts
+    from embedlab.corpus.parts import DONE, MANIFEST, Parts
 
     if job.single:
         raise UserError(
             "is about a folder of parts", file=job.out, key="check", fix=f"part_rows={_PART_ROWS}"
         )
     parts = Parts.read(job.folder)
+    by = "stat" if any("modified" in file for file in parts.manifest.files) else "sha256"
+    ours = replace(parts.manifest, files=job.texts.identities(by))
+    ours.check(parts.manifest, job.folder / MANIFEST)
     rows, sound = job.texts.count(), True
     for number, what in parts.faults(rows):
         print(f"{parts.path(number).name}: {what}")

@@ -185,7 +185,7 @@ def _inner(faiss: Any, index: Any) -> Any:
 
 def turn(index: Any, name: str, value: int) -> None:
     """Set the dial of a faiss index."""
-    faiss = import_faiss()
+    faiss, value = import_faiss(), min(value, (1 << 31) - 1)  # an int of C
     if name == "nprobe":
         faiss.extract_index_ivf(index).nprobe = value
     elif name == "efSearch":

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from embedlab.config.read import read_record
 from embedlab.corpus import approximate
+from embedlab.corpus.inputs import Texts
 from embedlab.corpus.parts import MANIFEST, sha256, write_ranges
 from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
@@ -158,7 +159,7 @@ def build_vector_index(
     folder: str | Path,
     source: Source,
     *,
-    texts: Iterable[str] | None = None,
+    texts: Texts | None = None,
     overwrite: bool = False,
     layout: Layout = EXACT,
     told: approximate.Told = lambda done, of: None,
@@ -168,7 +169,7 @@ def build_vector_index(
     Args:
         folder, overwrite, layout, told: as of `build_index`.
         source: the vectors, of any length; cosines are those of their directions.
-        texts: of the same rows; line breaks inside a text become spaces.
+        texts: of the same rows, or the whole input of ``empty=skip``; line breaks inside a text become spaces.
 
     Raises:
         UserError: as `build_index` and `gather`; texts of another number than the vectors.
@@ -180,7 +181,8 @@ def build_vector_index(
         rows = sum(part.rows for part in parts)
         if texts is not None:
             with _TextsFile(work) as told_texts:
-                for window in windows(texts):
+                numbers = np.load(work / "rows.npy", mmap_mode="r") if numbered else None
+                for window in windows(_texts_of(texts, rows, numbers, source.first)):
                     told_texts.add(window)
             if told_texts.count != rows:
                 raise UserError(
@@ -208,6 +210,19 @@ def _new_folder(folder: str | Path, overwrite: bool) -> Iterator[Path]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _texts_of(texts: Texts, rows: int, numbers: NDArray[np.int64] | None, first: int) -> Iterator[str]:
+    """A text a vector: each one, or where more were read than have a vector, those of the vectors' numbers."""
+    if numbers is None or texts.count() == rows:
+        yield from (line.text for line in texts.lines())
+        return
+    wanted = map(int, numbers)
+    number = next(wanted, None)
+    for line in texts.lines():
+        if (line.line - first if first else line.row) == number:
+            yield line.text
+            number = next(wanted, None)
 
 
 class _TextsFile:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embedlab.corpus.parts import DONE, MANIFEST, Parts, sha256
+from embedlab.corpus.parts import MANIFEST, Parts, sha256
 from embedlab.corpus.vector_files import NpyFile, read_vectors
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
@@ -144,11 +144,7 @@ def find_vectors(path: Path) -> Source | None:
 
 
 def _of_parts(parts: Parts) -> Source:
-    manifest, there = parts.manifest, parts.whole()
-    missing = min({*range(len(there) + 1)} - set(there))
-    if missing < len(there) or not (parts.folder / DONE).is_file():
-        what = f"{parts.path(missing).name} is missing" if missing < len(there) else f"has no {DONE}"
-        raise UserError(what, file=parts.folder, fix="encode the rest; embedlab encode … check=true lists it")
+    manifest, there = parts.manifest, parts.complete()
     ranges = None
     if manifest.store in ("int8", "uint8"):
         try:

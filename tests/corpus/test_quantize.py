@@ -171,7 +171,7 @@ def test_commands_that_cannot_be(file: Path, tmp_path: Path, capsys: pytest.Capt
     assert "holds no ranges" in refused(file, out, f"calibration={tmp_path / RANGES}")
     parts = folder(tmp_path / "in")
     (parts / "done.json").unlink()
-    assert "lacks parts" in refused(parts, tmp_path / "coded")
+    assert "has no done.json" in refused(parts, tmp_path / "coded")
     assert "holds other things" in refused(folder(tmp_path / "more"), file.parent)
 
 

@@ -187,7 +187,9 @@ def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         writer = None
         for row in rows:
             if writer is None:
-                writer = csv.DictWriter(file, list(row), lineterminator="\n")
+                # All texts in quotes: of a bare \r beside another line end, csv takes none.
+                quoted = csv.QUOTE_NONNUMERIC
+                writer = csv.DictWriter(file, list(row), lineterminator="\n", quoting=quoted)
                 writer.writeheader()
             writer.writerow(row)
 

@@ -121,7 +121,7 @@ def _claim(work: Path, settings: dict[str, Any]) -> None:
 
 def clear(work: Path) -> None:
     """Remove what `build` left in a folder, and the folder where nothing else is in it."""
-    for path in (work / "build.json", work / "trained.faiss", *work.glob("rows-*.faiss")):
+    for path in (work / "lock", work / "build.json", work / "trained.faiss", *work.glob("rows-*.faiss")):
         path.unlink(missing_ok=True)
     with suppress(OSError):
         work.rmdir()

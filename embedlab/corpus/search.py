@@ -32,7 +32,7 @@ from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
-from embedlab.files import check_replaceable, whole_folder
+from embedlab.files import check_replaceable, locked, whole_folder
 
 FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
 _OPTIONAL = ("rows.npy", RANGES, *approximate.FILES)
@@ -174,7 +174,7 @@ def build_vector_index(
     Raises:
         UserError: as `build_index` and `gather`; texts of another number than the vectors.
     """
-    with _new_folder(folder, overwrite) as work:
+    with _alone(layout.work), _new_folder(folder, overwrite) as work:
         parts, codes, numbered = gather(source, work)
         if codes.calibrated:
             write_ranges(work / RANGES, codes)
@@ -194,10 +194,7 @@ def build_vector_index(
             texts=texts is not None, numbered=numbered, store=codes.store,
             manifest="" if numbered else source.manifest,
         )  # fmt: skip
-        info = _finished(work, info, layout, told, source.identity())
-    if layout.work:
-        approximate.clear(layout.work)
-    return info
+        return _finished(work, info, layout, told, source.identity())
 
 
 @contextmanager
@@ -270,6 +267,21 @@ def _finished(
         approximate.save(index, work, facts)
     (work / "index.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
     return info
+
+
+@contextmanager
+def _alone(work: Path | None) -> Iterator[None]:
+    """The folder of a build that goes on, which is cleared when it ends well; no other process builds there."""
+    if work is None:
+        yield
+        return
+    with locked(work / "lock", wait=False) as held:
+        if not held:
+            raise UserError(
+                "another process builds here", file=work, key="work", fix="wait, or another folder"
+            )
+        yield
+        approximate.clear(work)
 
 
 @contextmanager

@@ -20,9 +20,7 @@ import pytest
 import embedlab
 from embedlab.cli import encode
 from embedlab.cli.main import main
-from embedlab.corpus.parts import Manifest
 from embedlab.encoders.codes import Codes, calibrate
-from embedlab.errors import UserError
 from tests.support import SENTENCES
 from tests.test_full_disk import disk_of
 
@@ -250,32 +248,6 @@ def test_check_lists_what_is_missing_and_damaged(
     (out / "done.json").unlink()
     assert run(ckpt, inputs, out, "check=true") == 0
     assert seen(out) == seen(whole)
-
-
-@pytest.mark.parametrize("bad", [None, 3, -1, "x", [], {}, [1], True, 0.5])
-def test_a_manifest_of_other_types_is_damaged(bad: Any, ckpt: Path, whole: Path, tmp_path: Path) -> None:
-    values = json.loads((whole / "manifest.json").read_text())
-    ours = Manifest.read(whole)
-    for key in values:
-        (tmp_path / "manifest.json").write_text(json.dumps(values | {key: bad}))
-        try:
-            found = Manifest.read(tmp_path)
-        except UserError:
-            continue
-        if found._compared() != ours._compared():
-            with pytest.raises(UserError, match="this run has"):
-                ours.check(found, tmp_path / "manifest.json")
-
-
-def test_check_is_of_the_same_input(
-    ckpt: Path, inputs: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "in"
-    shutil.copytree(inputs, other)
-    assert run(ckpt, other, whole, "check=true") == 0, "a copy is the same"
-    (other / "a.txt").write_text((other / "a.txt").read_text().replace("1", "2"))
-    assert run(ckpt, other, whole, "check=true") == 2
-    assert "files[0].sha256 is" in capsys.readouterr().err
 
 
 def test_whole_parts_are_not_encoded_again(

@@ -16,6 +16,7 @@ from embedlab.corpus.search import Index, Layout, build_vector_index
 from embedlab.corpus.stored import Part, Source, Stored
 from embedlab.encoders.codes import Codes
 from embedlab.errors import UserError
+from embedlab.files import locked
 
 faiss = pytest.importorskip("faiss")
 DIM = 16
@@ -175,10 +176,13 @@ def test_work_outlives_a_kill_and_not_the_build(tmp_path: Path, monkeypatch: pyt
         build_vector_index(tmp_path / "index", source, layout=layout, told=kill)
     assert sorted(p.name for p in work.iterdir()) == [
         "build.json",
+        "lock",
         "rows-000000000000.faiss",
         "trained.faiss",
     ]
     assert not (tmp_path / "index").exists()
+    with locked(work / "lock"), pytest.raises(UserError, match=r"another process builds here \(work\)"):
+        build_vector_index(tmp_path / "index", source, layout=layout)
     monkeypatch.setattr(approximate, "_train", lambda *_: pytest.fail("it is trained already"))
     build_vector_index(tmp_path / "index", source, layout=layout)
     assert not work.exists()

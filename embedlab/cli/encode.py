@@ -138,7 +138,7 @@ def _job(config: dict[str, Any]) -> Job:
 
 def _check_file(job: Job, sources: Sequence[Path]) -> None:
     """UserError where a single file cannot be the output."""
-    from embedlab.corpus.vector_files import vector_file
+    from embedlab.corpus.vector_files import check_place, vector_file
 
     out, folder = job.out, f"part_rows={_PART_ROWS} for a folder of parts"
     if out.is_dir():
@@ -150,9 +150,7 @@ def _check_file(job: Job, sources: Sequence[Path]) -> None:
         raise UserError("several processes write a folder of parts", file=out, key="output", fix=folder)
     if out.exists() and any(source.samefile(out) for source in sources):
         raise UserError("input and output are the same file", file=out, fix="write to another file")
-    if not out.parent.is_dir():
-        raise UserError("no such folder", file=out.parent, fix="make it, or write elsewhere")
-    check_writable(out, key="output")
+    check_place(out)
 
 
 def _shard(given: Any) -> tuple[int, int]:

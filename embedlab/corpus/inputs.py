@@ -103,6 +103,24 @@ class Texts:
             yield number, _chain(first, islice(stream, rows - 1))
             at = start + rows
 
+    def of_vectors(self, rows: int, numbers: Iterable[int] | None, first: int) -> Iterator[str]:
+        """A text a vector: every one, or where there are more texts than vectors, those of the vectors' numbers.
+
+        Args:
+            rows: vectors.
+            numbers: of them, increasing: lines less `first`, or with `first` 0 rows; None: they have none.
+            first: see there.
+        """
+        if numbers is None or self.count() == rows:
+            yield from (line.text for line in self.lines())
+            return
+        wanted = map(int, numbers)
+        number = next(wanted, None)
+        for line in self.lines():
+            if (line.line - first if first else line.row) == number:
+                yield line.text
+                number = next(wanted, None)
+
     def check_unchanged(self) -> None:
         """UserError where a file is no longer the one that was opened."""
         for (reader, _), state in zip(self.readers, self._states, strict=True):

@@ -99,7 +99,11 @@ class Layout:
         return self.kind != "exact" or self.factory is not None
 
     def plan(self, rows: int, dim: int) -> Plan:
-        """The plan for so many vectors; UserError as of `plan` and `check_memory`."""
+        """The plan for so many vectors; UserError as of `plan` and `check_memory`, and for queries of another width."""
+        if self.queries is not None and (width := self.queries.shape[1]) != dim:
+            raise UserError(
+                f"of width {width}, the vectors of {dim}", key="queries", fix="of the same encoder"
+            )
         made = plan(self.kind, rows, dim, self.nlist, self.m, self.train_rows, self.factory)
         check_memory(made)
         return made
@@ -182,7 +186,7 @@ def build_vector_index(
         if texts is not None:
             with _TextsFile(work) as told_texts:
                 numbers = np.load(work / "rows.npy", mmap_mode="r") if numbered else None
-                for window in windows(_texts_of(texts, rows, numbers, source.first)):
+                for window in windows(texts.of_vectors(rows, numbers, source.first)):
                     told_texts.add(window)
             if told_texts.count != rows:
                 raise UserError(
@@ -207,19 +211,6 @@ def _new_folder(folder: str | Path, overwrite: bool) -> Iterator[Path]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _texts_of(texts: Texts, rows: int, numbers: NDArray[np.int64] | None, first: int) -> Iterator[str]:
-    """A text a vector: each one, or where more were read than have a vector, those of the vectors' numbers."""
-    if numbers is None or texts.count() == rows:
-        yield from (line.text for line in texts.lines())
-        return
-    wanted = map(int, numbers)
-    number = next(wanted, None)
-    for line in texts.lines():
-        if (line.line - first if first else line.row) == number:
-            yield line.text
-            number = next(wanted, None)
 
 
 class _TextsFile:

@@ -181,7 +181,7 @@ def gather(source: Source, work: Path) -> tuple[list[Part], Codes, bool]:
     rows, which Parquet says.
 
     Raises:
-        UserError: files of both kinds or of two widths, no rows, a file that is damaged.
+        UserError: files of both kinds or of two widths, no rows, a row that is not finite, a file that is damaged.
     """
     if not source.files:
         raise UserError("there is no vector", key="input")
@@ -195,7 +195,7 @@ def gather(source: Source, work: Path) -> tuple[list[Part], Codes, bool]:
             shape = np.load(path, mmap_mode="r").shape
         except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
             raise UserError(f"is damaged ({error})", file=path, fix="encode it again") from None
-        if len(shape) != 2:
+        if len(shape) != 2 or not shape[1]:
             raise UserError(f"is no table of vectors, but an array {shape}", file=path)
         codes = codes or Codes("float32", shape[1])
         if shape[1] != codes.width:
@@ -204,6 +204,10 @@ def gather(source: Source, work: Path) -> tuple[list[Part], Codes, bool]:
             parts.append(Part(path.resolve(), shape[0]))
     if not parts or codes is None:
         raise UserError("there is no vector", file=source.files[0])
+    held = Stored(parts, codes, fix="encode it again")
+    if source.codes is None:  # embedlab encode writes none that is not finite
+        for piece in held.pieces():
+            held.block(*piece)
     return parts, codes, False
 
 

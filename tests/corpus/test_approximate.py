@@ -266,6 +266,8 @@ def test_commands_over_vectors(
         (["kind=ivf_flat", "target_recall=2"], "above 0 and at most 1"),
         (["kind=ivf_flat", "queries=nowhere.npy"], "nowhere.npy: cannot be read"),
         (["kind=ivf_flat", "queries=texts.txt"], "texts want the encoder of the vectors"),
+        (["kind=ivf_flat", "queries=wide.npy"], "of width 17, the vectors of 16 (queries)"),
+        (["kind=hnsw", "m=1"], "two links a row or more (m=1)"),
         (["texts=texts.txt"], "2 texts for 1,200 vectors"),
     ],
 )
@@ -278,6 +280,7 @@ def test_bad_input(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("texts.txt").write_text("one\ntwo\n")
+    np.save("wide.npy", np.ones((2, DIM + 1), np.float32))
     parts(tmp_path / "vectors")
     assert main(["search", "index", "vectors", "index", *argv]) == 2
     error = capsys.readouterr().err

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import embedlab
@@ -166,3 +168,37 @@ def test_what_holds_no_vectors(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n")
     assert find_vectors(tmp_path / "a.txt") is None
     assert find_vectors(tmp_path / "nowhere.npy") is None
+
+
+@pytest.mark.parametrize("kind", ["exact", "ivf_flat", "hnsw"])
+@pytest.mark.parametrize("form", ["npy", "parquet"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_vectors_that_are_not_finite_are_no_index(
+    tmp_path: Path, kind: str, form: str, value: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    x[41, 2] = value
+    path = tmp_path / f"x.{form}"
+    if form == "npy":
+        np.save(path, x)
+    else:
+        vector = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 4)
+        pq.write_table(pa.table({"row": range(60), "vector": vector}), path)
+    assert main(["search", "index", str(path), str(tmp_path / "index"), f"kind={kind}"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert path.name in line
+    assert "not finite" in line
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("shape", [(5, 0), (0, 5), (5,), (2, 2, 2)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+def test_arrays_that_are_no_vectors(
+    tmp_path: Path, shape: tuple[int, ...], dtype: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(shape, dtype))
+    assert main(["search", "index", str(tmp_path / "x.npy"), str(tmp_path / "index")]) == 2
+    assert "x.npy: " in capsys.readouterr().err
+    np.save(tmp_path / "x.npy", np.zeros((5, 5), np.int8))
+    assert main(["search", "index", str(tmp_path / "x.npy"), str(tmp_path / "index")]) == 2
+    assert "is no array of float16" in capsys.readouterr().err

@@ -188,8 +188,7 @@ def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         for row in rows:
             if writer is None:
                 # All texts in quotes: of a bare \r beside another line end, csv takes none.
-                quoted = csv.QUOTE_NONNUMERIC
-                writer = csv.DictWriter(file, list(row), lineterminator="\n", quoting=quoted)
+                writer = csv.DictWriter(file, list(row), lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
                 writer.writeheader()
             writer.writerow(row)
 

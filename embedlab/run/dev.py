@@ -72,14 +72,14 @@ def _own(place: Path, prompts: Mapping[str, str | None]) -> Dev:
     if not place.is_file():
         raise UserError("no such file or folder", key="evaluation.dev", value=str(place))
     rows = [row[2] for row in read_rows(data_config({"name": "scored", "files": str(place)}))]
-    sides = [
+    first, second = (
         [(prompts.get(role) or "") + row[side] for row in rows]
         for side, role in enumerate(("first", "second"))
-    ]
+    )
     gold = np.array([row[2] for row in rows], np.float64)
     if len(set(gold.tolist())) < 2:
         raise UserError("all scores are the same, which orders nothing", key="evaluation.dev", file=place)
-    pairs = STSPairs(place.name.partition(".")[0], "dev", "raw", *sides, gold, None, str(place))
+    pairs = STSPairs(place.name.partition(".")[0], "dev", "raw", first, second, gold, None, str(place))
     # Four fifths of the scale, as 4 of STS-B's 5.
     return DevSet(pairs, positive=float(gold.min() + 0.8 * (gold.max() - gold.min())))
 

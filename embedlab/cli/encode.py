@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,7 +138,7 @@ def _job(config: dict[str, Any]) -> Job:
 
 def _check_file(job: Job, sources: Sequence[Path]) -> None:
     """UserError where a single file cannot be the output."""
-    from embedlab.corpus.vector_files import vector_file
+    from embedlab.corpus.vector_files import check_place, vector_file
 
     out, folder = job.out, f"part_rows={_PART_ROWS} for a folder of parts"
     if out.is_dir():
@@ -150,9 +150,7 @@ def _check_file(job: Job, sources: Sequence[Path]) -> None:
         raise UserError("several processes write a folder of parts", file=out, key="output", fix=folder)
     if out.exists() and any(source.samefile(out) for source in sources):
         raise UserError("input and output are the same file", file=out, fix="write to another file")
-    if not out.parent.is_dir():
-        raise UserError("no such folder", file=out.parent, fix="make it, or write elsewhere")
-    check_writable(out, key="output")
+    check_place(out)
 
 
 def _shard(given: Any) -> tuple[int, int]:
@@ -331,13 +329,16 @@ def _report(job: Job, config: dict[str, Any]) -> None:
 
 
 def _check(job: Job) -> int:
-    from embedlab.corpus.parts import DONE, Parts
+    from embedlab.corpus.parts import DONE, MANIFEST, Parts
 
     if job.single:
         raise UserError(
             "is about a folder of parts", file=job.out, key="check", fix=f"part_rows={_PART_ROWS}"
         )
     parts = Parts.read(job.folder)
+    by = "stat" if any("modified" in file for file in parts.manifest.files) else "sha256"
+    ours = replace(parts.manifest, files=job.texts.identities(by))
+    ours.check(parts.manifest, job.folder / MANIFEST)
     rows, sound = job.texts.count(), True
     for number, what in parts.faults(rows):
         print(f"{parts.path(number).name}: {what}")

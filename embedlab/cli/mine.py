@@ -36,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
     settings = _settings(config)
     tables = _Tables(config)
     work = Path(str(config["work"] or f"{out}.work"))
+    tables.check_apart(out)
     check_writable(out, key="output")
     check_writable(work, key="work")
 
@@ -195,6 +196,15 @@ class _Tables:
         if config["corpus"] is not None:
             source = Path(str(config["corpus"]))
             self._texts = open_texts(source, config | {"chunk": 1, "window": 1})
+
+    def check_apart(self, out: Path) -> None:
+        """UserError where the output is a file of the input."""
+        from embedlab.data.reader import FileReader
+
+        texts = [] if self._texts is None else [self._texts[0]]
+        files = [reader.path for reader in (*self.readers, *texts) if isinstance(reader, FileReader)]
+        if out.exists() and any(file.samefile(out) for file in files):
+            raise UserError("is read, and would be replaced", file=out, key="output", fix="another file")
 
     def identity(self) -> dict[str, Any]:
         """What tells the texts from any other."""

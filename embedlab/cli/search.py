@@ -14,6 +14,7 @@ from embedlab.cli.texts import metered, open_texts, placing
 from embedlab.console import progress_bar
 from embedlab.corpus.plan import KINDS
 from embedlab.data.reader import FileReader
+from embedlab.data.sources import find_files
 from embedlab.errors import UserError, printable
 from embedlab.files import check_writable, conf_dir
 
@@ -133,7 +134,11 @@ def _of_vectors(vectors: Any, config: dict[str, Any]) -> IndexInfo:
         encoder = Configured.of(loaded, config)
     texts = None
     if config["texts"] is not None:
-        texts = _texts(*open_texts(Path(str(config["texts"])), config), empty=True)
+        from embedlab.corpus.inputs import Texts
+
+        texts = Texts(
+            [open_texts(file, config) for file in sorted(find_files(str(config["texts"]), "texts"))]
+        )
     with progress_bar("filling the lists", "rows", 1) as move:
         return build_vector_index(
             str(config["index"]),
@@ -310,8 +315,8 @@ def _export(argv: Sequence[str]) -> int:
     return 0
 
 
-def _texts(reader: FileReader, column: str, empty: bool = False) -> Iterator[str]:
+def _texts(reader: FileReader, column: str) -> Iterator[str]:
     for row, text in reader.texts(column):
-        if not text.strip() and not empty:
+        if not text.strip():
             raise reader.error("an empty row", row, fix="take empty rows out of the file")
         yield text

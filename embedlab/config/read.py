@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import stat
+import types
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from embedlab.config.build import fits, refused
 from embedlab.errors import UserError
@@ -143,7 +144,8 @@ def _check_plain(values: Any, path: Path, fix: str, any_number: bool) -> None:
 
 def _misfit(key: str, value: Any, hint: Any, file: Path, fix: str) -> UserError:
     """Names the innermost key at fault."""
-    choices = [choice for choice in (hint, *get_args(hint)) if get_origin(choice) is dict]
+    union = get_origin(hint) in (Union, types.UnionType)
+    choices = [c for c in (get_args(hint) if union else (hint,)) if get_origin(c) is dict]
     if choices and isinstance(value, Mapping):
         of_values = get_args(choices[0])[1]
         name, inner = next((k, v) for k, v in value.items() if not fits(v, of_values))

@@ -121,7 +121,7 @@ def _claim(work: Path, settings: dict[str, Any]) -> None:
 
 def clear(work: Path) -> None:
     """Remove what `build` left in a folder, and the folder where nothing else is in it."""
-    for path in (work / "build.json", work / "trained.faiss", *work.glob("rows-*.faiss")):
+    for path in (work / "lock", work / "build.json", work / "trained.faiss", *work.glob("rows-*.faiss")):
         path.unlink(missing_ok=True)
     with suppress(OSError):
         work.rmdir()
@@ -185,7 +185,7 @@ def _inner(faiss: Any, index: Any) -> Any:
 
 def turn(index: Any, name: str, value: int) -> None:
     """Set the dial of a faiss index."""
-    faiss = import_faiss()
+    faiss, value = import_faiss(), min(value, (1 << 31) - 1)  # an int of C
     if name == "nprobe":
         faiss.extract_index_ivf(index).nprobe = value
     elif name == "efSearch":

@@ -102,6 +102,7 @@ def encode_parts(
     for number, lines in texts.parts(parts.manifest.part_rows, wanted):
         with parts.writing(number) as (target, counts):
             chunks.encode(lines, encoder, target, counts)
+            texts.check_unchanged()  # the manifest has the sum of what was opened
         total.add(counts)
     return total
 

@@ -44,6 +44,7 @@ class Texts:
 
     def __init__(self, readers: Sequence[tuple[FileReader, str]]) -> None:
         self.readers = readers
+        self._states = [_state(reader) for reader, _ in readers]
         self._counts: list[int | None] = [None] * len(readers)
         self._reading: FileReader | None = None
         self._bytes = 0  # of the files before it
@@ -102,6 +103,30 @@ class Texts:
             yield number, _chain(first, islice(stream, rows - 1))
             at = start + rows
 
+    def of_vectors(self, rows: int, numbers: Iterable[int] | None, first: int) -> Iterator[str]:
+        """A text a vector: every one, or where there are more texts than vectors, those of the vectors' numbers.
+
+        Args:
+            rows: vectors.
+            numbers: of them, increasing: lines less `first`, or with `first` 0 rows; None: they have none.
+            first: see there.
+        """
+        if numbers is None or self.count() == rows:
+            yield from (line.text for line in self.lines())
+            return
+        wanted = map(int, numbers)
+        number = next(wanted, None)
+        for line in self.lines():
+            if (line.line - first if first else line.row) == number:
+                yield line.text
+                number = next(wanted, None)
+
+    def check_unchanged(self) -> None:
+        """UserError where a file is no longer the one that was opened."""
+        for (reader, _), state in zip(self.readers, self._states, strict=True):
+            if _state(reader) != state:
+                raise reader.error("changed while it was read", fix="encode it once nobody writes to it")
+
     def _count(self, number: int) -> int:
         found = self._counts[number]
         if found is None:
@@ -122,6 +147,14 @@ class Texts:
             names = {"path": str(path.resolve()), "column": None if reader.columns is None else column}
             found.append({**names, "bytes": status.st_size, **content})
         return found
+
+
+def _state(reader: FileReader) -> tuple[int, int] | None:
+    try:
+        status = reader.path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
 
 
 def _chain(first: Line, rest: Iterable[Line]) -> Iterator[Line]:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from embedlab.config.mine import FILTERS, MineSettings
 from embedlab.corpus.search import Index
-from embedlab.corpus.texts import StoredTexts, UnitVectors, text_hash, write_texts
+from embedlab.corpus.texts import StoredTexts, UnitVectors, mapped, text_hash, write_texts
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK
 from embedlab.files import whole_file, whole_folder
@@ -82,8 +82,12 @@ def write_pairs(
     if not folder.is_dir():
         with whole_folder(folder) as made:
             _write_pairs(made, pairs, corpus)
-    rows, bounds = (np.load(folder / f"{name}.npy") for name in ("rows", "bounds"))
-    return Pairs(StoredTexts(folder / "queries"), StoredTexts(folder / "corpus"), rows, bounds)
+    fix = f"remove {folder}: it is made again"
+    rows, bounds = (np.array(mapped(folder / f"{name}.npy", fix)) for name in ("rows", "bounds"))
+    found = Pairs(StoredTexts(folder / "queries"), StoredTexts(folder / "corpus"), rows, bounds)
+    if len(bounds) != len(found.queries) + 1 or bounds[-1] != len(rows) or rows.max() >= len(found.corpus):
+        raise UserError("is damaged (its files do not fit)", file=folder, fix=fix)
+    return found
 
 
 def _write_pairs(

@@ -187,7 +187,8 @@ def _write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         writer = None
         for row in rows:
             if writer is None:
-                writer = csv.DictWriter(file, list(row), lineterminator="\n")
+                # All texts in quotes: of a bare \r beside another line end, csv takes none.
+                writer = csv.DictWriter(file, list(row), lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
                 writer.writeheader()
             writer.writerow(row)
 

@@ -34,6 +34,7 @@ from typing import Any
 
 import numpy as np
 
+from embedlab.config.read import record
 from embedlab.corpus.vector_files import VectorFile, vector_file
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
@@ -42,7 +43,7 @@ from embedlab.files import whole_file, write_new, write_whole
 MANIFEST, DONE = "manifest.json", "done.json"
 _FORMAT = 1
 _SIDECAR = re.compile(r"part-(\d{6,})\.json")
-_OTHER = "the settings it was begun with, or another folder"
+_AGAIN = "encode again, in another folder"
 
 
 @dataclass(frozen=True)
@@ -127,12 +128,10 @@ class Manifest:
         values = read_json(file, "no folder of encoded parts" if folder.is_dir() else "no such folder")
         if values.get("format") != _FORMAT:
             raise UserError(f"is of format {values.get('format')}", file=file, fix="a newer embedlab")
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise UserError(
-                f"is damaged ({error})", file=file, fix="encode again, in another folder"
-            ) from error
+        found = record(cls, values, file, fix=_AGAIN)
+        if min(found.part_rows, found.dim) < 1:
+            raise UserError("is damaged (part_rows and dim are from 1 up)", file=file, fix=_AGAIN)
+        return found
 
 
 def _plain(value: Any) -> str:
@@ -152,7 +151,7 @@ def read_json(file: Path, missing: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(missing, file=file.parent, fix=f"one with a {file.name}") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"is damaged ({error})", file=file, fix="encode again, in another folder") from error
+        raise UserError(f"is damaged ({error})", file=file, fix=_AGAIN) from error
     return values
 
 
@@ -230,6 +229,30 @@ class Parts:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         return None
+
+    def complete(self) -> dict[int, Counts]:
+        """As `whole`, of a folder that says it has all.
+
+        Raises:
+            UserError: a part is missing, or done.json is.
+        """
+        there, done = self.whole(), self.folder / DONE
+        says = read_json(done, "") if done.is_file() else {"parts": len(there), "rows": 0}
+        if not all(type(says.get(key)) is int for key in ("parts", "rows")):
+            raise UserError("is damaged", file=done, fix="embedlab encode … check=true writes it anew")
+        missing = next((self.path(n).name for n in range(says["parts"]) if n not in there), None)
+        rows = sum(counts.rows for counts in there.values())
+        if missing or not done.is_file() or rows != says["rows"]:
+            what = (
+                f"{missing} is missing"
+                if missing
+                else f"its parts have {rows:,} rows, {DONE} says {says['rows']:,}"
+            )
+            what = what if missing or done.is_file() else f"has no {DONE}"
+            raise UserError(
+                what, file=self.folder, fix="encode the rest; embedlab encode … check=true lists it"
+            )
+        return there
 
     @contextmanager
     def writing(self, number: int) -> Iterator[tuple[VectorFile, Counts]]:

@@ -61,6 +61,11 @@ def plan(
     Raises:
         UserError: rows that are too few for `nlist`, or for codes; `m` that does not divide `dim`.
     """
+    if (kind == "hnsw" and m == 1) or re.search(r"HNSW[01](?!\d)", factory or ""):
+        key, value = ("factory", factory) if factory else ("m", m)
+        raise UserError(
+            "a graph has two links a row or more", key=key, value=value, fix="32"
+        )  # faiss: SIGSEGV
     if factory is not None:
         lists = re.search(r"IVF(\d+)", factory)
         return _planned("factory", factory, int(lists[1]) if lists else 0, rows, dim, train_rows, None)
@@ -71,7 +76,8 @@ def plan(
     if min(rows, train_rows or rows) < LEAST_A_LIST * count:
         key, given = ("train_rows", train_rows) if train_rows and train_rows < rows else ("nlist", count)
         what = f"{min(rows, train_rows or rows):,} rows are less than {LEAST_A_LIST} a list"
-        raise UserError(f"{what} of {count:,} lists", key=key, value=given, fix=f"nlist={_lists(rows, None)}")
+        fix = "kind=exact" if rows < LEAST_A_LIST else f"nlist={_lists(rows, None)}"
+        raise UserError(f"{what} of {count:,} lists", key=key, value=given, fix=fix)
     if kind == "ivf_flat":
         return _planned(kind, f"IVF{count},Flat", count, rows, dim, train_rows, dim * 4 + 8)
     if rows < _CODES * LEAST_A_LIST:

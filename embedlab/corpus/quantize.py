@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.corpus.parts import DONE, MANIFEST, Counts, Parts, write_ranges
+from embedlab.corpus.parts import MANIFEST, Counts, Parts, write_ranges
 from embedlab.corpus.vector_files import FORMATS, VectorFile, read_vectors, vector_file
 from embedlab.encoders.codes import RANGES, Codes, Store, calibrate
 from embedlab.errors import UserError
@@ -83,10 +83,7 @@ class Source:
         if (store := self.parts.manifest.store) not in ("float32", "float16"):
             fix = "the floats that they were made of"
             raise UserError(f"holds {store} codes", file=path / MANIFEST, key="input", fix=fix)
-        if not (path / DONE).is_file():
-            fix = "embedlab encode … check=true lists them"
-            raise UserError("lacks parts", file=path, key="input", fix=fix)
-        self.files = [self.parts.path(number) for number in self.parts.whole()]
+        self.files = [self.parts.path(number) for number in self.parts.complete()]
 
     def vectors(self) -> Iterator[NDArray[np.float32]]:
         """Every block, [n, D]."""
@@ -142,7 +139,7 @@ def _quantize_parts(source: Parts, out: Path, codes: Codes) -> tuple[int, int]:
     digest = hashlib.sha256(codes.ranges.tobytes()).hexdigest() if codes.ranges is not None else None
     manifest = replace(source.manifest, store=codes.store, ranges=digest if codes.calibrated else None)
     parts, total = Parts.begin(out, manifest, codes), Counts()
-    for number, counts in source.whole().items():
+    for number, counts in source.complete().items():
         total.add(counts)
         if parts.counts(number) is None:
             with parts.writing(number) as (target, written):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from embedlab.config.read import read_record
 from embedlab.corpus import approximate
+from embedlab.corpus.inputs import Texts
 from embedlab.corpus.parts import MANIFEST, sha256, write_ranges
 from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
@@ -31,7 +32,7 @@ from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
-from embedlab.files import check_replaceable, whole_folder
+from embedlab.files import check_replaceable, locked, whole_folder
 
 FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
 _OPTIONAL = ("rows.npy", RANGES, *approximate.FILES)
@@ -98,7 +99,11 @@ class Layout:
         return self.kind != "exact" or self.factory is not None
 
     def plan(self, rows: int, dim: int) -> Plan:
-        """The plan for so many vectors; UserError as of `plan` and `check_memory`."""
+        """The plan for so many vectors; UserError as of `plan` and `check_memory`, and for queries of another width."""
+        if self.queries is not None and (width := self.queries.shape[1]) != dim:
+            raise UserError(
+                f"of width {width}, the vectors of {dim}", key="queries", fix="of the same encoder"
+            )
         made = plan(self.kind, rows, dim, self.nlist, self.m, self.train_rows, self.factory)
         check_memory(made)
         return made
@@ -158,7 +163,7 @@ def build_vector_index(
     folder: str | Path,
     source: Source,
     *,
-    texts: Iterable[str] | None = None,
+    texts: Texts | None = None,
     overwrite: bool = False,
     layout: Layout = EXACT,
     told: approximate.Told = lambda done, of: None,
@@ -168,19 +173,20 @@ def build_vector_index(
     Args:
         folder, overwrite, layout, told: as of `build_index`.
         source: the vectors, of any length; cosines are those of their directions.
-        texts: of the same rows; line breaks inside a text become spaces.
+        texts: of the same rows, or the whole input of ``empty=skip``; line breaks inside a text become spaces.
 
     Raises:
         UserError: as `build_index` and `gather`; texts of another number than the vectors.
     """
-    with _new_folder(folder, overwrite) as work:
+    with _alone(layout.work), _new_folder(folder, overwrite) as work:
         parts, codes, numbered = gather(source, work)
         if codes.calibrated:
             write_ranges(work / RANGES, codes)
         rows = sum(part.rows for part in parts)
         if texts is not None:
             with _TextsFile(work) as told_texts:
-                for window in windows(texts):
+                numbers = np.load(work / "rows.npy", mmap_mode="r") if numbered else None
+                for window in windows(texts.of_vectors(rows, numbers, source.first)):
                     told_texts.add(window)
             if told_texts.count != rows:
                 raise UserError(
@@ -192,10 +198,7 @@ def build_vector_index(
             texts=texts is not None, numbered=numbered, store=codes.store,
             manifest="" if numbered else source.manifest,
         )  # fmt: skip
-        info = _finished(work, info, layout, told, source.identity())
-    if layout.work:
-        approximate.clear(layout.work)
-    return info
+        return _finished(work, info, layout, told, source.identity())
 
 
 @contextmanager
@@ -255,6 +258,21 @@ def _finished(
         approximate.save(index, work, facts)
     (work / "index.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
     return info
+
+
+@contextmanager
+def _alone(work: Path | None) -> Iterator[None]:
+    """The folder of a build that goes on, which is cleared when it ends well; no other process builds there."""
+    if work is None:
+        yield
+        return
+    with locked(work / "lock", wait=False) as held:
+        if not held:
+            raise UserError(
+                "another process builds here", file=work, key="work", fix="wait, or another folder"
+            )
+        yield
+        approximate.clear(work)
 
 
 @contextmanager

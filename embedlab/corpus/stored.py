@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embedlab.corpus.parts import DONE, MANIFEST, Parts, sha256
+from embedlab.corpus.parts import MANIFEST, Parts, sha256
 from embedlab.corpus.vector_files import NpyFile, read_vectors
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
@@ -144,11 +144,7 @@ def find_vectors(path: Path) -> Source | None:
 
 
 def _of_parts(parts: Parts) -> Source:
-    manifest, there = parts.manifest, parts.whole()
-    missing = min({*range(len(there) + 1)} - set(there))
-    if missing < len(there) or not (parts.folder / DONE).is_file():
-        what = f"{parts.path(missing).name} is missing" if missing < len(there) else f"has no {DONE}"
-        raise UserError(what, file=parts.folder, fix="encode the rest; embedlab encode … check=true lists it")
+    manifest, there = parts.manifest, parts.complete()
     ranges = None
     if manifest.store in ("int8", "uint8"):
         try:
@@ -185,7 +181,7 @@ def gather(source: Source, work: Path) -> tuple[list[Part], Codes, bool]:
     rows, which Parquet says.
 
     Raises:
-        UserError: files of both kinds or of two widths, no rows, a file that is damaged.
+        UserError: files of both kinds or of two widths, no rows, a row that is not finite, a file that is damaged.
     """
     if not source.files:
         raise UserError("there is no vector", key="input")
@@ -199,7 +195,7 @@ def gather(source: Source, work: Path) -> tuple[list[Part], Codes, bool]:
             shape = np.load(path, mmap_mode="r").shape
         except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
             raise UserError(f"is damaged ({error})", file=path, fix="encode it again") from None
-        if len(shape) != 2:
+        if len(shape) != 2 or not shape[1]:
             raise UserError(f"is no table of vectors, but an array {shape}", file=path)
         codes = codes or Codes("float32", shape[1])
         if shape[1] != codes.width:
@@ -208,6 +204,10 @@ def gather(source: Source, work: Path) -> tuple[list[Part], Codes, bool]:
             parts.append(Part(path.resolve(), shape[0]))
     if not parts or codes is None:
         raise UserError("there is no vector", file=source.files[0])
+    held = Stored(parts, codes, fix="encode it again")
+    if source.codes is None:  # embedlab encode writes none that is not finite
+        for piece in held.pieces():
+            held.block(*piece)
     return parts, codes, False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +34,30 @@ def write_texts(folder: Path, texts: Iterable[str]) -> None:
     np.save(folder / "offsets.npy", np.array(offsets, dtype=np.int64))
 
 
+def mapped(file: Path, fix: str = "remove this file: it is made again") -> NDArray[Any]:
+    """The array of a .npy file, mapped; UserError where it is damaged, with what to do."""
+    try:
+        found: NDArray[Any] = np.load(file, mmap_mode="r")
+    except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:  # numpy's, of its header
+        raise UserError(f"is damaged ({error})", file=file, fix=fix) from error
+    return found
+
+
 class StoredTexts(Sequence[str]):
-    """The texts of a folder that `write_texts` wrote."""
+    """The texts of a folder that `write_texts` wrote.
+
+    Raises:
+        UserError: it is damaged.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._offsets = np.load(folder / "offsets.npy", mmap_mode="r")
+        fix = f"remove {folder.parent}: it is made again"
+        self._offsets = mapped(folder / "offsets.npy", fix)
         file = folder / "texts.bin"
-        self._bytes = np.memmap(file, mode="r") if file.stat().st_size else np.empty(0, np.uint8)
+        size = file.stat().st_size if file.is_file() else -1
+        if self._offsets.dtype != np.int64 or self._offsets[0] != 0 or self._offsets[-1] != size:
+            raise UserError("is damaged (it does not fit offsets.npy)", file=file, fix=fix)
+        self._bytes = np.memmap(file, mode="r") if size else np.empty(0, np.uint8)
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -91,11 +108,7 @@ class UnitVectors:
 
     def _part(self, part: int) -> NDArray[np.float32]:
         if part not in self._files:
-            try:
-                self._files[part] = np.load(self._file(part), mmap_mode="r")
-            except (OSError, ValueError, EOFError) as error:
-                fix = "remove this file: it is made again"
-                raise UserError(f"is damaged ({error})", file=self._file(part), fix=fix) from error
+            self._files[part] = mapped(self._file(part))
         return self._files[part]
 
     def parts(self) -> Iterator[NDArray[np.float32]]:

@@ -181,11 +181,16 @@ def vector_file(path: Path, codes: Codes | None = None) -> AbstractContextManage
     return _written(path, kind, codes)
 
 
-@contextmanager
-def _written(path: Path, kind: type[VectorFile], codes: Codes | None) -> Iterator[VectorFile]:
+def check_place(path: Path) -> None:
+    """UserError where the folder of `path` is not there or not writable."""
     if not path.parent.is_dir():
         raise UserError("no such folder", file=path.parent, fix="make it, or write elsewhere")
     check_writable(path, key="output")
+
+
+@contextmanager
+def _written(path: Path, kind: type[VectorFile], codes: Codes | None) -> Iterator[VectorFile]:
+    check_place(path)
     with whole_file(path) as new, new.open("w+b") as stream:
         target = kind(stream, codes)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from embedlab.cli.main import main
+from embedlab.data.readers import open_reader
 
 PAIRS = [("how do birds fly?", "They flap their wings."), ("what do cats eat?", "Cats eat fish."),
          ("a dog?", "It barks."), ("what do cats eat?", "Cats eat meat."), ("", "No question."),
@@ -205,6 +207,54 @@ def test_bad_input_is_one_line_and_status_2(
     lines = capsys.readouterr().err.splitlines()
     assert told in lines[-1]
     assert not (folder / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("out", ["pairs.jsonl", "./pairs.jsonl", "link.jsonl", "corpus.csv"])
+def test_the_input_is_not_written_over(
+    out: str, folder: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(folder)
+    Path("link.jsonl").symlink_to("pairs.jsonl")
+    Path("corpus.csv").write_text("text\nRome\n")
+    before = Path(out).read_bytes()
+    assert main(["mine", "pairs.jsonl", out, f"ckpt={tiny('bert')}", "corpus=corpus.csv"]) == 2
+    assert "is read, and would be replaced" in capsys.readouterr().err
+    assert Path(out).read_bytes() == before
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_what_is_written_is_read_back(suffix: str, folder: Path, tiny: Callable[..., Path]) -> None:
+    odd = ["a\rb", "a\nb\n", 'c "d", e', "f\tg", "h\u2028i", "語", "\x0bj;k", "'l'", "1.5", "null"]
+    lines = [json.dumps({"anchor": f"{text} q", "positive": f"x {text}"}) for text in odd]
+    (folder / "odd.jsonl").write_text("\n".join(lines))
+    out = folder / f"out{suffix}"
+    assert main(["mine", str(folder / "odd.jsonl"), str(out), f"ckpt={tiny('bert')}", "negatives=1"]) == 0
+    found = [values for _, values in open_reader(out).rows(["anchor", "positive", "negative"])]
+    assert [values[:2] for values in found] == [(f"{text} q", f"x {text}") for text in odd]
+    assert {values[2] for values in found} <= {f"x {text}" for text in odd}
+
+
+@pytest.mark.parametrize("name", [
+    "texts/rows.npy", "texts/bounds.npy", "texts/queries/offsets.npy", "texts/queries/texts.bin",
+    "texts/corpus/offsets.npy", "texts/corpus/texts.bin", "model/queries/000000.npy", "model/corpus/000000.npy",
+    "settings.json",
+])  # fmt: skip
+def test_damage_in_the_work_is_one_line(
+    name: str, mine: Callable[..., int], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mine("work=w") == 0
+    file = folder / "w" / name
+    content = file.read_bytes()
+    for damage in (b"", content[: len(content) // 2], content[:-2]):
+        file.write_bytes(damage)
+        for left in (folder / "w").glob("mined-*"):
+            shutil.rmtree(left)
+        capsys.readouterr()
+        assert mine("work=w") == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert Path(name).parts[0] in line
+        assert "Fix: " in line
 
 
 def test_a_killed_command_goes_on_to_the_same_bytes(folder: Path, tiny: Callable[..., Path]) -> None:

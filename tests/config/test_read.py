@@ -27,6 +27,7 @@ class Outer:
     number: float
     inner: Inner
     scores: dict[str, float | None] = field(default_factory=dict)
+    tables: list[dict[str, Any]] = field(default_factory=list)
     kind: Literal["a", "b"] | None = None
 
 
@@ -63,6 +64,8 @@ def test_what_fits_is_a_record(name: str, tmp_path: Path) -> None:
         ({"scores": []}, "scores"),
         ({"scores": {"a": 1, "b": True}}, "scores.b"),
         ({"kind": "c"}, "kind"),
+        ({"tables": {}}, "tables"),
+        ({"tables": [1]}, "tables"),
     ],
 )
 def test_what_does_not_fit_is_named(name: str, change: dict[str, Any], key: str, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from embedlab.corpus.search import Index, Layout, build_vector_index
 from embedlab.corpus.stored import Part, Source, Stored
 from embedlab.encoders.codes import Codes
 from embedlab.errors import UserError
+from embedlab.files import locked
 
 faiss = pytest.importorskip("faiss")
 DIM = 16
@@ -175,10 +176,13 @@ def test_work_outlives_a_kill_and_not_the_build(tmp_path: Path, monkeypatch: pyt
         build_vector_index(tmp_path / "index", source, layout=layout, told=kill)
     assert sorted(p.name for p in work.iterdir()) == [
         "build.json",
+        "lock",
         "rows-000000000000.faiss",
         "trained.faiss",
     ]
     assert not (tmp_path / "index").exists()
+    with locked(work / "lock"), pytest.raises(UserError, match=r"another process builds here \(work\)"):
+        build_vector_index(tmp_path / "index", source, layout=layout)
     monkeypatch.setattr(approximate, "_train", lambda *_: pytest.fail("it is trained already"))
     build_vector_index(tmp_path / "index", source, layout=layout)
     assert not work.exists()
@@ -231,7 +235,7 @@ def test_commands_over_vectors(
     assert out[1] == "IVF16,Flat, trained on 1,024 rows"
     assert out[2].split()[:4] == ["nprobe", "recall@1", "recall@10", "recall@100"]
     assert [line.endswith("kept") for line in out[3:]].count(True) == 1
-    assert main(["search", "query", str(index), f"queries={queries}", "k=2", "nprobe=16"]) == 0
+    assert main(["search", "query", str(index), f"queries={queries}", "k=2", f"nprobe={10**20}"]) == 0
     found = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     rows, scores = exact(some(3, seed=1), 2)
     assert [int(line[0]) for line in found] == [1, 1, 2, 2, 3, 3]
@@ -262,6 +266,8 @@ def test_commands_over_vectors(
         (["kind=ivf_flat", "target_recall=2"], "above 0 and at most 1"),
         (["kind=ivf_flat", "queries=nowhere.npy"], "nowhere.npy: cannot be read"),
         (["kind=ivf_flat", "queries=texts.txt"], "texts want the encoder of the vectors"),
+        (["kind=ivf_flat", "queries=wide.npy"], "of width 17, the vectors of 16 (queries)"),
+        (["kind=hnsw", "m=1"], "two links a row or more (m=1)"),
         (["texts=texts.txt"], "2 texts for 1,200 vectors"),
     ],
 )
@@ -274,6 +280,7 @@ def test_bad_input(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("texts.txt").write_text("one\ntwo\n")
+    np.save("wide.npy", np.ones((2, DIM + 1), np.float32))
     parts(tmp_path / "vectors")
     assert main(["search", "index", "vectors", "index", *argv]) == 2
     error = capsys.readouterr().err

@@ -56,12 +56,15 @@ def test_every_default_can_be_trained(rows: int, dim: int) -> None:
             r"5,000 rows are less than 39 a list .*train_rows=5000",
         ),
         ({"rows": 10**5, "m": 50}, r"does not divide 768 \(m=50\). Fix: m=8, 16, 32, 48, 64, 96, 128"),
+        ({"rows": 38, "kind": "ivf_flat"}, r"38 rows are less than 39 a list .*Fix: kind=exact"),
+        ({"rows": 10**5, "kind": "hnsw", "m": 1}, r"two links a row or more \(m=1\)"),
+        ({"rows": 10**5, "factory": "IVF16_HNSW1,Flat"}, r"two links .*\(factory=IVF16_HNSW1,Flat\)"),
         ({"rows": 9_983, "nlist": 1}, r"9,983 rows are less than the 9,984 .*Fix: kind=exact"),
     ],
 )
-def test_what_is_refused(change: dict[str, int], message: str) -> None:
+def test_what_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        plan("ivf_pq", **({"dim": 768} | change))
+        plan(**({"kind": "ivf_pq", "dim": 768} | change))  # type: ignore[arg-type]
 
 
 def test_nlist_by_hand_is_refused_only_under_39_rows_a_list() -> None:

@@ -162,6 +162,8 @@ def test_commands_that_cannot_be(file: Path, tmp_path: Path, capsys: pytest.Capt
     assert "(store=int4)" in refused(file, out, "store=int4")
     assert "no such file" in refused(tmp_path / "none.npy", out)
     assert "the same" in refused(file, file)
+    for store in ("int8", "ubinary"):
+        assert "nowhere: no such folder" in refused(file, tmp_path / "nowhere" / "x.npy", f"store={store}")
     assert "unknown kind of output" in refused(file, tmp_path / "out.txt")
     np.save(tmp_path / "narrow.npy", X[:, :5])
     assert "width 5, the vectors are of width 13" in refused(
@@ -171,7 +173,7 @@ def test_commands_that_cannot_be(file: Path, tmp_path: Path, capsys: pytest.Capt
     assert "holds no ranges" in refused(file, out, f"calibration={tmp_path / RANGES}")
     parts = folder(tmp_path / "in")
     (parts / "done.json").unlink()
-    assert "lacks parts" in refused(parts, tmp_path / "coded")
+    assert "has no done.json" in refused(parts, tmp_path / "coded")
     assert "holds other things" in refused(folder(tmp_path / "more"), file.parent)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import embedlab
@@ -75,9 +78,20 @@ def test_parts_that_are_not_all_there(
     assert "has no done.json" in capsys.readouterr().err
     (tmp_path / "done.json").rename(folder / "done.json")
     assert main(["search", "index", str(folder), str(tmp_path / "index")]) == 0
+    for number in (0, 6, 2):  # the last one, too
+        part = folder / f"part-{number:06}.npy"
+        part.rename(tmp_path / part.name)
+        for command in (["search", "index"], ["quantize"]):
+            assert main([*command, str(folder), str(tmp_path / "other")]) == 2
+            assert f"{part.name} is missing" in capsys.readouterr().err
+        (tmp_path / part.name).rename(part)
+    content = (folder / "done.json").read_text()
+    for damage in ("{", "[]", "{}", content.replace("64", '"x"'), content.replace("64", "63")):
+        (folder / "done.json").write_text(damage)
+        assert main(["search", "index", str(folder), str(tmp_path / "other")]) == 2
+        assert "done.json" in capsys.readouterr().err
+    (folder / "done.json").write_text(content)
     (folder / "part-000002.npy").unlink()
-    assert main(["search", "index", str(folder), str(tmp_path / "other")]) == 2
-    assert "part-000002.npy is missing" in capsys.readouterr().err
     assert main(["search", "query", str(tmp_path / "index"), "a cat"]) == 2
     assert "part-000002.npy: no such file: a part of the vectors is missing" in capsys.readouterr().err
 
@@ -107,6 +121,34 @@ def test_rows_keep_their_numbers_where_some_were_left_out(
     assert capsys.readouterr().out.split("\t")[1].strip() == "31"
 
 
+@pytest.mark.parametrize("form", ["parts", "file"])
+@pytest.mark.parametrize("suffix", ["txt", "csv", "jsonl"])
+def test_texts_are_found_where_rows_were_left_out(
+    tmp_path: Path, tiny: Callable[..., Path], form: str, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["", *TEXTS[:5], "", " ", *TEXTS[5:9], ""]
+    lines = {
+        "csv": ["text", *('"' + t.replace('"', '""') + '"' for t in texts)],
+        "jsonl": [json.dumps({"text": t}) for t in texts],
+    }
+    (file := tmp_path / f"in.{suffix}").write_text(
+        "\n".join(lines.get(suffix, texts)) + "\n", encoding="utf-8"
+    )
+    out = tmp_path / ("x.parquet" if form == "file" else "parts/")
+    more = ["part_rows=4"] if form == "parts" else []
+    assert (
+        main(["encode", str(file), str(out) + "/" * bool(more), f"ckpt={tiny('bert')}", "empty=skip", *more])
+        == 0
+    )
+    assert main(["search", "index", str(out), str(tmp_path / "index"), f"texts={file}"]) == 0
+    capsys.readouterr()
+    index = Index(tmp_path / "index")
+    assert index.texts(range(9)) == TEXTS[:9]
+    (tmp_path / "other.txt").write_text("one\n\n" * 3)
+    assert main(["search", "index", str(out), str(tmp_path / "no"), f"texts={tmp_path / 'other.txt'}"]) == 2
+    assert "texts for 9 vectors" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("block", [1, 3, 100])
 def test_any_rows_in_any_order(tmp_path: Path, block: int) -> None:
     x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
@@ -126,3 +168,37 @@ def test_what_holds_no_vectors(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n")
     assert find_vectors(tmp_path / "a.txt") is None
     assert find_vectors(tmp_path / "nowhere.npy") is None
+
+
+@pytest.mark.parametrize("kind", ["exact", "ivf_flat", "hnsw"])
+@pytest.mark.parametrize("form", ["npy", "parquet"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_vectors_that_are_not_finite_are_no_index(
+    tmp_path: Path, kind: str, form: str, value: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    x[41, 2] = value
+    path = tmp_path / f"x.{form}"
+    if form == "npy":
+        np.save(path, x)
+    else:
+        vector = pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), 4)
+        pq.write_table(pa.table({"row": range(60), "vector": vector}), path)
+    assert main(["search", "index", str(path), str(tmp_path / "index"), f"kind={kind}"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert path.name in line
+    assert "not finite" in line
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.parametrize("shape", [(5, 0), (0, 5), (5,), (2, 2, 2)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+def test_arrays_that_are_no_vectors(
+    tmp_path: Path, shape: tuple[int, ...], dtype: type, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(shape, dtype))
+    assert main(["search", "index", str(tmp_path / "x.npy"), str(tmp_path / "index")]) == 2
+    assert "x.npy: " in capsys.readouterr().err
+    np.save(tmp_path / "x.npy", np.zeros((5, 5), np.int8))
+    assert main(["search", "index", str(tmp_path / "x.npy"), str(tmp_path / "index")]) == 2
+    assert "is no array of float16" in capsys.readouterr().err

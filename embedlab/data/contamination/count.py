@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from embedlab.data.contamination.overlap import HeldOut, Hit, Overlap
@@ -24,13 +25,11 @@ class _Tally:
         self.examples: list[dict[str, Any]] = []
         self._mates = [_mates(held.pairs) for held in sets]
 
-    def add(
-        self, place: tuple[str, int], names: Sequence[str], cells: Sequence[str], hits: list[list[Hit]]
-    ) -> None:
-        """One row: its file and number, its columns, their texts, and what each holds."""
-        for name, cell, some in zip(names, cells, hits, strict=True):
+    def add(self, place: tuple[str, int], cells: Sequence[tuple[str, str]], hits: list[list[Hit]]) -> None:
+        """One row: its file and number, its texts with their columns, and what each holds."""
+        for (name, cell), some in zip(cells, hits, strict=True):
             counts = self.roles.setdefault(name, Counter(texts=0, hit=0))
-            counts.update(texts=int(bool(cell)), hit=int(bool(some)))
+            counts.update(texts=1, hit=int(bool(some)))
             for hit in some:
                 known, held = self.seen[hit.held], self.sets[hit.held]
                 if hit.text not in known and len(self.examples) < EXAMPLES:
@@ -67,7 +66,7 @@ def contamination(
     """Read tables and count what they hold of evaluation sets.
 
     Args:
-        readers: of the tables; columns that hold no text are left out.
+        readers: of the tables; columns that hold neither text nor lists of it are left out.
         overlap: what is looked for.
         columns: to read, for messages the key is ``columns``; None: all.
         told: is called with rows read and how much of all files that is.
@@ -84,12 +83,12 @@ def contamination(
     rows = read = 0
     for reader in readers:
         of_file = Counter(rows=0, hit=0)
-        for numbers, names, cells in _chunks(reader, columns):
-            found = overlap.find([cell for row in cells for cell in row])
-            for place, number in enumerate(numbers):
-                hits = found[place * len(names) : (place + 1) * len(names)]
+        for some in _chunks(reader, columns):
+            found = iter(overlap.find([text for _, cells in some for _, text in cells]))
+            for number, cells in some:
+                hits = list(islice(found, len(cells)))
                 of_file.update(rows=1, hit=int(any(hits)))
-                tally.add((reader.name, number), names, cells[place], hits)
+                tally.add((reader.name, number), cells, hits)
             told(rows + of_file["rows"], read + reader.position)
         rows, read = rows + of_file["rows"], read + reader.size
         files.append({"file": reader.name, **of_file})
@@ -114,8 +113,8 @@ def _mates(pairs: Sequence[tuple[int, int]]) -> dict[int, list[tuple[int, int]]]
 
 def _chunks(
     reader: Reader, columns: Sequence[str] | None
-) -> Iterator[tuple[list[int], list[str], list[list[str]]]]:
-    """Row numbers, columns, and the texts [rows, columns] of a part of a table."""
+) -> Iterator[list[tuple[int, list[tuple[str, str]]]]]:
+    """Some rows of a table at a time: number, and each text with its column."""
     there = reader.columns
     names = list(columns or there or ["text"])
     for name in names:
@@ -123,13 +122,18 @@ def _chunks(
             raise reader.error(
                 f"has the columns {reader.listed()}", key="columns", value=name, fix="columns=[NAME]"
             )
-    numbers: list[int] = []
-    cells: list[list[str]] = []
-    for number, values in reader.rows(names):
-        numbers.append(number)
-        cells.append([value if isinstance(value, str) else "" for value in values])
-        if len(numbers) == _ROWS:
-            yield numbers, names, cells
-            numbers, cells = [], []
-    if numbers:
-        yield numbers, names, cells
+    rows = reader.rows(names)
+    while some := list(islice(rows, _ROWS)):
+        yield [
+            (
+                number,
+                [(name, text) for name, value in zip(names, values, strict=True) for text in _texts(value)],
+            )
+            for number, values in some
+        ]
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts of a cell, which may be a list of them."""
+    several = value if isinstance(value, list) else [value]
+    return [text for text in several if isinstance(text, str) and text]

@@ -2,7 +2,7 @@
 
 Texts are compared after NFKC and case folding, with punctuation and symbols as spaces. A hit is an equal text of five
 words or more, or a window of `n` (13) words that stands in both (Brown et al. 2020, appendix C); an evaluation text of
-8 to n - 1 words is one window as a whole.
+8 to n - 1 words is one window as a whole. Of scripts that write no spaces each character is a word.
 """
 
 from __future__ import annotations
@@ -21,20 +21,35 @@ from numpy.typing import NDArray
 WINDOW = 13
 _LEAST_WINDOW = 8
 _LEAST_EQUAL = 5
+_RULES = 2
+"""Of what a word is: counts up where rows that were kept apart would be others."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _FILTER_BITS = 22
 
 
+_WITHOUT_SPACES = (
+    "CJK UNIFIED", "CJK COMPATIBILITY IDEOGRAPH", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR",
+)  # fmt: skip
+"""How the names of characters begin in scripts that write no spaces between words."""
+
+
 @cache
-def _spaces() -> dict[int, str]:
-    return {code: " " for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code))[0] in "PS"}
+def _parted() -> dict[int, str]:
+    """What parts words: spaces for punctuation and symbols, and around characters of `_WITHOUT_SPACES`."""
+    found = {}
+    for character in map(chr, range(sys.maxunicode + 1)):
+        if unicodedata.category(character)[0] in "PS":
+            found[ord(character)] = " "
+        elif unicodedata.name(character, "").startswith(_WITHOUT_SPACES):
+            found[ord(character)] = f" {character} "
+    return found
 
 
 def words_of(text: str) -> list[str]:
     """The words that are compared."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
-    return text.casefold().translate(_spaces()).split()
+    return text.casefold().translate(_parted()).split()
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,7 @@ class Overlap:
         self._equal: dict[int, list[int]] = {}
         heads: list[NDArray[np.uint64]] = []
         places: list[NDArray[np.int32]] = []
-        digest = hashlib.blake2b(f"{n}".encode(), digest_size=12)
+        digest = hashlib.blake2b(f"{_RULES} {n}".encode(), digest_size=12)
         for number, (h, t) in enumerate(self._texts):
             words = words_of(sets[h].texts[t])
             digest.update(" ".join([sets[h].suite, *words]).encode("utf-8", "replace") + b"\0")

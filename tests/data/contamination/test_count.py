@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from embedlab.cli.main import main
@@ -62,6 +64,24 @@ def test_columns(tmp_path: Path) -> None:
     assert contamination([reader], Overlap(SETS), ["positive"])["rows_hit"] == 1
     with pytest.raises(UserError, match=r"has the columns anchor, positive \(columns=negative\)"):
         contamination([reader], Overlap(SETS), ["negative"])
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_lists_of_texts_are_read(tmp_path: Path, suffix: str) -> None:
+    rows: list[dict[str, object]] = [
+        {"query": "who is playing", "pos": [TEXTS[1]], "neg": ["none", TEXTS[0], None], "score": [0.5]},
+        {"query": "nothing", "pos": [], "neg": None, "score": []},
+    ]
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    report = contamination([open_reader(path)], Overlap(SETS))
+    assert (report["rows"], report["rows_hit"]) == (2, 1)
+    assert report["roles"]["pos"] == {"texts": 1, "hit": 1}
+    assert report["roles"]["neg"] == {"texts": 2, "hit": 1}
+    assert report["sets"][0]["both"] == 1
 
 
 def test_rows_are_dropped_counted_and_key_the_cache(tmp_path: Path, cache: Path) -> None:

@@ -61,6 +61,24 @@ def test_words() -> None:
     assert words_of("—…!") == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["一个男人正在舞台上弹奏一把旧吉他", "男の人が舞台で古いギターを弾いている", "ผู้ชายกำลังเล่นกีตาร์เก่าบนเวที"],
+)
+def test_scripts_without_spaces_are_compared_by_characters(text: str) -> None:
+    overlap = Overlap([HeldOut("one", "sts", [text])])
+    assert overlap.find([f"「{text}」。", f"前{text}后", f"a\t{text[:7]}\n{text[7:]} b", text[:10], text[1:7] * 9]) == [
+        [Hit(0, 0, True)], [Hit(0, 0, False)], [Hit(0, 0, False)], [], [],
+    ]  # fmt: skip
+    assert bool(overlap.find([text[:13]])[0])
+    assert len(words_of("한국어 문장입니다")) == 2, "Korean has spaces"
+
+
+@pytest.mark.parametrize("space", ["\t", "\n", "\r\n", "\u2028", "\u3000", "\xa0", "\x0b", " \t\n"])
+def test_any_space_parts_words(space: str) -> None:
+    assert Overlap([HeldOut("long", "sts", [LONG])]).find([LONG.replace(" ", space)]) == [[Hit(0, 0, True)]]
+
+
 def test_a_window_does_not_reach_over_the_end_of_a_text() -> None:
     overlap = Overlap([HeldOut("long", "sts", [LONG])])
     half = [" ".join(WORDS[:10]), " ".join(WORDS[10:20])]

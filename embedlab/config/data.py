@@ -6,7 +6,7 @@ What depends on the kind of data is checked by `embedlab.data.kinds.check_kind`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -199,6 +199,10 @@ class DataConfig(Record):
     def _check_source(self) -> None:
         if self.mix:
             object.__setattr__(self, "name", "mix")
+            for one in fields(self):
+                if one.name not in _OF_MIX and getattr(self, one.name) not in (one.default, {}):
+                    value = getattr(self, one.name)
+                    _refuse(one.name, "each set of data.mix has its own", f"data.mix.NAME.{one.name}={value}")
             return
         if self.name == "mix":
             _refuse("mix", "there is no set", "data.mix.NAME={name: pairs, files: FILE}")
@@ -268,6 +272,11 @@ _SHARED = (
     "processes", "cache_dir", "report", "decontaminate",
 )  # fmt: skip
 """Keys of a mix that all its sets have in common."""
+_OF_MIX = (
+    *_SHARED, "name", "mix", "sampling", "temperature", "epoch_steps",
+    "hub", "hub_config", "hub_files", "split", "revision", "files", "package",
+)  # fmt: skip
+"""Keys that may stand beside the sets of a mix; those of a source, which the mix takes the place of, are not read."""
 
 
 def _refuse(key: str, message: str, fix: str) -> None:

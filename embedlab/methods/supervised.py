@@ -113,7 +113,9 @@ class SupervisedConfig(LossConfig):
         if self.matryoshka.dims_per_step != -1:
             return "has one course, and method.matryoshka.dims_per_step draws the dims of each"
         own = {objective_of(self, data, one.config) for one in data.sets.values()}
-        return "has one objective, and the sets of this mix have several" if len(own) > 1 else None
+        return (
+            "has the method's objective, and sets of this mix have others" if own - {self.objective} else None
+        )
 
 
 def objective_of(config: SupervisedConfig, data: DataConfig, one: DataConfig) -> str:

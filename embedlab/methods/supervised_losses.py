@@ -123,7 +123,7 @@ def cosent(step: Step) -> LossOutput:
 def angle(step: Step) -> LossOutput:
     """The three terms of AnglE's release; on triplets the second is the mean of InfoNCE without and with negatives."""
     config, first = step.config, step.z[0]
-    if "score" in step.batch:
+    if len(step.z) == 2:  # not by its score: a batch of a mix has the numbers of all its sets
         pairs, scores = [(0, 1)], [step.batch["score"]]
         kept = scores[0] >= config.positive_from
         result = contrast_pairs(step.z, step.hashes, config, kept)

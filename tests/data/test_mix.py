@@ -185,6 +185,37 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(
         other.load_state_dict(first.state_dict())
 
 
+BEFORE = {"sampling": "temperature", "no_duplicates": True}
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    ({}, {"no_duplicates": True}), (BEFORE, {"no_duplicates": False}), (BEFORE, {"weight": 2.0}),
+    ({**BEFORE, "weight": 2.0}, {"weight": 1.0}), (BEFORE, {"temperature": 2.0}), (BEFORE, {"epoch_steps": 3}),
+])  # fmt: skip
+def test_a_checkpoint_of_other_batches_is_refused(
+    before: dict[str, Any], after: dict[str, Any], files: dict[str, Path], tokenization: Tokenization
+) -> None:
+    def made(weight: float = 1.0, **settings: Any) -> SentenceDataModule:
+        data = module(files, tokenization, **settings)
+        data.config.mix["a"]["weight"] = weight
+        data.config.__dict__.pop("sets", None)
+        return data
+
+    state = made(**before).state_dict()
+    made(**before).load_state_dict(state)
+    with pytest.raises(UserError, match="the checkpoint was made with"):
+        made(**{**before, **after}).load_state_dict(state)
+
+
+def test_keys_that_are_each_sets_own_are_refused_beside_them(files: dict[str, Path]) -> None:
+    for key, value in (("negatives", 2), ("score_range", [0, 5]), ("limit", 3), ("prompts", {"anchor": "q: "}),
+                       ("columns", {"anchor": "x"}), ("per_label", 2), ("duplicates", "drop")):  # fmt: skip
+        with pytest.raises(UserError, match=rf"data\.{key}.*data\.mix\.NAME\.{key}="):
+            mixed(files, **{key: value})
+    # A mix takes the place of the source that an experiment names.
+    assert mixed(files, hub="x", split="dev").names == ("pairs", "scored")
+
+
 @pytest.mark.parametrize(("settings", "says"), [
     ({"batch_size": 16}, r"12 rows are less than one batch of 16.*data\.mix\.b"),
     ({"no_duplicates": True, "mega_batch": 4}, r"data\.mega_batch"),

@@ -201,6 +201,17 @@ def test_the_learned_scale_and_bias_do_not_decay(tiny: Callable[..., Path]) -> N
     assert {id(p) for p in group["params"]} == {id(method.bias), id(method.log_scale)}
 
 
+@pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
+def test_numbers_of_other_sets_of_a_mix_change_nothing(case: int, tiny: Callable[..., Path]) -> None:
+    method, batch = made(str(tiny("bert")), case)
+    missing = {name: torch.full((ROWS,), float("nan")) for name in ("score", "score_0", "score_1", "score_2")}
+    missing["label"] = torch.full((ROWS,), -1)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            method.total({**missing, **batch})[0], method.total(batch)[0], rtol=0, atol=0
+        )
+
+
 def test_every_parameter_has_a_gradient_in_the_steps_of_every_set(tiny: Callable[..., Path]) -> None:
     folder = str(tiny("bert"))
     _, rated = made(folder, next(i for i, (s, _) in enumerate(CASES) if s == {"objective": "cosent"}))
@@ -280,7 +291,11 @@ def test_what_a_captured_step_cannot_compute_is_said() -> None:
     }
     config = SupervisedConfig()
     assert config.why_not_captured(data_config({"name": "pairs", "files": "x"})) is None
-    assert "several" in str(config.why_not_captured(data_config(mix)))
+    assert "others" in str(config.why_not_captured(data_config(mix)))
+    # One that all sets have and the method has not: a captured step does not know of which set its batch is.
+    mix["mix"]["a"] = {"name": "scored", "files": "x", "objective": "cosent"}
+    assert "others" in str(config.why_not_captured(data_config(mix)))
+    assert SupervisedConfig(objective="cosent").why_not_captured(data_config(mix)) is None
     drawn = SupervisedConfig(matryoshka=Matryoshka((8, 4), dims_per_step=1))
     assert "dims_per_step" in str(drawn.why_not_captured(data_config({"name": "pairs", "files": "x"})))
 

@@ -69,7 +69,7 @@ class DataConfig(Record):
         batch_size: sentences (rows) of one optimiser step on one device.
         mega_batch: batches whose rows are sorted by length together before they are cut (1: purely random).
         no_duplicates: no text stands in two rows of a batch (over all devices), in whatever role.
-        per_label: labelled only: rows of each label in a batch, which then has batch_size / per_label labels.
+        per_label: labelled only: rows of each label in a batch, at least 2; it then has batch_size / per_label labels.
         mix: several data sets in one run: name -> its source keys, and its ``weight`` and ``objective``. Each step has
             rows of one of them.
         sampling: of a mix: ``proportional`` (every batch of every set, in random order), ``round_robin`` (in turn,
@@ -122,7 +122,7 @@ class DataConfig(Record):
     batch_size: int = within(64, least=1)
     mega_batch: int = within(1, least=1)
     no_duplicates: bool = False
-    per_label: int | None = within(None, least=1)
+    per_label: int | None = within(None, least=2)
     mix: dict[str, dict[str, Any]] | None = None
     sampling: Literal["proportional", "round_robin", "temperature"] = "proportional"
     temperature: float = within(1.0, least=1)
@@ -228,7 +228,8 @@ class DataConfig(Record):
     @property
     def leaves_rows(self) -> bool:
         """Whether rows may be left out of an epoch for what is in them."""
-        return self.no_duplicates or self.per_label is not None
+        own = any(one.config.leaves_rows for one in self.sets.values())
+        return own or self.no_duplicates or self.per_label is not None
 
     @property
     def most_rows(self) -> int | None:

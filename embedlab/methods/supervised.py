@@ -75,6 +75,10 @@ class SupervisedConfig(LossConfig):
         for key in ("scale", "temperature"):
             if not getattr(self, key) > 0:
                 raise UserError("must be positive", key=f"method.{key}", value=getattr(self, key))
+        terms = {key: getattr(self, key) for key in ("cosent_weight", "in_batch_weight", "angle_weight")}
+        for key, weight in terms.items():
+            if weight < 0 or not any(terms.values()):
+                raise UserError("must be positive, or 0 beside others", key=f"method.{key}", value=weight)
         if self.objective == "angle" and self.in_batch_weight == self.cosent_weight == 0:
             warnings.append(
                 "method.objective=angle alone: its similarity takes opposite vectors for equal ones, and is not"
@@ -161,7 +165,7 @@ class Supervised(Method):
             self.bias = nn.Parameter(torch.tensor(-10.0))
         # In a list, it is no sub-module: neither the optimiser, DDP, checkpoints nor train() reach it.
         self._guide = [] if guide is None else [guide.requires_grad_(False).eval()]
-        self._own_tokens = guide is not None and not same_tokenizer(encoder.tokenization, guide.tokenization)
+        self._own_tokens = guide is not None and not _reads_alike(encoder.tokenization, guide.tokenization)
 
     @classmethod
     def from_run(cls, run: RunConfig, tokenizer: Any = None) -> Supervised:
@@ -175,7 +179,10 @@ class Supervised(Method):
         found = super().views(fields, max_length)
         if self._own_tokens:
             own = self._guide[0].tokenization
-            guided = Tokenization(own.tokenizer, own.template, max_length, own.preparation)
+            # A guide of shorter texts reads what it can of them.
+            limits = max_length, own.model_limit if own.template is None else own.most_tokens
+            least = min((limit for limit in limits if limit is not None), default=None)
+            guided = Tokenization(own.tokenizer, own.template, least, own.preparation)
             found |= {_GUIDE + view: (role, guided) for view, (role, _) in found.items()}
         return found
 
@@ -219,6 +226,12 @@ class Supervised(Method):
         views = [batch[_GUIDE + name if self._own_tokens else name] for name in names]
         vectors: Tensor = guide(*stacked(views, guide.towers[0].tokenization.pad_id))
         return list(vectors.chunk(len(views)))
+
+
+def _reads_alike(trained: Tokenization, guide: Tokenization) -> bool:
+    """Whether a guide can read the tokens of the trained encoder."""
+    most = guide.model_limit
+    return same_tokenizer(trained, guide) and (most is None or most >= (trained.model_limit or math.inf))
 
 
 def view_names(batch: Mapping[str, Any]) -> list[str]:

@@ -264,3 +264,8 @@ def test_what_decides_the_rows_decides_the_cache(tmp_path: Path, tokenization: T
     ]
     assert len({one.folder for one in made}) == 3
     assert made[1].numbers["score"].tolist() == pytest.approx([0.2, 0.6])
+
+
+def test_a_batch_has_two_rows_of_a_label_at_least() -> None:
+    with pytest.raises(UserError, match=r"at least 2.*data\.per_label"):
+        data_config({"name": "labelled", "files": "x", "per_label": 1})

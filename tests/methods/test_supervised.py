@@ -86,9 +86,9 @@ def made(folder: str, case: int, rows: slice = slice(None)) -> tuple[Supervised,
     return method, batch
 
 
-@pytest.fixture(scope="module")
-def halves(tiny: Callable[..., Path]) -> list[dict[str, torch.Tensor]]:
-    return two_ranks(made, str(tiny("bert")), len(CASES), ROWS // 2)
+@pytest.fixture(scope="module", params=[(ROWS // 2,), (ROWS - 1, 1)], ids=["even", "uneven"])
+def halves(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> list[dict[str, torch.Tensor]]:
+    return two_ranks(made, str(tiny("bert")), len(CASES), *request.param)
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
@@ -179,6 +179,8 @@ def test_dims_of_a_step_are_drawn_from_seed_and_step() -> None:
 
 
 @pytest.mark.parametrize(("nested", "says"), [
+    (Matryoshka((32, 8), (1.0, -1.0)), "must be positive"),
+    (Matryoshka((32, 8), (0.0, 1.0)), "must be positive"),
     (Matryoshka((1024, 8)), r"1024 exceeds width 64.*method\.matryoshka\.dims"),
     (Matryoshka((8, 8)), "each once"),
     (Matryoshka((0,)), "each once"),
@@ -226,6 +228,27 @@ def test_every_parameter_has_a_gradient_in_the_steps_of_every_set(tiny: Callable
         assert (method.bias.grad.abs() > 0) == (batch["data_set"] == "b")
 
 
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+@pytest.mark.parametrize("positions", [16, 64])
+def test_a_guide_of_another_width_tokenizer_or_length_reads_its_own_tokens(
+    model_type: str, positions: int, tiny: Callable[..., Path]
+) -> None:
+    trained = encoder_of(str(tiny("bert", max_positions=64)))
+    guide = encoder_of(str(tiny(model_type, width=16, max_positions=positions)))
+    method = Supervised(trained, SupervisedConfig(objective="gist"), OptimizerConfig(), guide)
+    fields = {role: (role, None) for role in ("anchor", "positive")}
+    views = method.views(fields, 40)
+    alike = model_type == "bert" and positions == 64
+    assert views.keys() == {*fields, *(() if alike else ("guide_anchor", "guide_positive"))}
+    text = "the cat sat on the mat and " * 12
+    batch: dict[str, Any] = {"rows": torch.arange(3)}
+    for place, (view, (_, tokenization)) in enumerate(views.items()):
+        rows = tokenization.ids([text, text[place + 5 :], "a dog"])
+        assert max(map(len, rows)) <= (40 if "guide" not in view else min(40, positions))
+        batch[view] = tokenization.pad(rows) | {"hash": torch.arange(3) + 3 * place}
+    assert torch.isfinite(method.total(batch)[0])
+
+
 def test_the_guide_is_frozen_and_no_part_of_the_checkpoint(tiny: Callable[..., Path]) -> None:
     case = next(i for i, (settings, _) in enumerate(CASES) if settings.get("objective") == "gist")
     method, batch = made(str(tiny("bert")), case)
@@ -265,6 +288,9 @@ def test_an_objective_takes_the_data_that_has_what_it_compares(objective: str, k
     ({"objective": "kl"}, "data.scores=true"),
     ({"hard_negative_weight": 1.0, "hardness": "hard"}, r"method\.hard_negative_weight"),
     ({"scale": 0.0}, r"method\.scale"),
+    ({"temperature": 0.0}, r"method\.temperature"), ({"score_scale": 0.0}, r"method\.score_scale"),
+    ({"objective": "angle", "angle_weight": -0.1}, r"method\.angle_weight"),
+    ({"objective": "angle", "angle_weight": 0.0, "in_batch_weight": 0.0}, "0 beside others"),
     ({"tau": -1.0}, r"method\.tau"),
 ])  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], says: str) -> None:

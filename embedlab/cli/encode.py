@@ -250,7 +250,7 @@ def _manifest(job: Job, config: dict[str, Any], configured: Configured, codes: C
         dtype=config["dtype"],
         normalize=config["normalize"],
         store=codes.store,
-        ranges=hashlib.sha256(codes.ranges.tobytes()).hexdigest() if codes.calibrated else None,
+        ranges=None if codes.ranges is None else hashlib.sha256(codes.ranges.tobytes()).hexdigest(),
         suffix=job.suffix,
         empty=config["empty"],
         batch_size=config["batch_size"],

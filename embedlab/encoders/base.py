@@ -36,6 +36,8 @@ class Encoder(nn.Module):
     """
 
     tokenization: Tokenization
+    towers: Sequence[Any]
+    """The encoders of one backbone each that it is made of; of one such encoder, itself."""
     mixed = False
     """Whether its towers read text differently, so that it has texts to encode but no token ids."""
     tokens_read = 0

@@ -104,10 +104,15 @@ def test_two_devices_have_the_gradient_of_one(
         torch.testing.assert_close(halves[case][name], grad, rtol=1e-4, atol=2e-6, msg=name)
 
 
+@pytest.mark.parametrize("rows", [1, ROWS])
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
-def test_a_batch_of_one_is_finite(case: int, tiny: Callable[..., Path]) -> None:
-    method, batch = made(str(tiny("bert")), case, slice(1))
-    loss, logged = method.total(batch)
+def test_a_batch_of_one_or_in_half_precision_is_finite(
+    case: int, half: bool, rows: int, tiny: Callable[..., Path]
+) -> None:
+    method, batch = made(str(tiny("bert")), case, slice(rows))
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        loss, logged = method.total(batch)
     loss.backward()
     assert torch.isfinite(loss)
     assert all(torch.isfinite(value).all() for value in logged.values())

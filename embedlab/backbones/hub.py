@@ -54,6 +54,7 @@ def snapshot(
         UserError: an unknown name or revision, no access, no network, or a part of the files only.
     """
     from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.utils import validate_repo_id
 
     asked = name if revision is None else f"{name}@{revision}"
     memory = (constants.ENDPOINT, asked, weights)
@@ -61,6 +62,7 @@ def snapshot(
         return _given_up[memory]
     try:
         with quiet_hub():
+            validate_repo_id(name)
             if constants.HF_HUB_OFFLINE:
                 raise ConnectionError("HF_HUB_OFFLINE is set")
             where = constants.ENDPOINT

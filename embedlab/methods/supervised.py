@@ -15,7 +15,6 @@ from embedlab.config.data import DataConfig, kind_name
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
-from embedlab.encoders.loading import load
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import same_tokenizer
 from embedlab.engine.module import Batch, Fields, LossOutput, Method
@@ -23,6 +22,7 @@ from embedlab.engine.step import backbones_of
 from embedlab.errors import UserError
 from embedlab.methods.simcse import encode_views, stacked
 from embedlab.methods.supervised_losses import OBJECTIVES, LossConfig, Step
+from embedlab.methods.teachers import load_teacher
 
 Objective = Literal["in_batch", "cosent", "angle", "gist", "multi_positive", "sigmoid", "margin_mse", "kl"]
 _PAIRS = ("pairs", "triplets", "nli", "parallel")
@@ -172,7 +172,7 @@ class Supervised(Method):
         config = cast("SupervisedConfig", run.method)
         objectives = {name: objective_of(config, run.data, one.config) for name, one in run.data.sets.items()}
         guided = "gist" in (objectives.values() if objectives else [config.objective])
-        guide = load(str(config.guide)) if guided else None
+        guide = load_teacher(str(config.guide), "method.guide") if guided else None
         return cls(cls.make_encoder(run, tokenizer), config, run.optimizer, guide, objectives, run.seed)
 
     def views(self, fields: Fields, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:

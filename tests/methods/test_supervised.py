@@ -30,6 +30,8 @@ from embedlab.pooling import build_pooling
 from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
 from tests.ranks import Step, gradients, two_ranks
+from tests.tiny_run import compose_run as compose_run
+from tests.tiny_run import text_file as text_file
 
 WORDS = ("cat", "dog", "lake", "rain", "tree", "house", "river", "bird")
 ROWS = 4
@@ -252,6 +254,16 @@ def test_a_guide_of_another_width_tokenizer_or_length_reads_its_own_tokens(
         assert max(map(len, rows)) <= (40 if "guide" not in view else min(40, positions))
         batch[view] = tokenization.pad(rows) | {"hash": torch.arange(3) + 3 * place}
     assert torch.isfinite(method.total(batch)[0])
+
+
+@pytest.mark.parametrize("guide", ["/nowhere", "two words"])
+def test_a_guide_that_is_not_there_is_named_by_its_key(
+    guide: str, compose_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    run = compose_run("data=pairs", "method=supervised", "method.objective=gist", f"method.guide='{guide}'")
+    with pytest.raises(UserError, match=rf"no such file or folder.*method\.guide={guide}"):
+        Supervised.from_run(run)
 
 
 def test_the_guide_is_frozen_and_no_part_of_the_checkpoint(tiny: Callable[..., Path]) -> None:

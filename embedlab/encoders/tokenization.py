@@ -105,11 +105,6 @@ class Tokenization:
         return int(limit) if limit is not None and 0 < limit < _UNLIMITED else None
 
     @property
-    def most_tokens(self) -> int | None:
-        """Tokens of a sentence at most, without special tokens and template, whatever `max_length` says."""
-        return None if self.model_limit is None else (self.model_limit - self.overhead) // self._copies
-
-    @property
     def row_limit(self) -> int | None:
         """Tokens of a row at most: of the model, or of `max_length` with the template."""
         if self.max_length is None:
@@ -222,7 +217,8 @@ class Tokenization:
 
     def _sentence_limit(self) -> int | None:
         """Tokens that a sentence may have, without special tokens and template."""
-        room, asked = self.most_tokens, self.max_length
+        room = None if self.model_limit is None else (self.model_limit - self.overhead) // self._copies
+        asked = self.max_length
         if asked is not None and self.template is None:
             asked -= self.overhead
         if asked is not None and asked < 1:

@@ -179,10 +179,10 @@ class Supervised(Method):
         found = super().views(fields, max_length)
         if self._own_tokens:
             own = self._guide[0].tokenization
-            # A guide of shorter texts reads what it can of them.
-            limits = max_length, own.model_limit if own.template is None else own.most_tokens
-            least = min((limit for limit in limits if limit is not None), default=None)
-            guided = Tokenization(own.tokenizer, own.template, least, own.preparation)
+            try:
+                guided = Tokenization(own.tokenizer, own.template, max_length, own.preparation)
+            except UserError:  # more than the guide's model takes: it reads what it can
+                guided = Tokenization(own.tokenizer, own.template, None, own.preparation)
             found |= {_GUIDE + view: (role, guided) for view, (role, _) in found.items()}
         return found
 

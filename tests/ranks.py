@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from embedlab.distributed.gather import rows_per_rank, weight
+
 
 class Step(nn.Module):
     """What Lightning wraps: one forward of DDP is one training step."""
@@ -36,8 +38,8 @@ Half = Callable[[str, int, slice], tuple[Any, dict[str, Any]]]
 """(folder of the backbone, number of the case, a rank's rows) -> the method, and its batch of these rows."""
 
 
-def two_ranks(half: Half, folder: str, cases: int, rows: int) -> list[dict[str, Tensor]]:
-    """The first rank's gradients of each case; ``half`` is a function of a module, and each rank has ``rows``."""
+def two_ranks(half: Half, folder: str, cases: int, *rows: int) -> list[dict[str, Tensor]]:
+    """The first rank's gradients of each case; ``half`` is a function of a module; ``rows`` of each or of both."""
     import torch.multiprocessing as mp
 
     queue = mp.get_context("spawn").SimpleQueue()
@@ -48,13 +50,18 @@ def two_ranks(half: Half, folder: str, cases: int, rows: int) -> list[dict[str, 
     return [{name: torch.tensor(value) for name, value in case.items()} for case in found]
 
 
-def _rank(rank: int, port: int, half: Half, folder: str, cases: int, rows: int, queue: Any) -> None:
+def _rank(
+    rank: int, port: int, half: Half, folder: str, cases: int, rows: tuple[int, ...], queue: Any
+) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    sizes = rows if len(rows) > 1 else rows * 2
+    first = sum(sizes[:rank])
     for case in range(cases):
-        method, batch = half(folder, case, slice(rows * rank, rows * (rank + 1)))
+        method, batch = half(folder, case, slice(first, first + sizes[rank]))
         model = nn.parallel.DistributedDataParallel(Step(method))  # kept: without it no gradient is reduced
-        model(batch).backward()
+        with rows_per_rank(sizes):
+            (model(batch) * weight(sizes)).backward()
         if rank == 0:
             queue.put({name: grad.tolist() for name, grad in gradients(method).items()})
         dist.barrier()

@@ -6,7 +6,7 @@ What depends on the kind of data is checked by `embedlab.data.kinds.check_kind`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -69,7 +69,7 @@ class DataConfig(Record):
         batch_size: sentences (rows) of one optimiser step on one device.
         mega_batch: batches whose rows are sorted by length together before they are cut (1: purely random).
         no_duplicates: no text stands in two rows of a batch (over all devices), in whatever role.
-        per_label: labelled only: rows of each label in a batch, which then has batch_size / per_label labels.
+        per_label: labelled only: rows of each label in a batch, at least 2; it then has batch_size / per_label labels.
         mix: several data sets in one run: name -> its source keys, and its ``weight`` and ``objective``. Each step has
             rows of one of them.
         sampling: of a mix: ``proportional`` (every batch of every set, in random order), ``round_robin`` (in turn,
@@ -122,7 +122,7 @@ class DataConfig(Record):
     batch_size: int = within(64, least=1)
     mega_batch: int = within(1, least=1)
     no_duplicates: bool = False
-    per_label: int | None = within(None, least=1)
+    per_label: int | None = within(None, least=2)
     mix: dict[str, dict[str, Any]] | None = None
     sampling: Literal["proportional", "round_robin", "temperature"] = "proportional"
     temperature: float = within(1.0, least=1)
@@ -199,6 +199,10 @@ class DataConfig(Record):
     def _check_source(self) -> None:
         if self.mix:
             object.__setattr__(self, "name", "mix")
+            for one in fields(self):
+                if one.name not in _OF_MIX and getattr(self, one.name) not in (one.default, {}):
+                    value = getattr(self, one.name)
+                    _refuse(one.name, "each set of data.mix has its own", f"data.mix.NAME.{one.name}={value}")
             return
         if self.name == "mix":
             _refuse("mix", "there is no set", "data.mix.NAME={name: pairs, files: FILE}")
@@ -224,7 +228,8 @@ class DataConfig(Record):
     @property
     def leaves_rows(self) -> bool:
         """Whether rows may be left out of an epoch for what is in them."""
-        return self.no_duplicates or self.per_label is not None
+        own = any(one.config.leaves_rows for one in self.sets.values())
+        return own or self.no_duplicates or self.per_label is not None
 
     @property
     def most_rows(self) -> int | None:
@@ -268,6 +273,11 @@ _SHARED = (
     "processes", "cache_dir", "report", "decontaminate",
 )  # fmt: skip
 """Keys of a mix that all its sets have in common."""
+_OF_MIX = (
+    *_SHARED, "name", "mix", "sampling", "temperature", "epoch_steps",
+    "hub", "hub_config", "hub_files", "split", "revision", "files", "package",
+)  # fmt: skip
+"""Keys that may stand beside the sets of a mix; those of a source, which the mix takes the place of, are not read."""
 
 
 def _refuse(key: str, message: str, fix: str) -> None:

@@ -74,6 +74,11 @@ class MixPlan:
     def mega_batch(self) -> int:
         return self.parts[0].mega_batch
 
+    @property
+    def left(self) -> int:
+        """Rows that fit into no batch of their set."""
+        return sum(part.left for part in self.parts)
+
     def shares(self, batch: int) -> tuple[int, ...]:
         """Rows of each rank in a batch: all the same."""
         return shares_of(self.batch_size * self.world, self.world)

@@ -188,9 +188,10 @@ class SentenceDataModule(LightningDataModule):
         """
         if self.trainer is not None and self.trainer.state.fn not in (None, TrainerFn.FITTING):
             return
-        for key, here in self._identity().items():
-            saved = state_dict.get(key)
-            if saved != here:
+        identity = self._identity()
+        for key in dict.fromkeys((*identity, *state_dict)):
+            saved, here = state_dict.get(key), identity.get(key)
+            if key not in ("epoch", "batch") and saved != here:
                 if key in ("n_rows", "data"):
                     what = f"{saved} rows of text, not {here}" if key == "n_rows" else "other text"
                     raise UserError(
@@ -203,7 +204,7 @@ class SentenceDataModule(LightningDataModule):
                     f"the checkpoint was made with {key}={saved}, this run has {here}: no place is the same",
                     key=name,
                     value=here,
-                    fix=f"{name}={saved}",
+                    fix=f"{name}={'null' if saved is None else saved}",
                 )
         self._resumed = {"epoch": state_dict["epoch"], "batch": state_dict["batch"]}
         if self._loader is not None and self._loader.done == 0:
@@ -231,6 +232,15 @@ class SentenceDataModule(LightningDataModule):
             # Only where they are set: checkpoints of before there were these go on.
             **{key: value for key in _OF_PLAN if (value := getattr(config, key)) not in (None, False)},
             **({key: getattr(config, key) for key in _OF_MIX} if config.mix else {}),
+            **{
+                f"mix.{name}.{key}": value
+                for name, one in config.sets.items()
+                for key, value, usual in (
+                    ("weight", one.weight, 1),
+                    ("per_label", one.config.per_label, None),
+                )
+                if value != usual
+            },
         }
 
 

@@ -20,7 +20,11 @@ class ParquetFile(FileReader):
     @cached_property
     def columns(self) -> list[str]:
         with self._open() as file:
-            return _flat_schema(file.schema_arrow)
+            names = _flat_schema(file.schema_arrow)
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise self.error(f"the schema names {', '.join(sorted(twice))} twice")
+        return names
 
     quick = True
 

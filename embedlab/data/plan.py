@@ -70,6 +70,11 @@ class BatchPlan:
     def __len__(self) -> int:
         return len(self._sizes())
 
+    @property
+    def left(self) -> int:
+        """Rows that fit into no batch of an epoch."""
+        return self.n_rows - sum(self._sizes())
+
     def shares(self, batch: int) -> tuple[int, ...]:
         """Rows of each rank in a batch: all the same, but in the last one of an epoch that drops none."""
         return shares_of(self._sizes()[batch], self.world)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from embedlab.config.data import DataConfig
+from embedlab.config.data import DataConfig, kind_name
 from embedlab.data.distinct import DistinctPlan, PerLabelPlan
 from embedlab.data.mix import MixedTable, MixPlan
 from embedlab.data.plan import GOLDEN, BatchPlan
@@ -35,7 +35,7 @@ def training_plan(
             error.key = f"data.mix.{name}"
             error.value = None
             raise
-    return MixPlan(
+    plan = MixPlan(
         parts,
         table.starts,
         seed,
@@ -44,6 +44,14 @@ def training_plan(
         [one.weight for one in config.sets.values()],
         config.epoch_steps,
     )
+    for name, count in zip(config.sets, plan.counts, strict=True):
+        if count == 0:
+            raise UserError(
+                f"none of the {len(plan):,} steps of an epoch is of it",
+                key=f"data.mix.{name}",
+                fix="a larger data.epoch_steps, data.temperature or weight of the set",
+            )
+    return plan
 
 
 def _one(config: DataConfig, table: Table, seed: int, world: int, rank: int) -> BatchPlan:
@@ -56,6 +64,12 @@ def _one(config: DataConfig, table: Table, seed: int, world: int, rank: int) -> 
         "drop_last": config.drop_last,
         "shuffle": config.shuffle,
     }
+    if kind_name(config.name) == "labelled" and np.ptp(table.numbers["label"]) == 0:
+        # As `data.limit` and dropped rows may leave it, of a source with several.
+        raise UserError(
+            f"all {table.n_rows:,} rows that are kept have one label", key="data", value=config.name,
+            fix="a larger data.limit, or rows in another order",
+        )  # fmt: skip
     if config.per_label is not None:
         return PerLabelPlan(**common, per_label=config.per_label, labels=table.numbers["label"])
     if config.no_duplicates:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +19,8 @@ from embedlab.errors import UserError
 
 _CHUNK = 2048
 _IN_SETS = "in evaluation sets of "
+_MOST = {int: 2.0**63, float: 2.0**128 - 2.0**103}
+"""What numbers of batches (int64, fp32) stay below: what is larger would be infinite."""
 Row = tuple[int, int, tuple[Any, ...], int]
 """Number of the table, number of the row in it, the texts and after them the numbers of the kind of data, number of the
 group (the language pair, or 0)."""
@@ -123,11 +124,7 @@ class RowStream:
         name, as_type = column
         try:
             number = as_type(value)
-            if (
-                not math.isfinite(number)
-                or number != float(value)
-                or (as_type is int and abs(number) >= 1 << 63)
-            ):
+            if number != float(value) or not abs(number) < _MOST[as_type]:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             what = "a whole number" if as_type is int else "a number"

@@ -58,6 +58,8 @@ class Matryoshka:
             )
         if self.weights is not None and len(self.weights) != len(self.dims):
             raise UserError(f"{len(self.weights)} for {len(self.dims)} dims", key=f"{key}.weights")
+        if self.weights is not None and not min(self.weights) > 0:
+            raise UserError("must be positive", key=f"{key}.weights", value=list(self.weights))
         if self.dims_per_step != -1 and not 1 <= self.dims_per_step <= len(self.dims):
             raise UserError(
                 f"there are {len(self.dims)} dims",

@@ -15,7 +15,6 @@ from embedlab.config.data import DataConfig, kind_name
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
-from embedlab.encoders.loading import load
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import same_tokenizer
 from embedlab.engine.module import Batch, Fields, LossOutput, Method
@@ -23,6 +22,7 @@ from embedlab.engine.step import backbones_of
 from embedlab.errors import UserError
 from embedlab.methods.simcse import encode_views, stacked
 from embedlab.methods.supervised_losses import OBJECTIVES, LossConfig, Step
+from embedlab.methods.teachers import load_teacher
 
 Objective = Literal["in_batch", "cosent", "angle", "gist", "multi_positive", "sigmoid", "margin_mse", "kl"]
 _PAIRS = ("pairs", "triplets", "nli", "parallel")
@@ -75,6 +75,10 @@ class SupervisedConfig(LossConfig):
         for key in ("scale", "temperature"):
             if not getattr(self, key) > 0:
                 raise UserError("must be positive", key=f"method.{key}", value=getattr(self, key))
+        terms = {key: getattr(self, key) for key in ("cosent_weight", "in_batch_weight", "angle_weight")}
+        for key, weight in terms.items():
+            if weight < 0 or not any(terms.values()):
+                raise UserError("must be positive, or 0 beside others", key=f"method.{key}", value=weight)
         if self.objective == "angle" and self.in_batch_weight == self.cosent_weight == 0:
             warnings.append(
                 "method.objective=angle alone: its similarity takes opposite vectors for equal ones, and is not"
@@ -113,7 +117,9 @@ class SupervisedConfig(LossConfig):
         if self.matryoshka.dims_per_step != -1:
             return "has one course, and method.matryoshka.dims_per_step draws the dims of each"
         own = {objective_of(self, data, one.config) for one in data.sets.values()}
-        return "has one objective, and the sets of this mix have several" if len(own) > 1 else None
+        return (
+            "has the method's objective, and sets of this mix have others" if own - {self.objective} else None
+        )
 
 
 def objective_of(config: SupervisedConfig, data: DataConfig, one: DataConfig) -> str:
@@ -159,21 +165,24 @@ class Supervised(Method):
             self.bias = nn.Parameter(torch.tensor(-10.0))
         # In a list, it is no sub-module: neither the optimiser, DDP, checkpoints nor train() reach it.
         self._guide = [] if guide is None else [guide.requires_grad_(False).eval()]
-        self._own_tokens = guide is not None and not same_tokenizer(encoder.tokenization, guide.tokenization)
+        self._own_tokens = guide is not None and not _reads_alike(encoder.tokenization, guide.tokenization)
 
     @classmethod
     def from_run(cls, run: RunConfig, tokenizer: Any = None) -> Supervised:
         config = cast("SupervisedConfig", run.method)
         objectives = {name: objective_of(config, run.data, one.config) for name, one in run.data.sets.items()}
         guided = "gist" in (objectives.values() if objectives else [config.objective])
-        guide = load(str(config.guide)) if guided else None
+        guide = load_teacher(str(config.guide), "method.guide") if guided else None
         return cls(cls.make_encoder(run, tokenizer), config, run.optimizer, guide, objectives, run.seed)
 
     def views(self, fields: Fields, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
         found = super().views(fields, max_length)
         if self._own_tokens:
             own = self._guide[0].tokenization
-            guided = Tokenization(own.tokenizer, own.template, max_length, own.preparation)
+            try:
+                guided = Tokenization(own.tokenizer, own.template, max_length, own.preparation)
+            except UserError:  # more than the guide's model takes: it reads what it can
+                guided = Tokenization(own.tokenizer, own.template, None, own.preparation)
             found |= {_GUIDE + view: (role, guided) for view, (role, _) in found.items()}
         return found
 
@@ -217,6 +226,12 @@ class Supervised(Method):
         views = [batch[_GUIDE + name if self._own_tokens else name] for name in names]
         vectors: Tensor = guide(*stacked(views, guide.towers[0].tokenization.pad_id))
         return list(vectors.chunk(len(views)))
+
+
+def _reads_alike(trained: Tokenization, guide: Tokenization) -> bool:
+    """Whether a guide can read the tokens of the trained encoder."""
+    most = guide.model_limit
+    return same_tokenizer(trained, guide) and (most is None or most >= (trained.model_limit or math.inf))
 
 
 def view_names(batch: Mapping[str, Any]) -> list[str]:

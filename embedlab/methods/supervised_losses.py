@@ -123,7 +123,7 @@ def cosent(step: Step) -> LossOutput:
 def angle(step: Step) -> LossOutput:
     """The three terms of AnglE's release; on triplets the second is the mean of InfoNCE without and with negatives."""
     config, first = step.config, step.z[0]
-    if "score" in step.batch:
+    if len(step.z) == 2:  # not by its score: a batch of a mix has the numbers of all its sets
         pairs, scores = [(0, 1)], [step.batch["score"]]
         kept = scores[0] >= config.positive_from
         result = contrast_pairs(step.z, step.hashes, config, kept)
@@ -164,10 +164,16 @@ def several_positives(step: Step) -> LossOutput:
     candidates, candidate_labels = step.gathered([step.z[-1], labels])
     row = torch.arange(len(labels), device=labels.device) + step.offset
     itself = torch.arange(len(candidates), device=row.device) == row[:, None] if alone else None
+    excluded = None
+    if step.config.mask_duplicates:
+        (known,) = step.gathered(step.texts[-1:])
+        excluded = (step.texts[0][:, None] == known) | (step.texts[-1][:, None] == known)
     counts: list[Tensor] = []
 
     def objective(anchors: Tensor, others: Tensor) -> Contrast:
-        result, count = multi_positive(anchors, others, labels, candidate_labels, step.tau, itself=itself)
+        result, count = multi_positive(
+            anchors, others, labels, candidate_labels, step.tau, itself=itself, excluded=excluded
+        )
         counts.append(count)
         return result
 

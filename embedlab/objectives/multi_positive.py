@@ -18,6 +18,7 @@ def multi_positive(
     tau: float = 0.05,
     *,
     itself: Tensor | None = None,
+    excluded: Tensor | None = None,
 ) -> tuple[Contrast, Tensor]:
     """The mean over anchors i with a positive of
     ``-1/|P_i| sum over p in P_i of log(exp(s_ip / tau) / sum over c != i of exp(s_ic / tau))``.
@@ -30,6 +31,7 @@ def multi_positive(
         labels, candidate_labels: integers ``[B]`` and ``[M]``: P_i are the candidates of the anchor's label.
         tau: temperature.
         itself: bool ``[B, M]``, where a candidate is the anchor's own row, which is no candidate. None: nowhere.
+        excluded: bool ``[B, M]``, candidates that are no negatives (a text that comes again); positives stay.
 
     Returns:
         The mean over the anchors that have a positive (0 where none has) with its diagnostics, and how many of the B
@@ -39,11 +41,14 @@ def multi_positive(
     own = torch.zeros_like(cosines, dtype=torch.bool) if itself is None else itself
     positive = (labels[:, None] == candidate_labels) & ~own
     negative = ~positive & ~own
-    log_softmax = (cosines / tau).masked_fill(own, float("-inf")).log_softmax(1)
+    if excluded is not None:
+        negative = negative & ~excluded
+    absent = ~(positive | negative)
+    log_softmax = (cosines / tau).masked_fill(absent, float("-inf")).log_softmax(1)
     each = -log_softmax.masked_fill(~positive, 0.0).sum(1) / positive.sum(1).clamp(min=1)
     kept = positive.any(1)
     loss = each.masked_fill(~kept, 0.0).sum() / kept.sum().clamp(min=1)
     with torch.no_grad():
         near, apart = ((cosines * pairs).sum() / pairs.sum().clamp(min=1) for pairs in (positive, negative))
-        nearest = positive.gather(1, cosines.masked_fill(own, float("-inf")).argmax(1, keepdim=True))
+        nearest = positive.gather(1, cosines.masked_fill(absent, float("-inf")).argmax(1, keepdim=True))
     return Contrast(loss, near, apart, nearest.float().mean()), kept.sum()

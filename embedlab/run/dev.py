@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from lightning.pytorch import Callback
 
 from embedlab.config.data import DataConfig
 from embedlab.config.trainer import ScoringConfig
-from embedlab.data.kinds import data_config
+from embedlab.data.kinds import data_config, data_kind
 from embedlab.data.rows import read_rows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.files import is_there
@@ -46,7 +47,7 @@ def load_dev(scoring: ScoringConfig, data: DataConfig | None = None) -> Dev | No
         UserError: they are not where ``evaluation.dev`` or ``evaluation.sts_dir`` says, or are none.
     """
     if scoring.dev is not None:
-        return _own(Path(scoring.dev).expanduser(), dict((data and data.prompts) or {}))
+        return _own(Path(scoring.dev).expanduser(), {} if data is None else _prompts(data))
     if scoring.sts_dir is None:
         return None
     folder = Path(sts_folder(scoring) or "")
@@ -58,7 +59,24 @@ def load_dev(scoring: ScoringConfig, data: DataConfig | None = None) -> Dev | No
         return DevSet(load_sts("stsb", sts_folder(scoring), scoring.sts_text, split="dev"))
 
 
-def _own(place: Path, prompts: Mapping[str, str | None]) -> Dev:
+def _prompts(data: DataConfig) -> dict[str, str]:
+    """What stands before the texts of each role; of a mix that of all sets which have the role."""
+    sets = [one.config for one in data.sets.values()] or [data]
+    found: dict[str, set[str]] = {}
+    for one in sets:
+        kind = data_kind(one.name)
+        given = kind.prompts_of(one)
+        for role in kind.roles_of(one):
+            found.setdefault(role, set()).add(given.get(role, ""))
+    for role, several in found.items():
+        if len(several) > 1:
+            log.warning(
+                "The sets have several prompts for the %s; evaluation.dev is scored without one.", role
+            )
+    return {role: several.pop() for role, several in found.items() if len(several) == 1}
+
+
+def _own(place: Path, prompts: Mapping[str, str]) -> Dev:
     if place.is_dir():
         if not is_collection(place):
             raise UserError(
@@ -66,22 +84,44 @@ def _own(place: Path, prompts: Mapping[str, str | None]) -> Dev:
                 fix="a folder of corpus.jsonl, queries.jsonl and qrels/dev.tsv, or a file of scored pairs",
             )  # fmt: skip
         split = next((s for s in _SPLITS if _has_split(place, s)), "dev")
-        return DevRetrieval(
-            load_collection(place, split), prompts.get("anchor") or "", prompts.get("positive") or ""
-        )
+        with _named():
+            collection = load_collection(place, split)
+        if collection.dangling:
+            log.warning("%s: %d judgements name texts that are not there", place, collection.dangling)
+        return DevRetrieval(collection, prompts.get("anchor", ""), prompts.get("positive", ""))
     if not place.is_file():
         raise UserError("no such file or folder", key="evaluation.dev", value=str(place))
-    rows = [row[2] for row in read_rows(data_config({"name": "scored", "files": str(place)}))]
+    scored = data_config({"name": "scored", "files": str(place), "overlong": "truncate"})
+    with _named():
+        stream = read_rows(scored)
+        rows = [row[2] for row in stream]
+    if stream.dropped:
+        log.warning(
+            "%s: rows left out: %s", place, ", ".join(f"{n:,} {why}" for why, n in stream.dropped.items())
+        )
     first, second = (
-        [(prompts.get(role) or "") + row[side] for row in rows]
-        for side, role in enumerate(("first", "second"))
+        [prompts.get(role, "") + row[side] for row in rows] for side, role in enumerate(("first", "second"))
     )
     gold = np.array([row[2] for row in rows], np.float64)
     if len(set(gold.tolist())) < 2:
         raise UserError("all scores are the same, which orders nothing", key="evaluation.dev", file=place)
-    pairs = STSPairs(place.name.partition(".")[0], "dev", "raw", first, second, gold, None, str(place))
+    name = place.name.partition(".")[0]
+    pairs = STSPairs(name, "dev", "raw", first, second, gold, None, str(place), dropped=stream.dropped)
     # Four fifths of the scale, as 4 of STS-B's 5.
     return DevSet(pairs, positive=float(gold.min() + 0.8 * (gold.max() - gold.min())))
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """An error inside names the dev set, and not the keys of the training data, which are not for it."""
+    try:
+        yield
+    except UserError as error:
+        if error.key is not None and error.key.startswith("data.columns"):
+            error.fix = "columns called first, second and score"
+        if (error.key or "data").startswith(("data", "split")):  # others name a column of the file
+            error.key, error.value = "evaluation.dev", None
+        raise
 
 
 def _has_split(folder: Path, split: str) -> bool:

@@ -365,8 +365,8 @@ def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule, check
             "max_steps=%d is not reached: max_epochs=%d ends the run after %d. Fix: a larger trainer.max_epochs",
             config.trainer.max_steps, config.trainer.max_epochs, steps,
         )  # fmt: skip
-    if config.data.leaves_rows and (left := data.n_rows - len(plan) * per_device * world):
-        log.info("%s of %s rows fit into no batch of an epoch.", f"{left:,}", f"{data.n_rows:,}")
+    if config.data.leaves_rows and plan.left:
+        log.info("%s of %s rows fit into no batch of an epoch.", f"{plan.left:,}", f"{data.n_rows:,}")
     candidates = ""
     if config.method.needs_others and not config.method.idle:
         met = per_device * (world if getattr(config.method, "gather_negatives", True) else 1)

@@ -94,6 +94,8 @@ def test_rows_that_differ_in_a_number_are_no_duplicates(rated: Path) -> None:
     [
         ("x\ty\thigh\t1", "the score is 'high', not a number"),
         ("x\ty\tnan\t1", "the score is 'nan', not a number"),
+        ("x\ty\t-inf\t1", "the score is '-inf', not a number"),
+        ("x\ty\t1e39\t1", "the score is '1e39', not a number"),  # infinite in fp32
         ("x\ty\t1\t1.5", "the label is '1.5', not a whole number"),
         ("x\ty\t1\t99999999999999999999", "the label is '99999999999999999999', not a whole number"),
     ],

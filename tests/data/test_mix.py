@@ -88,6 +88,12 @@ def test_a_set_goes_on_where_the_last_epoch_left_it() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("sampling", ["proportional", "round_robin", "temperature"])
+def test_rows_that_are_left_are_those_without_a_batch_of_their_set(sampling: str) -> None:
+    assert plan(sampling).left == sum(n % 4 for n in SIZES) == 2
+    assert BatchPlan(10, 4, drop_last=False).left == 0
+
+
 def test_remainders() -> None:
     assert largest_remainder(np.array([0.5, 0.3, 0.2]), 7) == [4, 2, 1]
     assert largest_remainder(np.array([0.25] * 4), 2) == [1, 1, 0, 0]
@@ -185,6 +191,37 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(
         other.load_state_dict(first.state_dict())
 
 
+BEFORE = {"sampling": "temperature", "no_duplicates": True}
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    ({}, {"no_duplicates": True}), (BEFORE, {"no_duplicates": False}), (BEFORE, {"weight": 2.0}),
+    ({**BEFORE, "weight": 2.0}, {"weight": 1.0}), (BEFORE, {"temperature": 2.0}), (BEFORE, {"epoch_steps": 3}),
+])  # fmt: skip
+def test_a_checkpoint_of_other_batches_is_refused(
+    before: dict[str, Any], after: dict[str, Any], files: dict[str, Path], tokenization: Tokenization
+) -> None:
+    def made(weight: float = 1.0, **settings: Any) -> SentenceDataModule:
+        data = module(files, tokenization, **settings)
+        data.config.mix["a"]["weight"] = weight
+        data.config.__dict__.pop("sets", None)
+        return data
+
+    state = made(**before).state_dict()
+    made(**before).load_state_dict(state)
+    with pytest.raises(UserError, match="the checkpoint was made with"):
+        made(**{**before, **after}).load_state_dict(state)
+
+
+def test_keys_that_are_each_sets_own_are_refused_beside_them(files: dict[str, Path]) -> None:
+    for key, value in (("negatives", 2), ("score_range", [0, 5]), ("limit", 3), ("prompts", {"anchor": "q: "}),
+                       ("columns", {"anchor": "x"}), ("per_label", 2), ("duplicates", "drop")):  # fmt: skip
+        with pytest.raises(UserError, match=rf"data\.{key}.*data\.mix\.NAME\.{key}="):
+            mixed(files, **{key: value})
+    # A mix takes the place of the source that an experiment names.
+    assert mixed(files, hub="x", split="dev").names == ("pairs", "scored")
+
+
 @pytest.mark.parametrize(("settings", "says"), [
     ({"batch_size": 16}, r"12 rows are less than one batch of 16.*data\.mix\.b"),
     ({"no_duplicates": True, "mega_batch": 4}, r"data\.mega_batch"),
@@ -197,6 +234,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(
     ({"mix": {"a": {"name": "pairs", "files": "x", "weight": 2}}}, r"data\.mix\.a\.weight"),
     ({"mix": {"a": {"name": "pairs", "files": "x", "score_range": [0, 5]}}}, r"data\.mix\.a\.score_range"),
     ({"mix": {"a": 3}}, r"data\.mix\.a"),
+    ({"sampling": "temperature", "epoch_steps": 1}, r"none of the 1 steps.*data\.mix\.b"),
     ({"mix": {}, "name": "mix"}, r"data\.mix.*data\.mix\.NAME="),
 ])  # fmt: skip
 def test_mixes_that_cannot_be_are_refused(
@@ -204,3 +242,23 @@ def test_mixes_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=says):
         module(files, tokenization, **settings).train_dataloader()
+
+
+def test_rows_that_are_kept_of_one_label_are_refused(tmp_path: Path, tokenization: Tokenization) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_text("text,label\n" + "".join(f"a cat {n},{'xy'[n // 10]}\n" for n in range(20)))
+    for sets in (
+        {"files": str(file), "name": "labelled"},
+        {"mix": {"a": {"files": str(file), "name": "labelled"}}},
+    ):
+        own = sets.get("mix", {}).get("a", sets)
+        for limit, refused in ((10, True), (12, False)):
+            own["limit"] = limit
+            config = data_config({"batch_size": 4, "max_length": 24, **sets})
+            fields: Any = {"text": ("text", tokenization)}
+            data = SentenceDataModule(config, {"a": fields} if config.mix else fields, seed=5)
+            if refused:
+                with pytest.raises(UserError, match="all 10 rows that are kept have one label"):
+                    data.plan(1)
+            else:
+                assert len(data.plan(1)) == 3

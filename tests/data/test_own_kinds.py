@@ -120,13 +120,30 @@ def test_scores_of_a_teacher_in_a_list_or_in_columns(tmp_path: Path) -> None:
         rows("triplets", table(tmp_path / "b.csv", "anchor,positive,negative", "a,b,c"), scores=True)
 
 
+@pytest.mark.parametrize("scores", [
+    {"pos_scores": [0.9], "neg_scores": [0.2, 0.1, 0.3]}, {"pos_scores": [0.9, 0.8, 0.7], "neg_scores": [0.2, 0.1]},
+    {"pos_scores": [], "neg_scores": [0.2, 0.1, 0.3, 0.4]}, {"pos_scores": [0.9, 0.8], "neg_scores": [0.2]},
+    {"scores": [0.9, 0.2, 0.1]}, {"scores": []},
+])  # fmt: skip
+def test_scores_that_are_not_of_these_texts_are_refused(tmp_path: Path, scores: dict[str, Any]) -> None:
+    file = lines(tmp_path / "a.jsonl", {"query": "q", "pos": ["p", "r"], "neg": ["m", "n", "o"], **scores})
+    with pytest.raises(UserError, match=r"a\.jsonl:1: \d scores of 2 positives and 2 negatives"):
+        rows("triplets", file, negatives=2, scores=True)
+
+
+def test_a_list_beside_columns_of_their_own_is_no_text(tmp_path: Path) -> None:
+    record = {"anchor": "a", "positive": "b", "negative_1": ["c", "d"], "negative_2": "e"}
+    with pytest.raises(UserError, match=r"a\.jsonl:1: the negative_1 is \['c', 'd'\], not text"):
+        rows("triplets", lines(tmp_path / "a.jsonl", record), negatives=2)
+
+
 def test_scores_are_mapped_to_their_range(tmp_path: Path) -> None:
     file = table(tmp_path / "a.tsv", "similarity\ttext2\ttext1", "0\tb\ta", "4\td\tc", "5\tf\te")
     assert rows("scored", file) == [("a", "b", 0), ("c", "d", 4), ("e", "f", 5)]
     assert [row[2] for row in rows("scored", file, score_range=[0, 5])] == [0, 0.8, 1]
     with pytest.raises(UserError, match=r"a\.tsv:3: score 4 is outside data\.score_range=\[0,3\]"):
         rows("scored", file, score_range=[0, 3])
-    for bad in ("nan", "inf", "high", ""):
+    for bad in ("nan", "inf", "1e400", "high", ""):
         table(file, "score\tsentence1\tsentence2", "1\ta\tb", f"{bad}\ta\tb")
         for limits in (None, [0, 5]):
             with pytest.raises(UserError, match=r"a\.tsv:3: the score is"):
@@ -157,6 +174,22 @@ def test_labels_are_places_among_the_sorted_ones(tmp_path: Path) -> None:
         rows("labelled", lines(tmp_path / "a.jsonl", {"text": "a", "label": 3}, {"text": "b", "label": [1]}))
 
 
+@pytest.mark.parametrize(("label", "known"), [
+    (1.5, False), (True, False), (float("inf"), False), ({"x": [1]}, False),
+    (float("nan"), None), (None, None), (" ", None), (-2.0, True), ("9" * 5000, True),
+])  # fmt: skip
+def test_a_label_is_text_a_whole_number_or_nothing(tmp_path: Path, label: object, known: bool | None) -> None:
+    file = lines(tmp_path / "a.jsonl", {"text": "a", "label": 1}, {"text": "b", "label": 2},
+                 {"text": "c", "label": label})  # fmt: skip
+    if known is False:
+        with pytest.raises(UserError, match=r"a\.jsonl:3: "):
+            rows("labelled", file)
+        return
+    found = stream("labelled", file)
+    assert len(list(found)) == (3 if known else 2)
+    assert found.dropped.total() == (0 if known else 1)
+
+
 RATED = {
     "pairs": ("anchor,positive", "a,b"),
     "triplets": ("anchor,positive,negative", "a,b,c"),
@@ -178,6 +211,9 @@ def test_a_rating_that_a_kind_does_not_read_is_refused(tmp_path: Path, kind: str
             read()
     if kind != "parallel":
         assert len(rows(kind, file, ignore_columns=[name])) == 2
+    late = table(tmp_path / "c.csv", f"{head},{name}", *[f"{row},"] * 50, f"{row},0.5")
+    with pytest.raises(UserError, match=f"column {name}"):
+        rows(kind, late)
     words = table(tmp_path / "b.csv", f"{head},{name}", f"{row},good", f"{row},0.5")
     if kind not in ("nli", "parallel"):
         assert len(rows(kind, words)) == 2
@@ -228,3 +264,8 @@ def test_what_decides_the_rows_decides_the_cache(tmp_path: Path, tokenization: T
     ]
     assert len({one.folder for one in made}) == 3
     assert made[1].numbers["score"].tolist() == pytest.approx([0.2, 0.6])
+
+
+def test_a_batch_has_two_rows_of_a_label_at_least() -> None:
+    with pytest.raises(UserError, match=r"at least 2.*data\.per_label"):
+        data_config({"name": "labelled", "files": "x", "per_label": 1})

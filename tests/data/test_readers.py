@@ -179,3 +179,10 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path.unlink()
     with pytest.raises(UserError, match="cannot be read: No such file"):
         list(reader.rows(["text"]))
+
+
+def test_a_parquet_schema_with_a_name_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 3, ["text", "x", "text"]), path)
+    with pytest.raises(UserError, match=r"a\.parquet: the schema names text twice"):
+        _ = open_reader(path).columns

@@ -3,6 +3,7 @@ of eager."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from embedlab.run.callbacks.checkpoints import LAST, Interrupted
 from embedlab.run.run import train
 from tests.engine.test_cuda_graph import by_step
 from tests.run.test_resume import StopAt
+from tests.tiny_run import sentences
 
 NAMES = ("train/loss", "train/grad_norm", "lr")
 
@@ -90,3 +92,44 @@ def test_means_are_over_what_was_added() -> None:
     meter.flush(1)
     assert meter.arrived() == [(1, {"loss": 2.0, "grad_norm": 4.0})]
     assert not totals.any()
+
+
+OWN_DATA = {
+    "angle in a mix": (
+        "data=mix", "data.mix.a={{name: scored, files: {rated}, score_range: [0, 5]}}",
+        "data.mix.b={{name: triplets, files: {triplets}, negatives: 2}}", "method.objective=angle",
+        "method.cosent_weight=0.5", "data.no_duplicates=true",
+    ),
+    "labels": ("data=labelled", "data.files={labelled}", "data.per_label=2", "method.objective=multi_positive"),
+    "teacher": (
+        "data=triplets", "data.files={triplets}", "data.negatives=2", "data.scores=true", "method.objective=kl",
+        "method.add_in_batch=true", "method.matryoshka.dims=[32,8]",
+    ),
+    "guide": ("data=pairs", "data.files={pairs}", "method.objective=gist", "method.guide={guide}"),
+    "scale": ("data=pairs", "data.files={pairs}", "method.objective=sigmoid", "optimizer.weight_decay=0.1"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def own_files(tmp_path: Path, tiny: Callable[..., Path]) -> dict[str, Path]:
+    texts = sentences(120, seed=9)
+    heads = {"pairs": "anchor,positive", "rated": "sentence1,sentence2,score", "labelled": "text,label",
+             "triplets": "anchor,positive,negative_1,negative_2,score_0,score_1,score_2"}  # fmt: skip
+    rows: dict[str, list[str]] = {name: [] for name in heads}
+    for i in range(0, 120, 4):
+        a, b, c, d = texts[i : i + 4]
+        rows["pairs"].append(f"{a},{b}")
+        rows["rated"].append(f"{a},{b},{i % 6}")
+        rows["triplets"].append(f"{a},{b},{c},{d},3,{i % 5},-1")
+        rows["labelled"] += [f"{a},x{i % 7}", f"{b},x{i % 7}"]
+    found = {}
+    for name, head in heads.items():
+        found[name] = tmp_path / f"{name}.csv"
+        found[name].write_text("\n".join([head, *rows[name]]) + "\n")
+    return found | {"guide": tiny("roberta", width=16)}
+
+
+@pytest.mark.parametrize("case", OWN_DATA)
+def test_ones_own_data_as_in_the_eager_step(run: Any, case: str, own_files: dict[str, Path]) -> None:
+    own = ["method=supervised", "data.max_length=32", *(s.format(**own_files) for s in OWN_DATA[case])]
+    same(run("eager", "eager", *own), run("graph", "graph", *own))

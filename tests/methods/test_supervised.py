@@ -30,6 +30,8 @@ from embedlab.pooling import build_pooling
 from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
 from tests.ranks import Step, gradients, two_ranks
+from tests.tiny_run import compose_run as compose_run
+from tests.tiny_run import text_file as text_file
 
 WORDS = ("cat", "dog", "lake", "rain", "tree", "house", "river", "bird")
 ROWS = 4
@@ -86,9 +88,9 @@ def made(folder: str, case: int, rows: slice = slice(None)) -> tuple[Supervised,
     return method, batch
 
 
-@pytest.fixture(scope="module")
-def halves(tiny: Callable[..., Path]) -> list[dict[str, torch.Tensor]]:
-    return two_ranks(made, str(tiny("bert")), len(CASES), ROWS // 2)
+@pytest.fixture(scope="module", params=[(ROWS // 2,), (ROWS - 1, 1)], ids=["even", "uneven"])
+def halves(request: pytest.FixtureRequest, tiny: Callable[..., Path]) -> list[dict[str, torch.Tensor]]:
+    return two_ranks(made, str(tiny("bert")), len(CASES), *request.param)
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
@@ -104,10 +106,15 @@ def test_two_devices_have_the_gradient_of_one(
         torch.testing.assert_close(halves[case][name], grad, rtol=1e-4, atol=2e-6, msg=name)
 
 
+@pytest.mark.parametrize("rows", [1, ROWS])
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
-def test_a_batch_of_one_is_finite(case: int, tiny: Callable[..., Path]) -> None:
-    method, batch = made(str(tiny("bert")), case, slice(1))
-    loss, logged = method.total(batch)
+def test_a_batch_of_one_or_in_half_precision_is_finite(
+    case: int, half: bool, rows: int, tiny: Callable[..., Path]
+) -> None:
+    method, batch = made(str(tiny("bert")), case, slice(rows))
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        loss, logged = method.total(batch)
     loss.backward()
     assert torch.isfinite(loss)
     assert all(torch.isfinite(value).all() for value in logged.values())
@@ -179,6 +186,8 @@ def test_dims_of_a_step_are_drawn_from_seed_and_step() -> None:
 
 
 @pytest.mark.parametrize(("nested", "says"), [
+    (Matryoshka((32, 8), (1.0, -1.0)), "must be positive"),
+    (Matryoshka((32, 8), (0.0, 1.0)), "must be positive"),
     (Matryoshka((1024, 8)), r"1024 exceeds width 64.*method\.matryoshka\.dims"),
     (Matryoshka((8, 8)), "each once"),
     (Matryoshka((0,)), "each once"),
@@ -201,6 +210,17 @@ def test_the_learned_scale_and_bias_do_not_decay(tiny: Callable[..., Path]) -> N
     assert {id(p) for p in group["params"]} == {id(method.bias), id(method.log_scale)}
 
 
+@pytest.mark.parametrize("case", range(len(CASES)), ids=NAMES)
+def test_numbers_of_other_sets_of_a_mix_change_nothing(case: int, tiny: Callable[..., Path]) -> None:
+    method, batch = made(str(tiny("bert")), case)
+    missing = {name: torch.full((ROWS,), float("nan")) for name in ("score", "score_0", "score_1", "score_2")}
+    missing["label"] = torch.full((ROWS,), -1)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            method.total({**missing, **batch})[0], method.total(batch)[0], rtol=0, atol=0
+        )
+
+
 def test_every_parameter_has_a_gradient_in_the_steps_of_every_set(tiny: Callable[..., Path]) -> None:
     folder = str(tiny("bert"))
     _, rated = made(folder, next(i for i, (s, _) in enumerate(CASES) if s == {"objective": "cosent"}))
@@ -213,6 +233,37 @@ def test_every_parameter_has_a_gradient_in_the_steps_of_every_set(tiny: Callable
         loss.backward()
         assert all(p.grad is not None for p in method.trained())
         assert (method.bias.grad.abs() > 0) == (batch["data_set"] == "b")
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+@pytest.mark.parametrize("positions", [16, 64])
+def test_a_guide_of_another_width_tokenizer_or_length_reads_its_own_tokens(
+    model_type: str, positions: int, tiny: Callable[..., Path]
+) -> None:
+    trained = encoder_of(str(tiny("bert", max_positions=64)))
+    guide = encoder_of(str(tiny(model_type, width=16, max_positions=positions)))
+    method = Supervised(trained, SupervisedConfig(objective="gist"), OptimizerConfig(), guide)
+    fields = {role: (role, None) for role in ("anchor", "positive")}
+    views = method.views(fields, 40)
+    alike = model_type == "bert" and positions == 64
+    assert views.keys() == {*fields, *(() if alike else ("guide_anchor", "guide_positive"))}
+    text = "the cat sat on the mat and " * 12
+    batch: dict[str, Any] = {"rows": torch.arange(3)}
+    for place, (view, (_, tokenization)) in enumerate(views.items()):
+        rows = tokenization.ids([text, text[place + 5 :], "a dog"])
+        assert max(map(len, rows)) <= (40 if "guide" not in view else min(40, positions))
+        batch[view] = tokenization.pad(rows) | {"hash": torch.arange(3) + 3 * place}
+    assert torch.isfinite(method.total(batch)[0])
+
+
+@pytest.mark.parametrize("guide", ["/nowhere", "two words"])
+def test_a_guide_that_is_not_there_is_named_by_its_key(
+    guide: str, compose_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    run = compose_run("data=pairs", "method=supervised", "method.objective=gist", f"method.guide='{guide}'")
+    with pytest.raises(UserError, match=rf"no such file or folder.*method\.guide={guide}"):
+        Supervised.from_run(run)
 
 
 def test_the_guide_is_frozen_and_no_part_of_the_checkpoint(tiny: Callable[..., Path]) -> None:
@@ -254,6 +305,9 @@ def test_an_objective_takes_the_data_that_has_what_it_compares(objective: str, k
     ({"objective": "kl"}, "data.scores=true"),
     ({"hard_negative_weight": 1.0, "hardness": "hard"}, r"method\.hard_negative_weight"),
     ({"scale": 0.0}, r"method\.scale"),
+    ({"temperature": 0.0}, r"method\.temperature"), ({"score_scale": 0.0}, r"method\.score_scale"),
+    ({"objective": "angle", "angle_weight": -0.1}, r"method\.angle_weight"),
+    ({"objective": "angle", "angle_weight": 0.0, "in_batch_weight": 0.0}, "0 beside others"),
     ({"tau": -1.0}, r"method\.tau"),
 ])  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], says: str) -> None:
@@ -280,7 +334,11 @@ def test_what_a_captured_step_cannot_compute_is_said() -> None:
     }
     config = SupervisedConfig()
     assert config.why_not_captured(data_config({"name": "pairs", "files": "x"})) is None
-    assert "several" in str(config.why_not_captured(data_config(mix)))
+    assert "others" in str(config.why_not_captured(data_config(mix)))
+    # One that all sets have and the method has not: a captured step does not know of which set its batch is.
+    mix["mix"]["a"] = {"name": "scored", "files": "x", "objective": "cosent"}
+    assert "others" in str(config.why_not_captured(data_config(mix)))
+    assert SupervisedConfig(objective="cosent").why_not_captured(data_config(mix)) is None
     drawn = SupervisedConfig(matryoshka=Matryoshka((8, 4), dims_per_step=1))
     assert "dims_per_step" in str(drawn.why_not_captured(data_config({"name": "pairs", "files": "x"})))
 

@@ -67,3 +67,16 @@ def test_no_positive_at_all_costs_nothing(labels: list[int]) -> None:
     found.loss.backward()
     assert found.loss.item() == count.item() == 0
     assert torch.isfinite(x.grad).all()
+
+
+def test_texts_that_come_again_leave_the_denominator_as_in_info_nce() -> None:
+    a, p, ids = vectors(5, 4), vectors(5, 4, seed=1), torch.arange(5)
+    anchor, other = torch.tensor([0, 1, 2, 3, 4]), torch.tensor([7, 0, 7, 8, 3])
+    same = (anchor[:, None] == other) | (other[:, None] == other)
+    found, count = multi_positive(a, p, ids, ids, 0.1, excluded=same)
+    expected = info_nce(a, p, 0.1, anchor_hashes=anchor, candidate_hashes=other)
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two)
+    assert count == 5
+    everything = multi_positive(a, p, ids, ids, 0.1, excluded=torch.ones(5, 5, dtype=torch.bool))[0]
+    assert everything.loss == 0

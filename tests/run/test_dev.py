@@ -74,6 +74,62 @@ def test_what_is_no_dev_set_is_refused(rated: Path, beir: Path, tmp_path: Path) 
         load_dev(ScoringConfig(dev=str(rated)))
 
 
+SOUND = {
+    "corpus.jsonl": '{"_id": "c", "text": "a cat"}\n', "queries.jsonl": '{"_id": "q", "text": "a dog"}\n',
+    "qrels/dev.tsv": "query-id\tcorpus-id\tscore\nq\tc\t1\n",
+}  # fmt: skip
+HEAD = "query-id\tcorpus-id\tscore\n"
+
+
+@pytest.mark.parametrize(("file", "text", "says"), [
+    ("corpus.jsonl", "", "corpus.jsonl"), ("corpus.jsonl", '{"_id":', r"jsonl:1: not JSON"),
+    ("corpus.jsonl", '{"_id": ["c"], "text": "x"}', "must be strings"), ("queries.jsonl", None, r"queries\.jsonl"),
+    ("qrels/dev.tsv", None, r"qrels_dev\.tsv"), ("qrels/dev.tsv", "", "is empty"),
+    ("qrels/dev.tsv", HEAD + "q\tc\tnan\n", r"tsv:2: .*score=nan"),
+    ("qrels/dev.tsv", HEAD + f"q\tc\t{'9' * 400}\n", r"tsv:2: is no gain"),
+    ("qrels/dev.tsv", HEAD + "q\tx\t1\n", "unknown ids"), ("qrels/dev.tsv", HEAD + "q\tc\t0\n", "no document"),
+    ("d.csv", "", "is empty"), ("d.csv", "first,second,score\na,b,1\nc,,2\n", "are the same"),
+    ("d.csv", "a,b,score\na,b,1\n", "columns called first, second and score"),
+    ("d.csv", "first,second,score\na,b,1\nc,d,1e39\n", r"d\.csv:3: the score is"), ("d.xlsx", "x", "unknown kind"),
+])  # fmt: skip
+def test_a_damaged_dev_set_is_named_in_one_line(
+    file: str, text: str | None, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "qrels").mkdir()
+    for name, sound in {**SOUND, file: text}.items():
+        if sound is not None:
+            (tmp_path / name).write_text(sound)
+    place = tmp_path / file if file.startswith("d.") else tmp_path
+    with pytest.raises(UserError, match=says) as caught:
+        load_dev(ScoringConfig(dev=str(place)))
+    assert "\n" not in str(caught.value)
+    assert not (caught.value.key or "").startswith(("data", "split"))  # keys of other texts than these
+
+
+def test_long_texts_are_scored_and_rows_without_one_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "dev.csv"
+    file.write_text(f"first,second,score\n{'a ' * 9000},b,1\nc,d,2\n,e,3\n")
+    dev = load_dev(ScoringConfig(dev=str(file)))
+    assert dev is not None
+    assert len(dev.sentences) == 4
+    assert "1 empty" in caplog.text
+
+
+def test_the_dev_set_of_a_mix_has_the_prompts_of_its_sets(
+    beir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sets = {"a": {"name": "pairs", "files": "x", "prompts": {"anchor": "q: ", "positive": "d: "}},
+            "b": {"name": "triplets", "files": "y", "prompts": {"anchor": "q: "}},
+            "c": {"name": "scored", "files": "z"}}  # fmt: skip
+    found = load_dev(ScoringConfig(dev=str(beir)), data_config({"mix": sets}))
+    assert found is not None
+    assert sum(text.startswith("q: ") for text in found.sentences) == 4
+    assert not any(text.startswith("d: ") for text in found.sentences)
+    assert "several prompts for the positive" in caplog.text
+
+
 @pytest.mark.parametrize("kind", ["rated", "beir"])
 def test_it_selects_and_stops_early(kind, request, compose_run, tmp_path):  # type: ignore[no-untyped-def]
     place = request.getfixturevalue(kind)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RawRow = tuple[int, int, tuple[object, ...], int]
 """Number of the table, number of the row in it, the values (texts, then numbers), number of the group (or 0)."""
 _RATINGS = frozenset(("score", "label", "similarity"))
-_LOOKED_AT = 20  # rows that show whether a column holds numbers
+_LOOKED_AT = 20  # values that show whether a column holds numbers
 _RESERVED = {
     "rows", "row", "hash", "table", "group", "tokens", "padded_tokens", "lengths", "token_budgets", "rows_per_rank",
     "data_set",
@@ -202,7 +202,8 @@ def _holds_numbers(reader: Reader, column: str) -> bool:
     values: list[object] = []
     rows = reader.rows([column])
     with closing(rows), suppress(UserError):  # type: ignore[type-var]  # of a row that lacks what is not read
-        values += (value for _, (value,) in islice(rows, _LOOKED_AT) if value not in (None, ""))
+        # Values rather than rows: a column may be empty for long.
+        values += islice((value for _, (value,) in rows if value not in (None, "")), _LOOKED_AT)
     return bool(values) and all(map(_is_number, values))
 
 

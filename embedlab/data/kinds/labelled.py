@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -40,7 +41,7 @@ class Labelled(DataKind):
         names: set[str] = set()
         for reader in readers:
             for row, (label,) in reader.rows(self.find_columns(reader, ("label",), config)):
-                if isinstance(label, bool) or not isinstance(label, str | int | float | None):
+                if not _is_label(label):
                     raise reader.error(f"the label {label!r} is neither text nor a whole number", row)
                 if (name := _plain(label)) is not None:
                     names.add(name)
@@ -55,14 +56,22 @@ class Labelled(DataKind):
         return {name: place for place, name in enumerate(sorted(names, key=_order))}
 
 
+def _is_label(value: Any) -> bool:
+    """Whether it is text, a whole number, or nothing; tables of floats have nan for nothing."""
+    if isinstance(value, float):
+        return value.is_integer() or math.isnan(value)
+    return isinstance(value, str | int | None) and not isinstance(value, bool)
+
+
 def _plain(label: Any) -> str | None:
     """The label as text: 3, 3.0 and "3" are one; None for an empty one."""
-    if isinstance(label, float) and label.is_integer():
-        label = int(label)
+    if isinstance(label, float):
+        label = None if math.isnan(label) else int(label)
     return None if label is None else str(label).strip() or None
 
 
 def _order(name: str) -> tuple[bool, int, str]:
     """Whole numbers by their size, before all other labels."""
-    whole = name.removeprefix("-").isdecimal()
+    # Python reads no number of more than 4,300 digits.
+    whole = name.removeprefix("-").isdecimal() and len(name) < 1000
     return not whole, int(name) if whole else 0, name

@@ -109,11 +109,8 @@ class Triplets(DataKind):
         self, reader: Reader, row: int, found: dict[str, list[Any]], config: DataConfig, dropped: Counter[str]
     ) -> Iterator[dict[str, Any]]:
         """The rows that a line of the table makes: value by role and number."""
-        n = _number(config)
-        anchor, positives, negatives = (
-            found["anchor"][0],
-            *(map(_flat, (found["positive"], found["negatives"]))),
-        )
+        n, anchor = _number(config), found["anchor"][0]
+        positives, negatives = map(_flat, (found["positive"], found["negatives"]))
         if len(negatives) < n or None in negatives[:n]:
             dropped[f"fewer than {n} negatives"] += 1
             return
@@ -129,18 +126,22 @@ class Triplets(DataKind):
     def _scores(
         self, reader: Reader, row: int, found: dict[str, list[Any]], place: int, n: int
     ) -> dict[str, Any]:
+        """Those of the positive at `place` and of the first n negatives: each stands at the place of its text."""
         if "scores" in found:
             scores = _flat(found["scores"])
+            positive, negative = scores[:1], scores[1:]
         else:
-            scores = [*_flat(found["positive_scores"])[place : place + 1], *_flat(found["negative_scores"])]
-        if len(scores) < n + 1:
+            positive, negative = _flat(found["positive_scores"]), _flat(found["negative_scores"])
+        count = len(_flat(found["positive"]))
+        if len(positive) != count or len(negative) < n:
+            texts = "a positive" if count == 1 else f"{count} positives"
             raise reader.error(
-                f"{len(scores)} scores of a positive and {n} negatives",
+                f"{len(positive) + len(negative)} scores of {texts} and {n} negatives",
                 row,
                 key="data.scores",
                 fix="data.scores=null",
             )
-        return {f"{_SCORE}{k}": score for k, score in enumerate(scores[: n + 1])}
+        return {f"{_SCORE}{k}": score for k, score in enumerate([positive[place], *negative[:n]])}
 
 
 def _number(config: DataConfig) -> int:
@@ -149,5 +150,6 @@ def _number(config: DataConfig) -> int:
 
 def _flat(cells: list[Any]) -> list[Any]:
     """Values of columns of their own, or of the one list."""
-    first = cells[0]
-    return first if isinstance(first, list) else [] if first is None and len(cells) == 1 else cells
+    if len(cells) > 1:
+        return cells
+    return cells[0] if isinstance(cells[0], list) else [] if cells[0] is None else cells

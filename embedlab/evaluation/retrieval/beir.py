@@ -13,6 +13,8 @@ from embedlab.data.readers import JsonLines
 from embedlab.errors import UserError
 from embedlab.evaluation.core.files import read_tsv
 
+_LARGEST = 1 << 24  # gains are summed in fp32, which has all whole numbers up to here
+
 
 @dataclass(frozen=True)
 class Collection:
@@ -109,6 +111,8 @@ def _judgements(path: Path, codes: str) -> Iterator[tuple[int, str, str, int]]:
             value = int(cell)
         except ValueError as error:
             raise UserError("is not a whole number", file=path, row=number, key=column, value=cell) from error
+        if abs(value) >= _LARGEST:
+            raise UserError("is no gain of a judgement", file=path, row=number, key=column, value=cell)
         if column == "code":
             value = (1 if codes == "binary" else 5 - value) if 1 <= value <= 4 else 0
         yield number, query, document, value

@@ -61,6 +61,42 @@ def test_the_version_is_that_of_the_tags_or_one_fallback() -> None:
     assert Version(FALLBACK) > Version(newest[1]), "the fallback is what comes after the newest release"
 
 
+def version_of(folder: Path) -> str:
+    source = pytest.importorskip("hatch_vcs.version_source", reason="needs embedlab[test]")
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["version"]
+    return str(source.VCSVersionSource(str(folder), config).get_version_data()["version"])
+
+
+def test_every_kind_of_source_has_a_version_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SETUPTOOLS_SCM_PRETEND_VERSION", raising=False)
+    repository = tmp_path / "repository"
+    repository.mkdir()
+
+    def git(*arguments: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *who, *arguments], cwd=repository, check=True, capture_output=True)
+
+    def archive(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        git("archive", "--output", str(tmp_path / f"{name}.tar"), "HEAD")
+        subprocess.run(["tar", "xf", f"{name}.tar", "-C", name], cwd=tmp_path, check=True)
+        return folder
+
+    git("init", "--quiet")
+    for name in (".git_archival.txt", ".gitattributes"):
+        (repository / name).write_text((ROOT / name).read_text("utf-8"))
+    git("add", ".")
+    git("commit", "--quiet", "-m", "one")
+    git("commit", "--quiet", "--allow-empty", "-m", "two")
+    assert version_of(repository) == "0.2.0.dev2"
+    assert version_of(archive("untagged")) == FALLBACK
+    git("tag", "v0.2.0")
+    assert version_of(repository) == version_of(archive("tagged")) == "0.2.0"
+    git("commit", "--quiet", "--allow-empty", "-m", "three")
+    assert version_of(repository) == version_of(archive("later")) == "0.3.0.dev1"
+
+
 def test_a_release_needs_no_stored_token_and_other_jobs_may_only_read() -> None:
     workflows = {
         p.stem: yaml.safe_load(p.read_text("utf-8")) for p in (ROOT / ".github/workflows").glob("*.yml")

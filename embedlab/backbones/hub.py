@@ -54,7 +54,7 @@ def snapshot(
         UserError: an unknown name or revision, no access, no network, or a part of the files only.
     """
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils._validators import validate_repo_id
 
     asked = name if revision is None else f"{name}@{revision}"
     memory = (constants.ENDPOINT, asked, weights)

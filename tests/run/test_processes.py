@@ -54,7 +54,7 @@ def test_a_file_that_is_missing_is_said_before_too_few_rows(arguments, monkeypat
 @pytest.mark.timeout(600)
 def test_ranks_that_meet_the_same_error_say_it_once(arguments, capfd):  # type: ignore[no-untyped-def]
     assert command.main([*arguments, "data.batch_size=11"]) == 2
-    assert capfd.readouterr().err.count("embedlab: 20 rows are less than one batch on 2 devices") == 1
+    assert capfd.readouterr().err.count("embedlab: 20 rows are less than one batch of 22 on 2 devices") == 1
 
 
 def test_what_differs_between_ranks_is_said_too(tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]

@@ -231,7 +231,7 @@ def test_summary_has_a_row_for_each_stage(tmp_path: Path, capsys: pytest.Capture
     stages.summary(tmp_path, MAIN)
     out = capsys.readouterr().out
     for row in ("before", "a", "b", "result"):
-        assert f" {row} " in out
+        assert f"\n{row} " in out
     for value in ("41.00", "50.00", "59.00"):
         assert value in out
 

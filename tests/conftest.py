@@ -15,6 +15,7 @@ os.environ.setdefault("WANDB_MODE", "disabled")
 import pytest
 import torch
 
+from embedlab.console import LogHandler
 from tests.support import tiny_backbone
 
 pytest_plugins = ["tests.tiny_run"]
@@ -40,9 +41,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(autouse=True)
-def no_log_to_closed_streams() -> None:
-    """A command that ran in this process has logged to the standard error of its test, which is closed by now."""
+def no_log_of_tests_before() -> None:
+    """A command that ran in this process shows its log on standard error, where the next test wants one line."""
     for logger in (logging.getLogger(), logging.getLogger("embedlab")):
         for handler in list(logger.handlers):
-            if getattr(getattr(handler, "stream", None), "closed", False):
+            if isinstance(handler, LogHandler) or getattr(getattr(handler, "stream", None), "closed", False):
                 logger.removeHandler(handler)

@@ -31,6 +31,8 @@ from embedlab.run.callbacks.checkpoints import find_checkpoint, unreadable
 PACKAGE = Path(embedlab.__file__).parent
 OVER_A_PIPE = {"data/worker.py", "data/tokenise.py"}
 """Pickles go through a pipe between a process and the one that it started; none comes from a file."""
+OF_PARTS = {("parts.py", "exec"), ("parts.py", "compile")}
+"""Definitions of an installed package's own files, which are imported right afterwards; no file of a user's."""
 FORBIDDEN = {
     "eval", "exec", "compile", "__import__", "pickle.load", "pickle.loads", "joblib.load", "dill.load", "yaml.load",
     "yaml.unsafe_load", "yaml.full_load", "shutil.unpack_archive", "os.system", "tarfile.open",
@@ -64,7 +66,7 @@ def keyword(call: ast.Call, name: str) -> Any:
 
 def test_the_package_has_no_call_that_runs_what_it_reads() -> None:
     found = [(file, name) for file, name, _ in calls() if name in FORBIDDEN and file not in OVER_A_PIPE]
-    assert found == []
+    assert [call for call in found if call not in OF_PARTS] == []
     extracting = [(f, n) for f, n, _ in calls() if n.rpartition(".")[2] in ("extractall", "extract")]
     assert extracting == [], "archives are read, never unpacked: their paths lead nowhere"
 

@@ -22,11 +22,13 @@ pytestmark = pytest.mark.timeout(900)
 """The page is a dozen commands, which a busy machine takes minutes for."""
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("own")
-    carry_out(ROOT / "docs" / "your-own-data.md", folder)
-    return folder
+def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+    """One test, since its commands take two minutes and processes that share the tests would each carry them out."""
+    carry_out(ROOT / "docs" / "your-own-data.md", tmp_path)
+    for run in ("answers", "both"):
+        check_training(tmp_path, run)
+    check_mining(tmp_path)
+    check_shipping(tmp_path)
 
 
 @dataclass
@@ -40,8 +42,7 @@ class Cut:
         return self.encoder.encode(sentences, dim=self.dim)
 
 
-@pytest.mark.parametrize("run", ["answers", "both"])
-def test_the_page_trains_what_it_says(done: Path, run: str) -> None:
+def check_training(done: Path, run: str) -> None:
     folder = done / "runs" / run
     scores = json.loads((folder / "scores.json").read_text())
     with (folder / "metrics.csv").open() as file:
@@ -50,7 +51,7 @@ def test_the_page_trains_what_it_says(done: Path, run: str) -> None:
     assert load(folder / "export").encode(["Where is my lamp?"]).shape == (1, 256)
 
 
-def test_the_page_mines_what_it_trains_with(done: Path) -> None:
+def check_mining(done: Path) -> None:
     rows = [json.loads(line) for line in (done / "mined.jsonl").read_text().splitlines()]
     assert rows
     assert set(rows[0]) == {"anchor", "positive", "negative_1", "negative_2"}
@@ -58,7 +59,7 @@ def test_the_page_mines_what_it_trains_with(done: Path) -> None:
     assert load(done / "runs/mined/export").dim == 256
 
 
-def test_the_page_ships_what_it_trained(done: Path) -> None:
+def check_shipping(done: Path) -> None:
     encoder = load(done / "runs/both/export")
     texts = (done / "answers.txt").read_text().splitlines()
     exported = load(done / "shipped")

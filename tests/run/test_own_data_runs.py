@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from embedlab.run.callbacks.checkpoints import Interrupted
-from embedlab.run.run import train
-from tests.run.test_resume import StopAt, losses, weights
+from tests.run.test_resume import run_in_parts
 from tests.tiny_run import compose_run as compose_run
 from tests.tiny_run import sentences
 from tests.tiny_run import text_file as text_file
@@ -53,13 +50,4 @@ def test_resume_is_exact(case, stop, files, compose_run, tmp_path, monkeypatch):
         "trainer.max_steps=8",
         "trainer.max_epochs=9",
     ]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(compose_run(*settings), whole)
-    with monkeypatch.context() as patch:
-        StopAt(stop, patch)
-        with pytest.raises(Interrupted):
-            train(compose_run(*settings), parts)
-    train(compose_run(*settings, "ckpt_path=last"), parts)
-    expected, got = weights(whole), weights(parts)
-    assert all(torch.equal(expected[k], got[k]) for k in expected)
-    assert losses(whole) == losses(parts)
+    run_in_parts(settings, stop, compose_run, tmp_path, monkeypatch)

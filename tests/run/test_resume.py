@@ -52,6 +52,22 @@ class StopAt:
         monkeypatch.setattr(LastCheckpoint, "on_train_batch_end", at)
 
 
+def run_in_parts(settings, stop, compose_run, folder, monkeypatch):  # type: ignore[no-untyped-def]
+    """The folders of a whole run and of one that stopped and went on, which must be equal to the last bit."""
+    whole, parts = folder / "whole", folder / "parts"
+    train(compose_run(*settings), whole)
+    with monkeypatch.context() as patch:
+        StopAt(stop, patch)
+        with pytest.raises(Interrupted):
+            train(compose_run(*settings), parts)
+    train(compose_run(*settings, "ckpt_path=last"), parts)
+    expected, got = weights(whole), weights(parts)
+    assert expected.keys() == got.keys()
+    assert all(torch.equal(expected[k], got[k]) for k in expected)
+    assert losses(whole) == losses(parts)
+    return whole, parts
+
+
 @pytest.mark.parametrize(
     ("stop", "extra"),
     [
@@ -66,17 +82,7 @@ class StopAt:
 def test_resume_is_exact(stop, extra, compose_run, sts_dir, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
     more = [f"evaluation.sts_dir={sts_dir}", "evaluation.every=2"] if "dev" in extra else list(extra)
     settings = [f"trainer.max_steps={STEPS}", "trainer.max_epochs=9", *more]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(compose_run(*settings), whole)
-    with monkeypatch.context() as patch:
-        StopAt(stop, patch)
-        with pytest.raises(Interrupted):
-            train(compose_run(*settings), parts)
-    train(compose_run(*settings, "ckpt_path=last"), parts)
-    expected, got = weights(whole), weights(parts)
-    assert expected.keys() == got.keys()
-    assert all(torch.equal(expected[k], got[k]) for k in expected)
-    assert losses(whole) == losses(parts)
+    whole, parts = run_in_parts(settings, stop, compose_run, tmp_path, monkeypatch)
     if "dev" in extra:
         one, other = (
             torch.load(f / LAST, weights_only=True)["callbacks"]["DevScoring"] for f in (whole, parts)

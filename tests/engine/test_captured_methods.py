@@ -32,7 +32,10 @@ def tolerance(name: str) -> dict[str, float]:
 
 
 OFF_A_CARD = ("tncse", "jtcse", "bepa_bi", "masked_lm", "promptbert_two")
-RESUMED = ("simcse", "tncse", "jtcse", "jtcse_mean", "bepa", "masked_lm_long", "promptbert_roberta")
+RESUMED = (
+    *("simcse", "tncse", "jtcse", "jtcse_mean", "bepa", "masked_lm_long", "promptbert_roberta"),
+    *("esimcse", "rankcse", "mixcse", "diffcse", "infocse"),
+)
 
 
 @pytest.fixture

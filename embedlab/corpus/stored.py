@@ -66,6 +66,12 @@ class Stored:
         start = int(self.starts[place])
         return self._read(place, slice(first - start, end - start))
 
+    def held(self, first: int, end: int) -> NDArray[Any]:
+        """What the file holds of rows [first, end), which are of one file: codes [end - first, width], mapped."""
+        place = int(np.searchsorted(self.starts, first, side="right")) - 1
+        start = int(self.starts[place])
+        return self.parts[place][first - start : end - start]
+
     def take(self, rows: NDArray[np.int64]) -> Tensor:
         """Rows [m] by number, in the order asked for: [m, D]."""
         order = np.argsort(rows, kind="stable")

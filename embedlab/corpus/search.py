@@ -23,16 +23,17 @@ from torch import Tensor
 from embedlab.config.read import read_record
 from embedlab.corpus import approximate
 from embedlab.corpus.inputs import Texts
-from embedlab.corpus.parts import MANIFEST, sha256, write_ranges
+from embedlab.corpus.parts import MANIFEST, sha256
 from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
-from embedlab.corpus.vector_files import NpyFile
+from embedlab.corpus.vector_files import NpyFile, write_ranges
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import RESCORE, CodesTopK, TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
-from embedlab.files import check_replaceable, locked, whole_folder
+from embedlab.files import check_replaceable, whole_folder
+from embedlab.locks import WorkFolder, sole_writer
 
 FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
 _OPTIONAL = ("rows.npy", RANGES, *approximate.FILES)
@@ -205,7 +206,7 @@ def build_vector_index(
 def _new_folder(folder: str | Path, overwrite: bool) -> Iterator[Path]:
     target = Path(folder)
     check_replaceable(target, ("index.json",), "a search index", overwrite)
-    with whole_folder(target) as work:
+    with sole_writer(target, "index"), whole_folder(target, replace=overwrite) as work:
         yield work
 
 
@@ -266,13 +267,8 @@ def _alone(work: Path | None) -> Iterator[None]:
     if work is None:
         yield
         return
-    with locked(work / "lock", wait=False) as held:
-        if not held:
-            raise UserError(
-                "another process builds here", file=work, key="work", fix="wait, or another folder"
-            )
+    with WorkFolder(work, approximate.BUILD, approximate.NAMES, kept="*.faiss").held(work, "work"):
         yield
-        approximate.clear(work)
 
 
 @contextmanager

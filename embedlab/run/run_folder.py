@@ -21,7 +21,8 @@ from embedlab.config.read import read_record
 from embedlab.config.run_files import Owner
 from embedlab.distributed.devices import global_rank
 from embedlab.errors import UserError, one_line
-from embedlab.files import lives, locked, whole_file, write_whole
+from embedlab.files import lives, whole_file, write_whole
+from embedlab.locks import locked
 
 log = logging.getLogger(__name__)
 

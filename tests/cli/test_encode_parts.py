@@ -406,11 +406,11 @@ def test_what_other_settings_left_is_not_taken(more: str, ckpt: Path, source: Pa
 def test_a_file_has_one_writer(
     ckpt: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from embedlab.files import locked
+    from embedlab.locks import locked
 
     with locked(tmp_path / ".a.npy.parts" / ".lock"):
         assert one(ckpt, source, tmp_path / "a.npy") == 2
-    assert "another process writes this file" in capsys.readouterr().err
+    assert "another process writes it (output)" in capsys.readouterr().err
 
 
 # memory

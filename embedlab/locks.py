@@ -25,7 +25,7 @@ def sole_writer(path: Path, key: str, lock: Path | None = None) -> Iterator[None
     Args:
         path: a file or a folder.
         key: that says where it is.
-        lock: in a folder of the writer's; None: a hidden file beside `path`, which is gone at the end.
+        lock: the lock file, which is gone at the end; None: a hidden one beside `path`.
 
     Raises:
         UserError: another process writes it.
@@ -39,7 +39,7 @@ def sole_writer(path: Path, key: str, lock: Path | None = None) -> Iterator[None
         try:
             yield
         finally:
-            if lock is None:
+            if not _filled(file):
                 file.unlink(missing_ok=True)
 
 
@@ -68,17 +68,18 @@ class WorkFolder:
         Args:
             of: what the work is for, and `key` says where it is.
             key: for messages.
-            stays: afterwards; else it is gone. A block that fails leaves what is worth going on with.
+            stays: afterwards; else it is gone. A block that fails leaves what was there or is worth going on with.
 
         Raises:
             UserError: another process works here, or there are other things than such work.
         """
         self._check(key)
+        begun = (self.path / self.mark).exists()
         with sole_writer(of, key, self.path / self.lock):
             try:
                 yield
             except BaseException:
-                if not any(self.path.glob(self.kept)):
+                if not begun and not any(self.path.glob(self.kept)):
                     self.clear()
                 raise
             if not stays:
@@ -93,8 +94,8 @@ class WorkFolder:
         """Remove the work, and the folder where nothing else is in it."""
         if self.path.is_dir():
             self.empty()
-            remove(self.path / self.lock)
             with suppress(OSError):
+                (self.path / self.lock).unlink(missing_ok=True)
                 self.path.rmdir()
 
     def _own(self, name: str) -> bool:
@@ -105,13 +106,19 @@ class WorkFolder:
     def _check(self, key: str) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise UserError("is a file", file=self.path, key=key, fix="another place")
-        names = set(os.listdir(self.path) if self.path.is_dir() else ()) - {self.lock}
+        names = set(os.listdir(self.path) if self.path.is_dir() else ())
+        names -= set() if _filled(self.path / self.lock) else {self.lock}
         found = [name for name in names if not self._own(name)]
         if not found and self.mark not in names:
             found = [name for name in names if not BESIDE.fullmatch(name)]
         if found:
             told = f"holds other things than the work of this command, such as {min(found)}"
             raise UserError(told, file=self.path, key=key, fix="another place, or move them away")
+
+
+def _filled(lock: Path) -> bool:
+    """Whether a lock file says something, as none of ours does here: it is another program's."""
+    return lock.exists() and lock.stat().st_size > 0
 
 
 @contextmanager

@@ -49,6 +49,13 @@ def test_a_second_writer_is_refused_and_nothing_stays(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["new"]
 
 
+def test_another_programs_lock_stays(tmp_path: Path) -> None:
+    (tmp_path / ".out.lock").write_text("1234")
+    with sole_writer(tmp_path / "out", "out"):
+        pass
+    assert (tmp_path / ".out.lock").read_text() == "1234"
+
+
 # the folder of a command's work
 
 
@@ -58,7 +65,8 @@ def work(folder: Path) -> WorkFolder:
 
 def begun(folder: Path) -> None:
     folder.mkdir()
-    for name in ("lock", "mark.json", "part-1"):
+    (folder / "lock").touch()
+    for name in ("mark.json", "part-1"):
         (folder / name).write_text(name)
     (folder / "part-2").mkdir()
     (folder / ".part-3.elsewhere.7.00000000.new").write_text("half")
@@ -74,20 +82,26 @@ def test_work_is_gone_at_the_end_or_stays(there: str, stays: bool, tmp_path: Pat
     folder = tmp_path / "work"
     if there == "begun":
         begun(folder)
+        (folder / "lock").unlink()
     elif there == "empty":
         folder.mkdir()
     with work(folder).held(tmp_path / "out", "output", stays):
-        before = seen(folder)
+        before = [name for name in seen(folder) if name != "lock"]
         with pytest.raises(UserError, match="another process writes it"), work(folder).held(folder, "work"):
             pytest.fail("two at once")
     assert seen(tmp_path) == (["work", *(f"work/{name}" for name in before)] if stays else [])
 
 
-@pytest.mark.parametrize("there", ["absent", "begun"])
+@pytest.mark.parametrize("there", ["absent", "empty", "marked", "begun"])
 def test_work_that_fails_leaves_what_is_worth_going_on_with(there: str, tmp_path: Path) -> None:
     if there == "begun":
         begun(tmp_path / "work")
-    before = seen(tmp_path)
+        (tmp_path / "work" / "lock").unlink()
+    elif there != "absent":
+        (tmp_path / "work").mkdir()
+    if there == "marked":
+        (tmp_path / "work" / "mark.json").write_text("{}")
+    before = [] if there == "empty" else seen(tmp_path)
     with pytest.raises(KeyboardInterrupt), work(tmp_path / "work").held(tmp_path / "out", "output"):
         raise KeyboardInterrupt
     assert seen(tmp_path) == before
@@ -100,6 +114,7 @@ FOREIGN = {
     "by names alone": ["part-1"],
     "hidden": ["mark.json", ".git"],
     "of the lock's name too": ["lock", "thesis.txt"],
+    "another lock": ["lock"],
 }
 
 
@@ -140,5 +155,5 @@ def test_the_mark_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     order: list[str] = []
     monkeypatch.setattr("embedlab.locks.remove", lambda path: order.append(path.name))
     work(tmp_path / "work").clear()
-    assert order[-2:] == ["mark.json", "lock"]
+    assert order[-1] == "mark.json"
     assert set(order) == set(os.listdir(tmp_path / "work"))

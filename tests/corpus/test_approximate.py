@@ -173,7 +173,6 @@ def test_work_outlives_a_kill_and_not_the_build(tmp_path: Path, monkeypatch: pyt
         build_vector_index(tmp_path / "index", source, layout=layout, told=kill)
     assert sorted(p.name for p in work.iterdir()) == [
         "build.json",
-        "lock",
         "rows-000000000000.faiss",
         "trained.faiss",
     ]

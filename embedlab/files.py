@@ -16,8 +16,12 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from embedlab.errors import UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -150,6 +154,22 @@ def write_new(path: Path, content: str | bytes) -> bool:
         except FileExistsError:
             return False
     return True
+
+
+def write_header(file: IO[bytes], dtype: DTypeLike, shape: tuple[int, ...]) -> None:
+    """The beginning of a .npy file, after which the bytes of an array follow, row by row."""
+    import numpy as np
+
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+
+
+def write_array(file: IO[bytes], array: NDArray[Any]) -> None:
+    """As `np.save`, which may end well on a full disk: what the C library still held is lost without a word."""
+    import numpy as np
+
+    write_header(file, array.dtype, array.shape)
+    file.write(np.ascontiguousarray(array).data)
 
 
 @contextmanager

@@ -149,8 +149,9 @@ def _train(faiss: Any, stored: Stored, plan: Plan) -> Any:
 
 
 def _write(faiss: Any, index: Any, path: Path) -> None:
-    with whole_file(path) as new:
-        faiss.write_index(index, str(new))
+    with whole_file(path) as new, new.open("wb") as file:
+        # faiss's own writer says nothing of a disk that is full when it closes the file.
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
 
 def _read(faiss: Any, path: Path) -> Any:
@@ -279,7 +280,7 @@ def measure(
 def save(index: Any, folder: Path, facts: dict[str, Any]) -> Lists:
     """Write lists.faiss and lists.json; `facts`: the fields of `Lists` beside sha256."""
     path = folder / "lists.faiss"
-    import_faiss().write_index(index, str(path))
+    _write(import_faiss(), index, path)
     lists = Lists(sha256=_digest(path), **facts)
     (folder / "lists.json").write_text(json_text(asdict(lists)), encoding="utf-8")
     return lists

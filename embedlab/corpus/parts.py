@@ -35,7 +35,7 @@ from embedlab.config.read import record
 from embedlab.corpus.vector_files import VectorFile, vector_file, write_ranges
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
-from embedlab.files import write_new, write_whole
+from embedlab.files import made, write_new, write_whole
 
 MANIFEST, DONE = "manifest.json", "done.json"
 _FORMAT = 1
@@ -189,9 +189,9 @@ class Parts:
             UserError: it holds other things, or parts of another manifest.
         """
         check_folder(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if not write_new(folder / MANIFEST, manifest.text()):
-            manifest.check(Manifest.read(folder), folder / MANIFEST)
+        with made(folder):
+            if not write_new(folder / MANIFEST, manifest.text()):
+                manifest.check(Manifest.read(folder), folder / MANIFEST)
         if codes.calibrated:
             write_ranges(folder / RANGES, codes)
         return cls(folder, manifest, codes)

@@ -32,7 +32,7 @@ from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import RESCORE, CodesTopK, TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
-from embedlab.files import check_replaceable, whole_folder
+from embedlab.files import check_replaceable, whole_folder, write_array
 from embedlab.locks import WorkFolder, sole_writer
 
 FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
@@ -236,7 +236,8 @@ class _TextsFile:
 
     def __exit__(self, *error: object) -> None:
         self._stream.close()
-        np.save(self._folder / "offsets.npy", np.asarray(self._offsets, dtype=np.int64))
+        with (self._folder / "offsets.npy").open("wb") as file:
+            write_array(file, np.asarray(self._offsets, dtype=np.int64))
 
 
 def _finished(

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
-from embedlab.files import check_writable, whole_file, write_new
+from embedlab.files import check_writable, whole_file, write_array, write_header, write_new
 
 _BLOCK = 8192
 
@@ -92,8 +92,7 @@ class NpyFile(_Writer):
     def _header(self) -> bytes:
         header = io.BytesIO()
         assert self.codes is not None
-        descr, shape = np.lib.format.dtype_to_descr(self.codes.dtype), (self.count, self.codes.width)
-        np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+        write_header(header, self.codes.dtype, (self.count, self.codes.width))
         return header.getvalue()
 
     def close(self) -> None:
@@ -193,7 +192,7 @@ def write_ranges(path: Path, codes: Codes) -> None:
     """
     assert codes.ranges is not None
     content = io.BytesIO()
-    np.save(content, np.ascontiguousarray(codes.ranges, dtype="<f4"))
+    write_array(content, codes.ranges.astype("<f4"))
     if not write_new(path, content.getvalue()) and path.read_bytes() != content.getvalue():
         raise UserError("holds other ranges than calibration=", file=path, fix="write to another folder")
 

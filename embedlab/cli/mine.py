@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     teacher = _teacher(config)
     index = _index(config, encoder, teacher)
     names = r"texts|model|teacher|mined-[0-9a-f]{16}"
-    folder = WorkFolder(work, "settings.json", names, kept="texts")
+    folder = WorkFolder(work, "settings.json", names, kept="model/*/*.npy")
     with sole_writer(out, "output"), folder.held(work, "work", stays=config["work"] is not None):
         _check_work(work, tables, encoder, teacher, index)
         _mine(config, settings, tables, work, out, encoder, teacher, index)

@@ -89,9 +89,11 @@ def _signed(lock: Path, place: Path) -> Iterator[None]:
             "locks here. Make sure that it has ended.", lock, one_line(str(before)),
         )  # fmt: skip
     owner = Owner(os.getpid(), platform.node(), shlex.join(sys.orig_argv)[:500])
-    lock.write_text(json.dumps(asdict(owner)), encoding="utf-8")  # in place: another file would not be locked
-    _held.add(place)
     try:
+        lock.write_text(
+            json.dumps(asdict(owner)), encoding="utf-8"
+        )  # in place: another file would not be locked
+        _held.add(place)
         yield
     finally:
         _held.discard(place)

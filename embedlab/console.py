@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from embedlab.errors import printable
-from embedlab.files import locked
+from embedlab.locks import locked
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,11 +1,9 @@
-"""The package's own folders, and how it writes: modes, locks, whole files, full disks, files that are damaged."""
+"""The package's own folders, and how it writes: modes, whole files, full disks, files that are damaged."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
-import logging
 import os
 import pickle
 import platform
@@ -18,10 +16,12 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 from embedlab.errors import UserError
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -120,7 +120,7 @@ def check_replaceable(folder: Path, marks: Sequence[str], what: str, overwrite: 
         raise UserError(f"holds {what} already", file=folder, key="overwrite", value="false", fix=fix)
 
 
-_BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)\.(?P<process>\d+)\.[a-z0-9_]{8}\.(?P<kind>new|old)")
+BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)\.(?P<process>\d+)\.[a-z0-9_]{8}\.(?P<kind>new|old)")
 """What a process writes beside a target until it is whole (``new``), and what it is about to replace (``old``)."""
 _HOST = re.sub(r"[^\w-]", "-", platform.node()) or "localhost"
 _own: set[str] = set()
@@ -144,10 +144,10 @@ def write_whole(path: Path, text: str) -> None:
         new.write_text(text, encoding="utf-8")
 
 
-def write_new(path: Path, text: str) -> bool:
-    """Write a text file, whole, unless there is one: of several processes one succeeds. False where there was one."""
+def write_new(path: Path, content: str | bytes) -> bool:
+    """Write a file, whole, unless there is one: of several processes one succeeds. False where there was one."""
     with _beside(path, "new") as new, writing(path, new):
-        new.write_text(text, encoding="utf-8")
+        new.write_bytes(content.encode() if isinstance(content, str) else content)
         _finish(new)
         try:
             os.link(new, path)
@@ -156,24 +156,54 @@ def write_new(path: Path, text: str) -> bool:
     return True
 
 
+def write_header(file: IO[bytes], dtype: DTypeLike, shape: tuple[int, ...]) -> None:
+    """The beginning of a .npy file, after which the bytes of an array follow, row by row."""
+    import numpy as np
+
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
+
+
+def write_array(file: IO[bytes], array: NDArray[Any]) -> None:
+    """As `np.save`, which may end well on a full disk: what the C library still held is lost without a word."""
+    import numpy as np
+
+    write_header(file, array.dtype, array.shape)
+    file.write(np.ascontiguousarray(array).data)
+
+
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def whole_folder(target: Path, replace: bool = True) -> Iterator[Path]:
     """Gives an empty folder beside `target`, which takes its place when the block ends well, and is gone otherwise.
+    Unless it may `replace` one, what others have put there meanwhile stays (an OSError that names it).
 
     The two change places at once. Where the file system cannot (NFS), there is no `target` between two renames: what
     kills the process there leaves the old folder hidden, and the next `whole_folder` or `whole_file` beside it on the
     same machine puts it back. It also removes what dead processes left. A full disk is told as `writing` does.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _beside(target, "new") as new, writing(target, new):
+    with made(target.parent), _beside(target, "new") as new, writing(target, new):
         new.mkdir()
         yield new
         for path in (*new.rglob("*"), new):
             _finish(path)
-        if not target.exists():
-            new.rename(target)
+        if not target.exists() or not (replace or target.is_symlink()):
+            new.rename(target)  # which the system refuses where a folder is not empty
         elif not exchange(new, target):
             _replace_folder(new, target)
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """See that `folder` and those above it are there; of those that it makes, a block that fails leaves none empty."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for each in missing:
+            with suppress(OSError):
+                each.rmdir()
+        raise
 
 
 def exchange(one: Path, other: Path) -> bool:
@@ -221,13 +251,13 @@ def _beside(target: Path, kind: str) -> Iterator[Path]:
         yield path
     finally:
         if kind == "new" or target.exists():
-            _remove(path)
+            remove(path)
         _own.discard(path.name)
 
 
 def _sweep(folder: Path) -> None:
     """Put back or remove what dead processes of this machine left in a folder."""
-    found = [match for name in os.listdir(folder) if (match := _BESIDE.fullmatch(name))]
+    found = [match for name in os.listdir(folder) if (match := BESIDE.fullmatch(name))]
     for match in sorted(found, key=lambda m: m["kind"], reverse=True):  # old ones first
         if match["host"] == _HOST and match[0] not in _own and not lives(int(match["process"])):
             left, target = folder / match[0], folder / match["name"]
@@ -237,7 +267,7 @@ def _sweep(folder: Path) -> None:
                 if match["kind"] == "old" and not target.exists():
                     left.rename(target)
                 else:
-                    _remove(left)
+                    remove(left)
 
 
 def lives(process: int) -> bool:
@@ -251,7 +281,8 @@ def lives(process: int) -> bool:
     return process != os.getpid()
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all that is in it, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -266,80 +297,6 @@ def _finish(path: Path) -> None:
     if path.is_file():
         with path.open("rb") as file:
             os.fsync(file.fileno())
-
-
-@contextmanager
-def locked(path: Path, wait: bool = True, doing: str = "holds this lock") -> Iterator[bool]:
-    """Hold the lock file `path` (made where it is missing, and left there); gives False where another holds it.
-
-    The kernel lets go of the lock when its holder ends in any way, so a dead process never keeps it; nor does a
-    child that the holder has forked. A holder may remove the file at its end. Where the file system has no locks,
-    one line says so and the block runs without.
-
-    Args:
-        path: the lock file.
-        wait: wait for another holder; otherwise give False at once.
-        doing: what a holder does, for the line in the log that says for what this process waits.
-
-    Raises:
-        OSError: it cannot be opened, is a symbolic link (which could lead anywhere), or belongs to another user, who
-            could hold it for ever.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = _open_lock(path)
-    try:
-        held = _take(handle, path, wait, doing)
-        while held and not (path.exists() and os.path.samestat(os.fstat(handle), path.stat())):
-            _close_lock(handle)
-            handle = _open_lock(path)
-            held = _take(handle, path, wait, doing)
-        yield held
-    finally:
-        _close_lock(handle)
-
-
-_locks: set[int] = set()
-"""Open lock files of this process."""
-
-
-def _open_lock(path: Path) -> int:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    _locks.add(handle)
-    if not is_ours(os.fstat(handle)):
-        _close_lock(handle)
-        raise PermissionError(errno.EACCES, "the lock belongs to another user", str(path))
-    return handle
-
-
-def _close_lock(handle: int) -> None:
-    if handle in _locks:
-        _locks.remove(handle)
-        os.close(handle)
-
-
-def _close_locks() -> None:
-    for handle in tuple(_locks):
-        _close_lock(handle)
-
-
-# The workers of a loader outlive a killed process for a while, and would hold its locks with it.
-os.register_at_fork(after_in_child=_close_locks)
-
-
-def _take(handle: int, path: Path, wait: bool, doing: str) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError as bad:
-        if bad.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            log.warning(
-                "no file locks in %s (%s); other processes are not waited for", path.parent, bad.strerror
-            )
-            return True
-    if wait:
-        log.info("another process %s; waiting for it (%s)", doing, path)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    return wait
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -9,8 +9,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -134,7 +132,7 @@ while True:
     if there:
         put("old")
     elif target.exists():
-        files._remove(target)
+        files.remove(target)
     if not killed_at(step):
         break
     at_once = content()
@@ -198,24 +196,6 @@ def test_what_a_living_process_or_another_machine_writes_is_left_alone(tmp_path:
     with _paths.whole_folder(tmp_path / "other"):
         pass
     assert {p.name for p in tmp_path.iterdir()} == {"other", "e", *names[2:]}
-
-
-def test_a_second_holder_of_a_lock_is_told_or_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, order = tmp_path / "new" / ".lock", []
-
-    def second() -> None:
-        with _paths.locked(path, doing="trains here") as held:
-            order.append(("second", held))
-
-    with caplog.at_level("INFO"), _paths.locked(path) as held:
-        thread = threading.Thread(target=second)
-        thread.start()
-        while "another process trains here; waiting for it" not in caplog.text:
-            time.sleep(0.01)
-        with _paths.locked(path, wait=False) as other:
-            order.append(("first", held and not other))
-    thread.join()
-    assert order == [("first", True), ("second", True)]
 
 
 def test_folders_above_need_not_exist_and_are_not_made(tmp_path: Path) -> None:

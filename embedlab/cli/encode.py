@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +17,9 @@ from embedlab.cli.encoders import named
 from embedlab.cli.texts import open_texts
 from embedlab.data.sources import find_files
 from embedlab.distributed.devices import global_rank, launched, local_rank, world_size
-from embedlab.errors import UserError
-from embedlab.files import check_writable, is_ours, locked, writing
+from embedlab.errors import UserError, blamed_on
+from embedlab.files import check_writable, is_ours, writing
+from embedlab.locks import WorkFolder
 from embedlab.run.processes import STARTER, end_with_starter, start_ranks
 
 if TYPE_CHECKING:
@@ -42,12 +42,14 @@ def main(argv: Sequence[str]) -> int:
         return _check(job)
     config["ckpt"] = named(config["ckpt"])
     if job.single:
+        from embedlab.corpus.encode import join_parts
+
         with _work_folder(job):
             parts = _encode(job, config)
             total = parts.total()
             if total.vectors == 0:
                 raise job.texts.readers[0][0].error("no row with text", fix="give a file with sentences")
-            _join(parts, job.out)
+            join_parts(parts, job.out)
         print(f"{total.vectors:,} vectors: {job.out}" + _said(total, config["empty"]))
         return 0
     if job.processes > 1 and not launched():
@@ -93,6 +95,13 @@ class Job:
     def single(self) -> bool:
         """Whether the output is one file."""
         return self.folder != self.out
+
+    @property
+    def work(self) -> WorkFolder:
+        """The hidden folder of a single file's parts."""
+        from embedlab.corpus.parts import MANIFEST, NAMES
+
+        return WorkFolder(self.folder, MANIFEST, NAMES, kept="part-*.json", lock=".lock")
 
 
 def _job(config: dict[str, Any]) -> Job:
@@ -194,7 +203,7 @@ def _encode(job: Job, config: dict[str, Any]) -> Parts:
     codes = _codes(config, configured.dim)
     manifest = _manifest(job, config, configured, codes)
     if job.single:
-        _clear(job.folder, manifest)
+        _clear(job, manifest)
     parts = Parts.begin(job.folder, manifest, codes)
     number = attrgetter("line" if job.single else "row")
     chunks = Chunks(config["chunk"], config["window"] << 20, config["empty"], number)
@@ -208,7 +217,7 @@ def _encode(job: Job, config: dict[str, Any]) -> Parts:
         UserError
     ):  # of a text: the input or the settings have to change, and with them the parts of a single file
         if job.single:
-            shutil.rmtree(job.folder)
+            job.work.clear()
         raise
     parts.finish(job.texts.count())
     return parts
@@ -269,43 +278,31 @@ def _work_folder(job: Job) -> Iterator[None]:
 
     It stays where a kill, Ctrl-C, a full disk or the device ended the work and a part is whole: the next run goes on.
     """
-    work = job.folder
-    if work.is_symlink() or (work.exists() and not is_ours(work.stat())):
-        raise UserError("belongs to another user", file=work, fix="remove it, or write elsewhere")
-    with writing(job.out, work), locked(work / ".lock", wait=False) as held:
-        if not held:
-            raise UserError("another process writes this file", file=job.out, fix="wait for it")
-        try:
+    from embedlab.corpus.parts import MANIFEST, Manifest
+
+    folder, work = job.folder, job.work
+    if folder.is_symlink() or (folder.exists() and not is_ours(folder.stat())):
+        raise UserError("belongs to another user", file=folder, fix="remove it, or write elsewhere")
+    if (folder / MANIFEST).exists():
+        with blamed_on("output", job.out, fix=f"move {folder} away, or write elsewhere"):
+            Manifest.read(folder)
+    try:
+        with writing(job.out, folder), work.held(job.out, "output"):
             yield
-        except BaseException:
-            if not any(work.glob("part-*.json")):
-                shutil.rmtree(work, ignore_errors=True)
-            elif sys.exc_info()[0] is KeyboardInterrupt:
-                print("embedlab: what is done is kept, the same command goes on", file=sys.stderr)
-            raise
-        shutil.rmtree(work)
+    except KeyboardInterrupt:
+        if any(folder.glob(work.kept)):
+            print("embedlab: what is done is kept, the same command goes on", file=sys.stderr)
+        raise
 
 
-def _join(parts: Parts, out: Path) -> None:
-    from embedlab.corpus.encode import join_parts
-    from embedlab.corpus.parts import write_ranges
-    from embedlab.encoders.codes import RANGES
-
-    if parts.codes is not None and parts.codes.calibrated:
-        write_ranges(out.with_name(RANGES), parts.codes)
-    join_parts(parts, out)
-
-
-def _clear(folder: Path, manifest: Manifest) -> None:
+def _clear(job: Job, manifest: Manifest) -> None:
     """Empty the hidden folder of a single file, unless its parts are of this manifest."""
     from embedlab.corpus.parts import MANIFEST, Manifest
 
     try:
-        manifest.check(Manifest.read(folder), folder / MANIFEST)
+        manifest.check(Manifest.read(job.folder), job.folder / MANIFEST)
     except UserError:
-        for path in folder.iterdir():
-            if path.name != ".lock":
-                path.unlink()
+        job.work.empty()
 
 
 # what is said

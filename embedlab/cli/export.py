@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from embedlab.cli.compose import compose
 from embedlab.errors import UserError
 from embedlab.files import check_replaceable, check_writable, whole_folder
+from embedlab.locks import sole_writer
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
@@ -40,6 +41,12 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("nothing is pushed", key=key, value=value, fix="push=ORG/NAME too")
     check_replaceable(out, _EXPORTED, "an encoder", config["overwrite"])
     check_writable(out)
+    with sole_writer(out, "out"):
+        _export(config, target, out, precision)
+    return 0
+
+
+def _export(config: dict[str, Any], target: str, out: Path, precision: str) -> None:
     from embedlab.backbones.hub import push
     from embedlab.cli.encoders import load_encoder
     from embedlab.export.card import model_card
@@ -49,13 +56,12 @@ def main(argv: Sequence[str]) -> int:
     def card(made: Path) -> str:
         return model_card(encoder, out.name, config["licence"], made)
 
-    told = export(encoder, target, out, bool(config["normalize"]), card, precision)
+    told = export(encoder, target, out, bool(config["normalize"]), card, precision, config["overwrite"])
     print(f"{target}: {out} (32 sentences, {told})")
     if config["push"]:
         name, revision = str(config["push"]), config["push_revision"]
         commit = push(out, name, None if revision is None else str(revision))
         print(f"pushed to {name}, commit {commit}")
-    return 0
 
 
 def export(
@@ -65,15 +71,16 @@ def export(
     normalize: bool = True,
     card: Callable[[Path], str] | None = None,
     precision: str = "float32",
+    replace: bool = True,
 ) -> str:
-    """Writes `encoder` as `target` to the folder `out` (replaced if it exists), whole or not at all.
+    """Writes `encoder` as `target` to the folder `out` (replaced if it exists, and may be), whole or not at all.
 
     Returns what a round trip on 32 sentences found; raises RuntimeError, and writes nothing, when the difference is
     beyond the format's tolerance, or with ``precision="int8"`` a cosine below `_LEAST_COSINE`.
     """
     write, tolerance = FORMATS[target]
     encoder = encoder.merged()
-    with whole_folder(out.absolute()) as made:
+    with whole_folder(out.absolute(), replace) as made:
         encode = write(encoder, made, normalize)
         if precision == "int8":
             from embedlab.export.onnx import load_onnx, quantize_onnx

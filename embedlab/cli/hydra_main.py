@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from embedlab import files as _paths
 from embedlab.cli.compose import explained, known_keys, plain, readable
 from embedlab.cli.config_errors import no_flag
+from embedlab.cli.exits import as_user_error
 from embedlab.cli.keys import KEYS, annotated
 from embedlab.errors import UserError
 from embedlab.run.run_folder import LOCK, check_free, owned
@@ -64,6 +65,7 @@ class FreeFolder(Callback):
             _check_links(Path(folder), key)
             if key == "hydra.run.dir":
                 check_free(Path(folder), OmegaConf.select(config, "ckpt_path"), key)
+            self.until_the_end.enter_context(_unused_unless_it_goes_well(Path(folder)))
         except OmegaConfBaseException:  # what does not resolve, Hydra says itself
             return
         except UserError as error:
@@ -112,6 +114,8 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
     except InstantiationException:
         raise
     except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if not started and isinstance(error.__cause__, OSError):  # of the log's file, says Python's logging
+            raise _of_folder(error.__cause__, arguments) from error
         overrides = [a for a in arguments if not a.startswith("-") and ("=" in a or a.startswith("~"))]
         found = explained(error, config_name, overrides)
         if found is None:
@@ -120,12 +124,17 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
     except OSError as error:
         if started or (error.filename is None and _paths.full(error) is None):
             raise
-        key = "hydra.sweep.dir" if {"-m", "--multirun"} & set(arguments) else "hydra.run.dir"
-        given = next((a.partition("=")[2] for a in arguments if a.startswith(f"{key}=")), None)
-        raise _not_made(error, key, given) from error
+        raise _of_folder(error, arguments) from error
     if raised:
         raise raised[0]
     return 0
+
+
+def _of_folder(error: OSError, arguments: list[str]) -> UserError:
+    """What Hydra met in the folder of the run or sweep that the arguments name."""
+    key = "hydra.sweep.dir" if {"-m", "--multirun"} & set(arguments) else "hydra.run.dir"
+    given = next((a.partition("=")[2] for a in arguments if a.startswith(f"{key}=")), None)
+    return _not_made(error, key, given)
 
 
 def _not_made(error: OSError, key: str, given: str | None = None) -> UserError:
@@ -173,7 +182,7 @@ def _job(task: Task, raised: list[Exception], started: list[bool], argv: list[st
         try:
             return task(plain(config))
         except Exception as error:
-            if isinstance(error, UserError):
+            if as_user_error(error) is not None:
                 _remove_if_unused(folder)
             raised.append(error)
             return None
@@ -194,9 +203,18 @@ def _check_flags(arguments: list[str], config_name: str) -> None:
             raise no_flag(arguments[place:], known_keys(config_name), f"embedlab {config_name}")
 
 
+@contextmanager
+def _unused_unless_it_goes_well(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        _remove_if_unused(folder)
+        raise
+
+
 def _remove_if_unused(folder: Path) -> None:
     """Bad input leaves nothing behind: a run folder that holds only what Hydra put there goes away."""
-    entries = list(folder.iterdir())
+    entries = list(folder.iterdir()) if folder.is_dir() else []
     if all(e.name in (".hydra", LOCK) or (e.suffix == ".log" and e.stat().st_size == 0) for e in entries):
         shutil.rmtree(folder, ignore_errors=True)
 

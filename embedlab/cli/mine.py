@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,8 @@ from embedlab.cli.compose import compose
 from embedlab.config.mine import MineSettings, check_output
 from embedlab.console import print_table, progress_bar
 from embedlab.errors import UserError
-from embedlab.files import check_replaceable, check_writable, locked, write_whole
+from embedlab.files import check_writable, write_whole
+from embedlab.locks import WorkFolder, sole_writer
 
 if TYPE_CHECKING:
     from embedlab.cli.encoders import Configured
@@ -45,15 +45,11 @@ def main(argv: Sequence[str]) -> int:
     encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"], dim=config["dim"]), config)
     teacher = _teacher(config)
     index = _index(config, encoder, teacher)
-    check_replaceable(work, ("settings.json", "lock"), "the work of a run of mine")
-    work.mkdir(parents=True, exist_ok=True)
-    with locked(work / "lock", wait=False) as held:
-        if not held:
-            raise UserError("another process mines here", file=work, key="work", fix="work=ANOTHER, or wait")
+    names = r"texts|model|teacher|mined-[0-9a-f]{16}"
+    folder = WorkFolder(work, "settings.json", names, kept="model/*/*.npy")
+    with sole_writer(out, "output"), folder.held(work, "work", stays=config["work"] is not None):
         _check_work(work, tables, encoder, teacher, index)
         _mine(config, settings, tables, work, out, encoder, teacher, index)
-    if config["work"] is None:
-        shutil.rmtree(work)
     return 0
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embedlab.cli.compose import Parser
 from embedlab.errors import UserError
-from embedlab.files import check_writable, write_whole
+from embedlab.files import check_writable, made, whole_file
 from embedlab.run.run_folder import holds_run, owned
 from embedlab.run.sweep import RECORD as SWEEP
 
@@ -69,9 +69,9 @@ def _mteb(options: Namespace) -> int:
     found = compare(options.mteb[0], options.mteb[1], options.qrels)
     print(found.markdown())
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        write_whole(options.out / "mteb.md", found.markdown())
-        write_whole(options.out / "mteb.json", json.dumps(found.plain(), indent=2) + "\n")
+        texts = {"mteb.md": found.markdown(), "mteb.json": json.dumps(found.plain(), indent=2) + "\n"}
+        with _all_or_none(options.out, texts):
+            pass
         print(f"Written to {options.out}: mteb.md, mteb.json")
     return 0
 
@@ -92,11 +92,20 @@ def _report(options: Namespace, out: Path) -> None:
     listed.print()
     scores = csv_text(groups)
     page = html_page(groups, report, metric, baseline, len(unfinished), scores)
-    out.mkdir(parents=True, exist_ok=True)
-    for kind, text in (("md", listed.markdown()), ("csv", scores), ("html", page), ("tex", listed.latex())):
-        write_whole(out / f"report.{kind}", text)
-    written = ["report.md", "report.csv", "report.html", "report.tex", *_pictures(groups, metric, out)]
+    texts = {"md": listed.markdown(), "csv": scores, "html": page, "tex": listed.latex()}
+    texts = {f"report.{kind}": text for kind, text in texts.items()}
+    with _all_or_none(out, texts):
+        written = [*texts, *_pictures(groups, metric, out)]
     print(f"Written to {out}: {', '.join(written)}")
+
+
+@contextmanager
+def _all_or_none(folder: Path, texts: Mapping[str, str]) -> Iterator[None]:
+    """Write files that belong together, by name, when the block ends well; old ones stay beside no new one."""
+    with made(folder), ExitStack() as files:
+        for name, text in texts.items():
+            files.enter_context(whole_file(folder / name)).write_text(text, encoding="utf-8")
+        yield
 
 
 def _pictures(groups: Sequence[Group], metric: str, out: Path) -> list[str]:

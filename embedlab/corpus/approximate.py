@@ -10,7 +10,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,8 @@ from embedlab.evaluation.core.nearest import TopK
 from embedlab.files import whole_file, write_whole
 
 FILES = ("lists.faiss", "lists.json")
+BUILD, NAMES = "build.json", r"trained\.faiss|rows-\d{12,}\.faiss"
+"""In a working folder: what it is of, and a pattern of the rest."""
 DEPTHS = (1, 10, 100)
 QUESTIONS = 1000
 TARGET = 10
@@ -110,21 +111,13 @@ def build(
 def _claim(work: Path, settings: dict[str, Any]) -> None:
     """Take the folder for a build with these settings, or go on with one."""
     work.mkdir(parents=True, exist_ok=True)
-    path = work / "build.json"
+    path = work / BUILD
     if not path.is_file():
         write_whole(path, json_text(settings))
     elif path.read_text(encoding="utf-8") != json_text(settings):
         raise UserError(
             "is of other vectors or settings", file=path, key="work", fix="another folder, or empty it"
         )
-
-
-def clear(work: Path) -> None:
-    """Remove what `build` left in a folder, and the folder where nothing else is in it."""
-    for path in (work / "lock", work / "build.json", work / "trained.faiss", *work.glob("rows-*.faiss")):
-        path.unlink(missing_ok=True)
-    with suppress(OSError):
-        work.rmdir()
 
 
 def json_text(values: dict[str, Any]) -> str:
@@ -156,8 +149,9 @@ def _train(faiss: Any, stored: Stored, plan: Plan) -> Any:
 
 
 def _write(faiss: Any, index: Any, path: Path) -> None:
-    with whole_file(path) as new:
-        faiss.write_index(index, str(new))
+    with whole_file(path) as new, new.open("wb") as file:
+        # faiss's own writer says nothing of a disk that is full when it closes the file.
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
 
 def _read(faiss: Any, path: Path) -> Any:
@@ -286,7 +280,7 @@ def measure(
 def save(index: Any, folder: Path, facts: dict[str, Any]) -> Lists:
     """Write lists.faiss and lists.json; `facts`: the fields of `Lists` beside sha256."""
     path = folder / "lists.faiss"
-    import_faiss().write_index(index, str(path))
+    _write(import_faiss(), index, path)
     lists = Lists(sha256=_digest(path), **facts)
     (folder / "lists.json").write_text(json_text(asdict(lists)), encoding="utf-8")
     return lists

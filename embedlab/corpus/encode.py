@@ -108,8 +108,8 @@ def encode_parts(
 
 
 def join_parts(parts: Parts, path: Path) -> None:
-    """Write a file of all vectors of a folder whose parts are all there, as they were encoded."""
-    with vector_file(path, parts.codes) as target:
+    """Write a file of all vectors of a folder whose parts are all there, as they were encoded, and their ranges."""
+    with vector_file(path, parts.codes, ranges=True) as target:
         for number in parts.whole():
             for rows, codes in read_vectors(parts.path(number)):
                 target.append(rows, codes)

@@ -31,7 +31,7 @@ from embedlab.corpus.search import Index
 from embedlab.corpus.texts import StoredTexts, UnitVectors, mapped, text_hash, write_texts
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK
-from embedlab.files import whole_file, whole_folder
+from embedlab.files import whole_file, whole_folder, write_array
 
 _SPARE = 8
 """Candidates beyond the last one needed: scores of a block and of a pair differ in their last digits."""
@@ -113,8 +113,10 @@ def _write_pairs(
     both = np.stack([query_of, row_of[:n]], axis=1)
     both = both[np.sort(np.unique(both, axis=0, return_index=True)[1])]  # a pair that repeats is one
     both = both[both[:, 0].argsort(kind="stable")]
-    np.save(folder / "rows.npy", both[:, 1])
-    np.save(folder / "bounds.npy", np.searchsorted(both[:, 0], np.arange(new_query.sum() + 1)))
+    bounds = np.searchsorted(both[:, 0], np.arange(new_query.sum() + 1))
+    for name, values in (("rows", both[:, 1]), ("bounds", bounds)):
+        with (folder / f"{name}.npy").open("wb") as file:
+            write_array(file, values)
 
 
 def _first(hashes: array[int]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:

@@ -22,7 +22,6 @@ Every file appears whole. None says when or where it was written: two runs of on
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -32,16 +31,16 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from embedlab.config.read import record
-from embedlab.corpus.vector_files import VectorFile, vector_file
+from embedlab.corpus.vector_files import VectorFile, vector_file, write_ranges
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
-from embedlab.files import whole_file, write_new, write_whole
+from embedlab.files import made, write_new, write_whole
 
 MANIFEST, DONE = "manifest.json", "done.json"
 _FORMAT = 1
+NAMES = rf"{DONE}|{RANGES}|part-\d{{6,}}\.(json|npy|parquet)"
+"""A pattern of the names of all files but the manifest."""
 _SIDECAR = re.compile(r"part-(\d{6,})\.json")
 _AGAIN = "encode again, in another folder"
 
@@ -190,9 +189,9 @@ class Parts:
             UserError: it holds other things, or parts of another manifest.
         """
         check_folder(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if not write_new(folder / MANIFEST, manifest.text()):
-            manifest.check(Manifest.read(folder), folder / MANIFEST)
+        with made(folder):
+            if not write_new(folder / MANIFEST, manifest.text()):
+                manifest.check(Manifest.read(folder), folder / MANIFEST)
         if codes.calibrated:
             write_ranges(folder / RANGES, codes)
         return cls(folder, manifest, codes)
@@ -320,22 +319,6 @@ def check_folder(folder: Path) -> None:
             key="output",
             fix="another folder, or empty it",
         )
-
-
-def write_ranges(path: Path, codes: Codes) -> None:
-    """Write the ranges by which codes are decoded, or see that the same ones stand there.
-
-    Raises:
-        UserError: others do.
-    """
-    assert codes.ranges is not None
-    content = io.BytesIO()
-    np.save(content, np.ascontiguousarray(codes.ranges, dtype="<f4"))
-    if not path.exists():
-        with whole_file(path) as new:
-            new.write_bytes(content.getvalue())
-    elif path.read_bytes() != content.getvalue():
-        raise UserError("holds other ranges than calibration=", file=path, fix="write to another folder")
 
 
 def sha256(path: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.corpus.parts import MANIFEST, Counts, Parts, write_ranges
+from embedlab.corpus.parts import MANIFEST, Counts, Parts
 from embedlab.corpus.vector_files import FORMATS, VectorFile, read_vectors, vector_file
 from embedlab.encoders.codes import RANGES, Codes, Store, calibrate
 from embedlab.errors import UserError
@@ -122,9 +122,7 @@ def quantize(source: Source, out: Path, store: Store, ranges: NDArray[np.float32
         ranges = calibrate(source.vectors())
     codes = Codes(store, first.shape[1], ranges)
     if source.parts is None:
-        if codes.calibrated:
-            write_ranges(out.with_name(RANGES), codes)
-        with vector_file(out, codes) as target:
+        with vector_file(out, codes, ranges=True) as target:
             _copy(source.path, target)
         rows, after = target.count, out.stat().st_size
     else:

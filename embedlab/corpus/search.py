@@ -23,16 +23,17 @@ from torch import Tensor
 from embedlab.config.read import read_record
 from embedlab.corpus import approximate
 from embedlab.corpus.inputs import Texts
-from embedlab.corpus.parts import MANIFEST, sha256, write_ranges
+from embedlab.corpus.parts import MANIFEST, sha256
 from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
-from embedlab.corpus.vector_files import NpyFile
+from embedlab.corpus.vector_files import NpyFile, write_ranges
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
-from embedlab.evaluation.core.nearest import TopK, unit
+from embedlab.evaluation.core.nearest import RESCORE, CodesTopK, TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
-from embedlab.files import check_replaceable, locked, whole_folder
+from embedlab.files import check_replaceable, whole_folder, write_array
+from embedlab.locks import WorkFolder, sole_writer
 
 FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
 _OPTIONAL = ("rows.npy", RANGES, *approximate.FILES)
@@ -205,7 +206,7 @@ def build_vector_index(
 def _new_folder(folder: str | Path, overwrite: bool) -> Iterator[Path]:
     target = Path(folder)
     check_replaceable(target, ("index.json",), "a search index", overwrite)
-    with whole_folder(target) as work:
+    with sole_writer(target, "index"), whole_folder(target, replace=overwrite) as work:
         yield work
 
 
@@ -235,7 +236,8 @@ class _TextsFile:
 
     def __exit__(self, *error: object) -> None:
         self._stream.close()
-        np.save(self._folder / "offsets.npy", np.asarray(self._offsets, dtype=np.int64))
+        with (self._folder / "offsets.npy").open("wb") as file:
+            write_array(file, np.asarray(self._offsets, dtype=np.int64))
 
 
 def _finished(
@@ -266,13 +268,8 @@ def _alone(work: Path | None) -> Iterator[None]:
     if work is None:
         yield
         return
-    with locked(work / "lock", wait=False) as held:
-        if not held:
-            raise UserError(
-                "another process builds here", file=work, key="work", fix="wait, or another folder"
-            )
+    with WorkFolder(work, approximate.BUILD, approximate.NAMES, kept="*.faiss").held(work, "work"):
         yield
-        approximate.clear(work)
 
 
 @contextmanager
@@ -327,7 +324,7 @@ class Index:
             if (self.folder / name).is_symlink():  # what it leads to would be printed
                 raise UserError("is a link", file=self.folder / name, fix=_FIX)
         self.stored = _stored(self.folder, self.info)
-        rows, self._lists = self.info.rows, None
+        rows, self._lists, self._rescore = self.info.rows, None, RESCORE
         self._numbers = self._table("rows.npy", rows) if self.info.numbered else None
         if self.info.texts:
             self._offsets = self._table("offsets.npy", rows + 1)
@@ -339,6 +336,7 @@ class Index:
                 raise UserError("is damaged (offsets.npy does not fit texts.txt)", file=self.folder, fix=_FIX)
         if self.info.kind != "exact":
             self._faiss, self._lists = approximate.load(self.folder, rows, self.info.dim)
+            self._rescore = self._lists.rescore
 
     def _table(self, name: str, rows: int) -> NDArray[np.int64]:
         try:
@@ -363,18 +361,20 @@ class Index:
             )
 
     def tune(self, value: int | None = None, rescore: int | None = None) -> None:
-        """Search approximately in another way: `value` of its dial (nprobe, efSearch), `rescore` candidates an answer.
+        """Search in another way: `value` of the dial (nprobe, efSearch), `rescore` candidates an answer.
 
-        UserError where the index has no such dial.
+        UserError where the index has no such dial, or compares every vector as it is.
         """
-        if value is None and rescore is None:
-            return
-        if self._lists is None or (value is not None and not self._lists.dial):
-            what = "is exact" if self._lists is None else f"has no such dial ({self._lists.factory})"
+        lists = self._lists
+        what = "is exact" if lists is None else f"has no such dial ({lists.factory})"
+        if value is not None and (lists is None or not lists.dial):
             raise UserError(what, file=self.folder, key="nprobe", value=value, fix="leave it out")
-        if value is not None:
-            approximate.turn(self._faiss, self._lists.dial, value)
-        self._lists = replace(self._lists, rescore=rescore or self._lists.rescore)
+        if rescore is not None and lists is None and not self.stored.codes.packed:
+            raise UserError(what, file=self.folder, key="rescore", value=rescore, fix="leave it out")
+        if lists is not None and value is not None:
+            approximate.turn(self._faiss, lists.dial, value)
+        if rescore is not None:
+            self._rescore = rescore
 
     def search(self, encoder: Encoder, queries: Sequence[str], k: int = 10) -> list[list[Hit]]:
         """The `k` nearest texts of each query by cosine, best first."""
@@ -395,9 +395,18 @@ class Index:
             ]
 
     def nearest(self, queries: Tensor, k: int) -> tuple[Any, Any]:
-        """Places and scores, [q, k], of the texts nearest to unit vectors; a place below 0 stands for none."""
+        """Places and scores, [q, k], of the texts nearest to unit vectors; a place below 0 stands for none.
+
+        Exact without lists, but of a bit a feature: there the candidates are the nearest by Hamming distance.
+        """
         if self._lists is not None:
-            return approximate.nearest(self._faiss, self.stored, queries, k, self._lists.rescore)
+            return approximate.nearest(self._faiss, self.stored, queries, k, self._rescore)
+        if self.stored.codes.packed:
+            bits = CodesTopK(queries, self.stored.codes, k, self._rescore)
+            for first, end in self.stored.pieces():
+                bits.add(self.stored.held(first, end))
+            scores, rows = bits.result()
+            return rows, scores / self.info.dim**0.5  # the length of -1 and 1
         top = TopK(queries, k)
         for first, end in self.stored.pieces():
             top.add(self.stored.block(first, end))

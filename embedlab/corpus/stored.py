@@ -18,6 +18,7 @@ from embedlab.corpus.vector_files import NpyFile, read_vectors
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import unit
+from embedlab.files import write_array
 
 BLOCK = 1 << 16
 """Rows that are read at once."""
@@ -65,6 +66,12 @@ class Stored:
         place = int(np.searchsorted(self.starts, first, side="right")) - 1
         start = int(self.starts[place])
         return self._read(place, slice(first - start, end - start))
+
+    def held(self, first: int, end: int) -> NDArray[Any]:
+        """What the file holds of rows [first, end), which are of one file: codes [end - first, width], mapped."""
+        place = int(np.searchsorted(self.starts, first, side="right")) - 1
+        start = int(self.starts[place])
+        return self.parts[place][first - start : end - start]
 
     def take(self, rows: NDArray[np.int64]) -> Tensor:
         """Rows [m] by number, in the order asked for: [m, D]."""
@@ -239,7 +246,8 @@ def _copied(source: Source, work: Path) -> tuple[list[Part], Codes]:
         if not target.count or codes is None:
             raise UserError("there is no vector", file=source.files[0])
         target.close()
-    np.save(work / "rows.npy", np.concatenate(numbers))
+    with (work / "rows.npy").open("wb") as stream:
+        write_array(stream, np.concatenate(numbers))
     return [Part(Path("vectors.npy"), target.count)], codes
 
 

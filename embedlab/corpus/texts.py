@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import unit
 from embedlab.evaluation.core.vectors import Encoder, embed
-from embedlab.files import whole_file
+from embedlab.files import whole_file, write_array
 
 PART = 4096
 """Rows encoded and written at a time: a constant, since vectors of other batches may differ in their last digit."""
@@ -31,7 +31,8 @@ def write_texts(folder: Path, texts: Iterable[str]) -> None:
     with (folder / "texts.bin").open("wb") as file:
         for text in texts:
             offsets.append(offsets[-1] + file.write(text.encode()))
-    np.save(folder / "offsets.npy", np.array(offsets, dtype=np.int64))
+    with (folder / "offsets.npy").open("wb") as file:
+        write_array(file, np.array(offsets, dtype=np.int64))
 
 
 def mapped(file: Path, fix: str = "remove this file: it is made again") -> NDArray[Any]:
@@ -100,7 +101,7 @@ class UnitVectors:
                 some = self.texts[part * PART : (part + 1) * PART]
                 vectors = unit(embed(encoder, some)).numpy()
                 with whole_file(file) as new, new.open("wb") as stream:
-                    np.save(stream, vectors)
+                    write_array(stream, vectors)
             on_part(min((part + 1) * PART, len(self)))
 
     def _file(self, part: int) -> Path:

@@ -12,9 +12,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.encoders.codes import Codes
+from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
-from embedlab.files import check_writable, whole_file
+from embedlab.files import check_writable, whole_file, write_array, write_header, write_new
 
 _BLOCK = 8192
 
@@ -92,8 +92,7 @@ class NpyFile(_Writer):
     def _header(self) -> bytes:
         header = io.BytesIO()
         assert self.codes is not None
-        descr, shape = np.lib.format.dtype_to_descr(self.codes.dtype), (self.count, self.codes.width)
-        np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": shape})
+        write_header(header, self.codes.dtype, (self.count, self.codes.width))
         return header.getvalue()
 
     def close(self) -> None:
@@ -162,7 +161,9 @@ VectorFile = NpyFile | ParquetFile
 FORMATS: dict[str, type[VectorFile]] = {".npy": NpyFile, ".parquet": ParquetFile}
 
 
-def vector_file(path: Path, codes: Codes | None = None) -> AbstractContextManager[VectorFile]:
+def vector_file(
+    path: Path, codes: Codes | None = None, ranges: bool = False
+) -> AbstractContextManager[VectorFile]:
     """A context manager that gives the writer for `path`, by its suffix.
 
     What is added goes to a hidden file beside `path`, which takes the name of `path` when the block ends well and is
@@ -171,14 +172,29 @@ def vector_file(path: Path, codes: Codes | None = None) -> AbstractContextManage
     Args:
         path: of the file.
         codes: how vectors are stored; None: as float32 of whatever width comes first.
+        ranges: write `RANGES` beside it, where the codes are decoded by any.
 
     Raises:
-        UserError: a suffix that is not in `FORMATS`; on entering, a folder that is not there or not writable.
+        UserError: a suffix that is not in `FORMATS`; on entering, a folder that is not there or not writable, or holds
+            other ranges.
     """
     kind = FORMATS.get(path.suffix.lower())
     if kind is None:
         raise UserError("unknown kind of output", file=path, fix=f"end its name in {' or '.join(FORMATS)}")
-    return _written(path, kind, codes)
+    return _written(path, kind, codes, ranges and codes is not None and codes.calibrated)
+
+
+def write_ranges(path: Path, codes: Codes) -> None:
+    """Write the ranges by which codes are decoded, or see that the same ones stand there.
+
+    Raises:
+        UserError: others do.
+    """
+    assert codes.ranges is not None
+    content = io.BytesIO()
+    write_array(content, codes.ranges.astype("<f4"))
+    if not write_new(path, content.getvalue()) and path.read_bytes() != content.getvalue():
+        raise UserError("holds other ranges than calibration=", file=path, fix="write to another folder")
 
 
 def check_place(path: Path) -> None:
@@ -189,11 +205,17 @@ def check_place(path: Path) -> None:
 
 
 @contextmanager
-def _written(path: Path, kind: type[VectorFile], codes: Codes | None) -> Iterator[VectorFile]:
+def _written(path: Path, kind: type[VectorFile], codes: Codes | None, ranges: bool) -> Iterator[VectorFile]:
     check_place(path)
-    with whole_file(path) as new, new.open("w+b") as stream:
-        target = kind(stream, codes)
-        try:
-            yield target
-        finally:
-            target.close()
+    beside = path.with_name(RANGES)
+    if ranges and codes and beside.exists():
+        write_ranges(beside, codes)
+    with whole_file(path) as new:
+        with new.open("w+b") as stream:
+            target = kind(stream, codes)
+            try:
+                yield target
+            finally:
+                target.close()
+        if ranges and codes:
+            write_ranges(beside, codes)

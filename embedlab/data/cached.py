@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from embedlab.errors import UserError
-from embedlab.files import cache_dir, is_ours, locked, own_cache_dir, whole_folder
+from embedlab.files import cache_dir, is_ours, own_cache_dir, whole_folder
+from embedlab.locks import locked
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from embedlab.data.rows import read_rows
 from embedlab.data.table import TokenTable
 from embedlab.encoders.windows import windows
 from embedlab.errors import UserError
+from embedlab.files import write_header
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
@@ -64,9 +65,9 @@ def text_vectors(
 
     def build(folder: Path) -> None:
         log.info("The vectors of %s texts are computed once.", f"{shape[0]:,}")
-        out = np.lib.format.open_memmap(folder / _FILE, "w+", np.float16, shape)
-        _fill(out, encoder, _texts(config, table, role, overlap), device)
-        out.flush()
+        with (folder / _FILE).open("wb") as file:  # written, not mapped: a full disk would end the process
+            write_header(file, np.float16, shape)
+            _fill(file, shape[0], encoder, _texts(config, table, role, overlap), device)
 
     def read(folder: Path) -> Vectors:
         try:
@@ -81,15 +82,17 @@ def text_vectors(
     return cached("vector", digest.hexdigest(), build, read, config.cache_dir)
 
 
-def _fill(out: Vectors, encoder: Encoder, texts: Iterator[list[str]], device: torch.device | str) -> None:
+def _fill(
+    file: IO[bytes], rows: int, encoder: Encoder, texts: Iterator[list[str]], device: torch.device | str
+) -> None:
     done = 0
-    with progress_bar("teacher", "texts", len(out)) as move:
+    with progress_bar("teacher", "texts", rows) as move:
         for block in texts:
             with np.errstate(over="ignore"):
                 half = encoder.encode(block, device=device).astype(np.float16)
             if not np.isfinite(half).all():
                 raise UserError("a vector is past the range of half precision", fix="method.cached=false")
-            out[done : done + len(block)] = half
+            file.write(np.ascontiguousarray(half).data)
             done += len(block)
             move(done, done)
 

@@ -35,7 +35,7 @@ from embedlab.engine.module import Method
 from embedlab.engine.precision import FrozenBF16
 from embedlab.engine.step import CompiledStep, EagerStep, NonFiniteLoss
 from embedlab.errors import UserError
-from embedlab.files import locked
+from embedlab.locks import locked
 from embedlab.methods import method_class
 from embedlab.run.callbacks.checkpoints import (
     LAST,

@@ -21,7 +21,8 @@ from embedlab.config.read import read_record
 from embedlab.config.run_files import Owner
 from embedlab.distributed.devices import global_rank
 from embedlab.errors import UserError, one_line
-from embedlab.files import lives, locked, whole_file, write_whole
+from embedlab.files import lives, whole_file, write_whole
+from embedlab.locks import locked
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +89,11 @@ def _signed(lock: Path, place: Path) -> Iterator[None]:
             "locks here. Make sure that it has ended.", lock, one_line(str(before)),
         )  # fmt: skip
     owner = Owner(os.getpid(), platform.node(), shlex.join(sys.orig_argv)[:500])
-    lock.write_text(json.dumps(asdict(owner)), encoding="utf-8")  # in place: another file would not be locked
-    _held.add(place)
     try:
+        lock.write_text(
+            json.dumps(asdict(owner)), encoding="utf-8"
+        )  # in place: another file would not be locked
+        _held.add(place)
         yield
     finally:
         _held.discard(place)

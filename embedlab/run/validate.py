@@ -7,7 +7,6 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -16,7 +15,7 @@ from embedlab.console import LEAF_SPEC, print_table, table
 from embedlab.distributed.gather import gather_rows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import write_json
-from embedlab.files import whole_file
+from embedlab.files import whole_file, write_array
 
 if TYPE_CHECKING:
     from embedlab.data.module import SentenceDataModule
@@ -93,7 +92,7 @@ class Vectors(Callback):
         vectors = gather_rows(torch.cat(self._parts), self._rows, self.data.n_rows)
         if trainer.is_global_zero:
             with whole_file(self.path) as new, new.open("wb") as file:
-                np.save(file, vectors.cpu().numpy())
+                write_array(file, vectors.cpu().numpy())
             print(f"Vectors {tuple(vectors.shape)}: {self.path}")
 
 

@@ -23,7 +23,7 @@ import embedlab
 from embedlab.cli.main import main
 
 PACKAGE = Path(embedlab.__file__).parent
-ROOMS = ("files", "corpus/parts", "corpus/encode", "corpus/vector_files", "cli/encode")
+ROOMS = ("files", "locks", "corpus/parts", "corpus/encode", "corpus/vector_files", "cli/encode")
 FILES = {str(PACKAGE / f"{name}.py") for name in ROOMS}
 
 

@@ -16,7 +16,7 @@ from embedlab.corpus.search import Index, Layout, build_vector_index
 from embedlab.corpus.stored import Part, Source, Stored
 from embedlab.encoders.codes import Codes
 from embedlab.errors import UserError
-from embedlab.files import locked
+from embedlab.locks import locked
 
 faiss = pytest.importorskip("faiss")
 DIM = 16
@@ -109,9 +109,6 @@ def test_a_killed_build_goes_on(tmp_path: Path) -> None:
         approximate.build(vectors, plan("ivf_flat", 1200, DIM, nlist=4), tmp_path / "work", piece=200)
     with pytest.raises(UserError, match="of other vectors or settings"):
         approximate.build(vectors, made, tmp_path / "work", piece=200, identity="others")
-    (tmp_path / "work" / "mine.txt").write_text("kept")
-    approximate.clear(tmp_path / "work")
-    assert [p.name for p in (tmp_path / "work").iterdir()] == ["mine.txt"]
 
 
 def test_recall_is_that_of_brute_force(tmp_path: Path) -> None:
@@ -176,12 +173,11 @@ def test_work_outlives_a_kill_and_not_the_build(tmp_path: Path, monkeypatch: pyt
         build_vector_index(tmp_path / "index", source, layout=layout, told=kill)
     assert sorted(p.name for p in work.iterdir()) == [
         "build.json",
-        "lock",
         "rows-000000000000.faiss",
         "trained.faiss",
     ]
     assert not (tmp_path / "index").exists()
-    with locked(work / "lock"), pytest.raises(UserError, match=r"another process builds here \(work\)"):
+    with locked(work / "lock"), pytest.raises(UserError, match=r"another process writes it \(work\)"):
         build_vector_index(tmp_path / "index", source, layout=layout)
     monkeypatch.setattr(approximate, "_train", lambda *_: pytest.fail("it is trained already"))
     build_vector_index(tmp_path / "index", source, layout=layout)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import embedlab.data.build as building
-from embedlab import files
+from embedlab import files, locks
 from embedlab.config.data import DataConfig
 from embedlab.config.template import Template
 from embedlab.data import cached
@@ -305,8 +305,8 @@ def foreign(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     def ours(status: os.stat_result) -> bool:
         return status.st_ino not in theirs and is_ours(status)
 
-    monkeypatch.setattr(files, "is_ours", ours)
-    monkeypatch.setattr(cached, "is_ours", ours)
+    for module in (files, locks, cached):
+        monkeypatch.setattr(module, "is_ours", ours)
     return lambda path: theirs.update(p.lstat().st_ino for p in (path, *path.rglob("*")))
 
 

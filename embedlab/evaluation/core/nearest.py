@@ -14,6 +14,8 @@ from embedlab.errors import UserError
 
 Backend = Literal["torch", "faiss"]
 BACKENDS: tuple[Backend, ...] = ("torch", "faiss")
+RESCORE = 4
+"""Candidates an answer by Hamming distance, of which the float query takes the best."""
 _SCORES_AT_ONCE = 1 << 24  # floats of one [queries, block] score matrix: 64 MiB
 
 
@@ -109,7 +111,7 @@ class CodesTopK:
         UserError: a count below 1.
     """
 
-    def __init__(self, queries: Tensor, codes: Codes, k: int, rescore: int = 4) -> None:
+    def __init__(self, queries: Tensor, codes: Codes, k: int, rescore: int = RESCORE) -> None:
         if rescore < 1:
             raise UserError("must be a positive whole number", key="rescore", value=rescore, fix="rescore=4")
         self.queries, self.codes, self.k, self.rescore = queries, codes, k, rescore
@@ -129,12 +131,14 @@ class CodesTopK:
         self._blocks.append(codes)
         flipped = np.uint8(0x80 if self.codes.store == "binary" else 0)
         words = np.ascontiguousarray(_words(codes.view(np.uint8) ^ flipped).T)
-        step = max(1, _SCORES_AT_ONCE // max(1, len(self.queries)))
+        step = max(1, _SCORES_AT_ONCE // 2 // max(1, len(self.queries)))  # a key has the bytes of two floats
         for start in range(0, words.shape[1], step):
             some = words[:, start : start + step]
-            distances = np.stack([_ones(some ^ query[:, None]) for query in self._bits])
             rows = np.arange(some.shape[1]) + (first + start)
-            keys = torch.cat([self._nearest, torch.from_numpy((distances << _ROW_BITS) + rows)], dim=1)
+            keys = self._nearest.new_empty(len(self.queries), self._nearest.shape[1] + len(rows))
+            keys[:, : -len(rows)] = self._nearest
+            for key, query in zip(keys.numpy(), self._bits, strict=True):
+                key[-len(rows) :] = (_ones(some ^ query[:, None]) << _ROW_BITS) + rows
             k = min(self.k * self.rescore, keys.shape[1])
             self._nearest = keys.topk(k, dim=1, largest=False).values
 
@@ -146,10 +150,11 @@ class CodesTopK:
         starts = np.cumsum([0, *map(len, self._blocks)])
         scores = torch.empty(rows.shape)
         for i, (query, wanted) in enumerate(zip(self.queries.cpu().numpy(), rows.numpy(), strict=True)):
-            block = starts.searchsorted(wanted, side="right") - 1
-            found = [self._blocks[b][row - starts[b]] for b, row in zip(block, wanted, strict=True)]
-            if found:
-                scores[i] = torch.from_numpy(self.codes.scores(query[None], np.stack(found))[0])
+            bounds = wanted.searchsorted(starts)
+            for block, start, first, end in zip(self._blocks, starts, bounds, bounds[1:], strict=False):
+                if end > first:
+                    codes = block[wanted[first:end] - start]
+                    scores[i, first:end] = torch.from_numpy(self.codes.scores(query[None], codes)[0])
         scores, order = scores.sort(dim=1, descending=True, stable=True)
         return scores[:, : self.k], rows.gather(1, order)[:, : self.k]
 

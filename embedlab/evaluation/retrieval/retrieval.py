@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embedlab.encoders.codes import Codes, Store, calibrate, check_store
 from embedlab.errors import UserError
-from embedlab.evaluation.core.nearest import BACKENDS, Backend, CodesTopK, TopK, unit
+from embedlab.evaluation.core.nearest import BACKENDS, RESCORE, Backend, CodesTopK, TopK, unit
 from embedlab.evaluation.core.settings import chosen, folder_of, names, require, scoring_device, whole
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
@@ -124,7 +124,7 @@ def _how(settings: Settings) -> dict[str, Any]:
         check_store(store)
         if index != "torch":
             raise UserError("codes are searched without faiss", key="store", value=store, fix="index=torch")
-        stored = {"store": store, "rescore": whole(settings, "rescore", 4)}
+        stored = {"store": store, "rescore": whole(settings, "rescore", RESCORE)}
     return stored | {
         "similarity": similarity,
         "depth": whole(settings, "depth", 1000),
@@ -167,7 +167,7 @@ def search(
             top.add(block)
         best = top.scores, top.rows
     else:
-        best = _by_codes(queries, blocks, k, store, rescore or 4)
+        best = _by_codes(queries, blocks, k, store, rescore or RESCORE)
     names = list(collection.documents)
     found: Run = {}
     for query, scores, rows in zip(collection.queries, *(x.tolist() for x in best), strict=True):

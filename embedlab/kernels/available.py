@@ -35,8 +35,6 @@ class KernelOptions:
     fused_block: bool = True
     """Blocks whose backward pass is written out (`embedlab.kernels.fused_block`), instead of compiled ones; and
     encoding without padding (`embedlab.kernels.inference`)."""
-    fused_qkv: bool = True
-    """One product for query, key and value (`embedlab.kernels.fused_qkv`)."""
     fused_update: bool = True
     """Weights, moments and bf16 copies in one pass (`embedlab.engine.fused_adamw`), instead of torch's AdamW."""
     graph: bool = True

@@ -140,6 +140,18 @@ def test_the_host_waits_for_nothing_and_one_compilation_serves_all_capacities(
     assert counter.frame_count <= (6 if modern else 2)
 
 
+def test_static_shapes_are_compiled_one_by_one(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMBEDLAB_KERNELS", "static=1")
+    backbone = load(tiny, "bert").eval()
+    ids, mask = batch()
+    counter = CompileCounterWithBackend("eager")
+    backbone.compile_blocks(backend=counter, dynamic=True, fullgraph=True)
+    sizes = range(64, 64 + 8 * 11, 8)  # more than the compiler's usual limit
+    for capacity in sizes:
+        backbone(ids, mask, capacity=capacity)
+    assert counter.frame_count == len(sizes)
+
+
 def test_packing_reads_no_value_on_the_host() -> None:
     ids, mask = batch()
     states = torch.randn(1, 64, 8, requires_grad=True)

@@ -19,10 +19,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from embedlab.kernels.attention import differentiate, heads_first
 from embedlab.kernels.available import SHORT_LONGEST
 
 VARLEN = "embedlab_varlen"
+
+
+def heads_first(like: Tensor) -> Tensor:
+    """``[B, H, L, D]`` in the memory order ``[B, L, H, D]``, in which the output projection reads it."""
+    b, h, length, d = like.shape
+    return like.new_empty(b, length, h, d).transpose(1, 2)
 
 
 @torch.library.custom_op("embedlab::varlen_attention", mutates_args=())
@@ -162,7 +167,17 @@ def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tu
     return heads_first(query), heads_first(key), heads_first(value)
 
 
-differentiate(varlen_attention, varlen_attention_backward)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, longest, scale, dropout, causal = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.numbers = longest, scale, dropout, causal
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return *varlen_attention_backward(grad, *ctx.saved_tensors, *ctx.numbers), *[None] * 6
+
+
+varlen_attention.register_autograd(_gradients, setup_context=_save)
 
 
 def _heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

@@ -123,7 +123,7 @@ def test_on_a_card_only_captured_steps_without_padding_do_it(tiny: Tiny) -> None
     assert not backbone.reads_one(card, packed=True)
     backbone.compile_blocks(backend="eager")
     assert not backbone.reads_one(card, packed=True)
-    with backbone.computing(low_precision_weights=True, longest=32):
+    with backbone.computing(low_precision_weights=True):
         assert backbone.reads_one(card, packed=True)
         assert not backbone.reads_one(card, packed=False)
     assert not backbone.reads_one(card, packed=True)

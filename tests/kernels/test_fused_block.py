@@ -347,7 +347,7 @@ def test_only_captured_steps_on_a_card_run_so(tiny: Tiny, monkeypatch: pytest.Mo
     backbone, card = load(tiny, "bert").eval(), torch.device("cuda")
     with ComputeCopy(backbone, torch.float32).swapped():
         assert not fused_block.applies(backbone, card)
-        with backbone.computing(low_precision_weights=True, longest=32):
+        with backbone.computing(low_precision_weights=True):
             assert fused_block.applies(backbone, card)
             assert not fused_block.applies(backbone, torch.device("cpu"))
             monkeypatch.setenv("EMBEDLAB_KERNELS", "fused_block=0")

@@ -59,7 +59,6 @@ class Backbone(Body):
     ) -> None:
         super().__init__(model, info, attention)
         self.head = head
-        self.one_token = last_block.one_token_attending_all
         self.adapter: Adapter | None = None
         accepted = inspect.signature(self.reader.forward).parameters
         self._takes_positions = "position_ids" in accepted
@@ -86,7 +85,6 @@ class Backbone(Body):
             _allow_shapes(_STATIC_SHAPES)
         for block in self.blocks:
             block.compile(**options)
-        self.one_token = torch.compile(last_block.one_token_attending_all, **options)
         self.compiled = True
 
     @contextmanager

@@ -167,10 +167,7 @@ class Bench:
                 self.copy.refresh()
                 stack.enter_context(self.copy.swapped())
             if self.captures:
-                longest = batch["sentence"]["input_ids"].shape[1]
-                stack.enter_context(
-                    self.backbone.computing(low_precision_weights=self.copy is not None, longest=longest)
-                )
+                stack.enter_context(self.backbone.computing(low_precision_weights=self.copy is not None))
             if arm.passes is None:
                 with torch.no_grad(), autocast:
                     method.encoder(**batch["sentence"])

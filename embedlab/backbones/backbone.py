@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,14 +17,7 @@ from embedlab.backbones.padding import by_length, filled_on_the_right, special_t
 from embedlab.backbones.slots import InSlots, in_slots
 from embedlab.errors import UserError
 from embedlab.kernels import fused_block
-from embedlab.kernels.available import (
-    LONGEST,
-    SHORT,
-    SHORT_LONGEST,
-    kernel_options,
-    packed_kernel,
-    short_kernel,
-)
+from embedlab.kernels.available import LONGEST, SHORT_LONGEST, kernel_options, packed_kernel
 from embedlab.kernels.packing import packable, row_capacity
 
 if TYPE_CHECKING:
@@ -66,7 +59,6 @@ class Backbone(Body):
     ) -> None:
         super().__init__(model, info, attention)
         self.head = head
-        self.one_token = last_block.one_token_attending_all
         self.adapter: Adapter | None = None
         accepted = inspect.signature(self.reader.forward).parameters
         self._takes_positions = "position_ids" in accepted
@@ -93,24 +85,19 @@ class Backbone(Body):
             _allow_shapes(_STATIC_SHAPES)
         for block in self.blocks:
             block.compile(**options)
-        self.one_token = torch.compile(last_block.one_token_attending_all, **options)
         self.compiled = True
 
     @contextmanager
-    def computing(self, low_precision_weights: bool, longest: int) -> Iterator[None]:
+    def computing(self, low_precision_weights: bool) -> Iterator[None]:
         """How a captured training step runs the forward pass.
 
         Args:
             low_precision_weights: the weights have the compute type already, so autocast would only slow the residual
                 stream.
-            longest: tokens of a row; short rows get the kernel that is made for them, where there is Triton.
         """
-        before, kernel = self.low_precision_weights, self.model.config._attn_implementation
-        self.low_precision_weights = low_precision_weights
-        if self.attention == "sdpa" and short_kernel(self.model.config, longest):
-            kernel = SHORT
+        before, self.low_precision_weights = self.low_precision_weights, low_precision_weights
         try:
-            with self._attending(kernel), joined_lora.joined(self.model):
+            with joined_lora.joined(self.model):
                 yield
         finally:
             self.low_precision_weights = before
@@ -249,17 +236,13 @@ class Backbone(Body):
             states = fused_block.states(*arguments, every=all_layers)
         return slots.unpack_all(states)
 
-    def packing(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def packing(self) -> Iterator[None]:
         """With the attention for packed rows."""
         from embedlab.kernels.varlen_attention import register
 
-        return self._attending(register())
-
-    @contextmanager
-    def _attending(self, kernel: str) -> Iterator[None]:
-        """With another attention function of transformers'."""
         before = self.model.config._attn_implementation
-        self.model.set_attn_implementation(kernel)
+        self.model.set_attn_implementation(register())
         try:
             yield
         finally:

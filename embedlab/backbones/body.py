@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +22,6 @@ class Body(nn.Module):
         info: of it.
         attention: the kernel in use.
     """
-
-    one_token: Callable[..., Tensor]
-    """The last block for one token of packed rows, compiled where the blocks are."""
 
     def __init__(self, model: Any, info: BackboneInfo, attention: str) -> None:
         super().__init__()

@@ -1,8 +1,9 @@
 """The last block for one token of each row, where a pooling (CLS, a template's mask) reads no other.
 
 All tokens give keys and values; query, output projection and feed-forward are computed for the token that is read:
-of BERT's last block that leaves a sixth of the products (a quarter where attention is computed for all, in compiled
-steps). The vector is the same up to rounding. ``EMBEDLAB_KERNELS=last_block=0`` computes all of the block.
+of BERT's last block that leaves a sixth of the products (a quarter on a card, where attention is computed for all:
+`embedlab.kernels.fused_block.one_token`). The vector is the same up to rounding. ``EMBEDLAB_KERNELS=last_block=0``
+computes all of the block.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from embedlab.backbones.blocks import BlockAdapter, BlockContext, Heads, block_adapter
 from embedlab.backbones.body import Body
+from embedlab.kernels import fused_block
 from embedlab.kernels.available import has_foreign_hooks, is_transformers, kernel_options
 from embedlab.kernels.packing import MODEL_TYPES, FullRows, Slots
 from embedlab.kernels.varlen_attention import Padded
@@ -25,15 +27,15 @@ _MODEL_TYPES = MODEL_TYPES - {"modernbert"}  # whose queries are joined to keys 
 def applies(backbone: Body, device: torch.device, packed: bool) -> bool:
     """Whether the last block of a backbone can run so here, over packed rows or padded ones.
 
-    On a card in captured steps over packed rows alone: nobody has timed the others. Not where somebody looks at the
-    modules (hooks), or something else runs them (compilation, checkpointing, shards).
+    On a card by the fused blocks alone: nobody has timed the others. Not where somebody looks at the modules (hooks),
+    or something else runs them (compilation, checkpointing, shards).
     """
     if torch.compiler.is_compiling() or not kernel_options().last_block:
         return False
-    on_card = device.type == "cuda"
-    if backbone.compiled != on_card or (on_card and not (packed and backbone.low_precision_weights)):
-        return False
-    if backbone.attention not in _KERNELS or backbone.model.config.model_type not in _MODEL_TYPES:
+    if device.type == "cuda":
+        return packed and fused_block.applies(backbone, device)
+    model_type = backbone.model.config.model_type
+    if backbone.compiled or backbone.attention not in _KERNELS or model_type not in _MODEL_TYPES:
         return False
     block: Any = backbone.blocks[-1]
     for module in (backbone.model, block):
@@ -76,11 +78,7 @@ def packed(
     for block in parts.blocks[:-1]:
         states = block(states, None, **bounds)
     slot, real = slots.of(position)
-    if backbone.compiled:
-        out = backbone.one_token(parts, states, slot, bounds)
-    else:
-        out = _one_token_attending_padded(parts, states, slot, slots.bounds)
-    return zero_where_absent(out, real)
+    return zero_where_absent(_one_token(parts, states, slot, slots.bounds), real)
 
 
 def zero_where_absent(out: Tensor, real: Tensor) -> Tensor:
@@ -88,22 +86,8 @@ def zero_where_absent(out: Tensor, real: Tensor) -> Tensor:
     return torch.where(real[:, None], out, 0.0)[:, None]
 
 
-def one_token_attending_all(
-    parts: BlockAdapter, states: Tensor, slot: Tensor, bounds: dict[str, Any]
-) -> Tensor:
-    """The last block's output ``[B, D]`` in the slots of ``slot`` [B], with attention computed for all slots.
-
-    Few kernels and shapes that do not change, for compiled steps: on a card attention is the block's cheapest part.
-    """
-    last = len(parts.blocks) - 1
-    heads = Heads(parts.query(last, states), *parts.key_value(last, states))
-    context = parts.attend(last, heads, BlockContext({"": None}, {}, bounds))
-    read, residual = (x[0].index_select(0, slot)[:, None] for x in (context, states))
-    return parts.finish(last, read, residual)[:, 0]
-
-
-def _one_token_attending_padded(parts: BlockAdapter, states: Tensor, slot: Tensor, bounds: Tensor) -> Tensor:
-    """The same with attention for these slots alone, over keys and values in padded form."""
+def _one_token(parts: BlockAdapter, states: Tensor, slot: Tensor, bounds: Tensor) -> Tensor:
+    """The last block's output ``[B, D]`` in the slots of ``slot`` [B], over keys and values in padded form."""
     last = len(parts.blocks) - 1
     read = states[0, slot][:, None]
     rows, attention = len(slot), parts.attention(last)

@@ -139,7 +139,7 @@ class StepGraphs(WholeStep):
         random_state = torch.cuda.get_rng_state(self.device)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            with self._computing(self.method.longest(shapes.lengths)), self._left_as_it_was():
+            with self._computing(), self._left_as_it_was():
                 for _ in range(_WARM_UPS):
                     loss, logged = self._loss(shapes)
                     with self._coming(shapes):

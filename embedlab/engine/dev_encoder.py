@@ -79,12 +79,11 @@ class DevEncoder:
 
     def _capture(self, step: StepGraphs) -> torch.cuda.CUDAGraph | None:
         """The graph of all forward passes; None where one cannot be captured, which the log says."""
-        longest = max((ids.shape[1] for _, ids, *_ in self._batches), default=1)
         arguments, graph = step.capture_arguments, torch.cuda.CUDAGraph()
         stream = arguments["stream"]
         stream.wait_stream(torch.cuda.current_stream())
         try:
-            with _same_randomness(self.device), self.method.encoder.evaluating(None), step.scoring(longest):
+            with _same_randomness(self.device), self.method.encoder.evaluating(None), step.scoring():
                 with torch.cuda.stream(stream):
                     self._encode(self._packs)
                 torch.cuda.current_stream().wait_stream(stream)

@@ -15,15 +15,14 @@ import torch
 from lightning.pytorch.plugins import Precision
 from torch import Tensor, nn
 
-from embedlab.kernels.fused_qkv import joinable, joined_class
+from embedlab.kernels.fused_block import joinable
 
 
 @dataclass
 class _Joint:
-    """A module that computes query, key and value by one product: the twins of its layers are slices of one."""
+    """A self-attention whose query, key and value can be one product: the twins of its layers are slices of one."""
 
     module: nn.Module
-    plain: type[nn.Module]
     whole: dict[str, nn.Parameter]
     parts: dict[str, list[nn.Parameter]]
 
@@ -80,12 +79,10 @@ class ComputeCopy:
             owner._parameters[name] = twin
         for joint in self._joints:
             joint.module._parameters.update(joint.whole)
-            joint.module.__class__ = joined_class(joint.plain)  # type: ignore[arg-type]
         try:
             yield
         finally:
             for joint in self._joints:
-                joint.module.__class__ = joint.plain
                 for name in joint.whole:
                     del joint.module._parameters[name]
             for owner, name, parameter, _ in self._slots:
@@ -146,7 +143,7 @@ def _join(
         whole[name] = nn.Parameter(torch.cat([m.detach().to(dtype) for m in masters]))
         parts[name] = [nn.Parameter(piece) for piece in whole[name].detach().chunk(3)]
         twins |= {id(m): twin for m, twin in zip(masters, parts[name], strict=True)}
-    return _Joint(module, type(module), whole, parts)
+    return _Joint(module, whole, parts)
 
 
 def copyable(module: nn.Module) -> bool:

@@ -164,9 +164,9 @@ class WholeStep:
                 copy.refresh_if_written()
 
     @contextmanager
-    def scoring(self, longest: int) -> Iterator[None]:
-        """The encoder computes as in a step, for rows of at most `longest` tokens; `refresh` first."""
-        with self._computing(longest), self._autocast():
+    def scoring(self) -> Iterator[None]:
+        """The encoder computes as in a step; `refresh` first."""
+        with self._computing(), self._autocast():
             yield
 
     def check(self) -> None:
@@ -204,14 +204,14 @@ class WholeStep:
         return loss, torch.stack([v.float() for v in logged.values()])
 
     @contextmanager
-    def _computing(self, longest: int) -> Iterator[None]:
-        """Weights in the compute type, and the attention kernel that suits the length."""
+    def _computing(self) -> Iterator[None]:
+        """Weights in the compute type, and LoRA layers of one input as one."""
         with ExitStack() as stack:
             for copy in self._copies:
                 stack.enter_context(copy.swapped())
             for backbone in self._backbones:
                 low_precision = any(copy.module is backbone for copy in self._copies)
-                stack.enter_context(backbone.computing(low_precision_weights=low_precision, longest=longest))
+                stack.enter_context(backbone.computing(low_precision_weights=low_precision))
             yield
 
     def _gradients(self, shapes: Shapes) -> tuple[Tensor, Tensor]:
@@ -222,7 +222,7 @@ class WholeStep:
                 p.grad = None
         if self._update is None:
             self.refresh()
-        with self._computing(self.method.longest(shapes.lengths)):
+        with self._computing():
             loss, logged = self._loss(shapes)
             with self._coming(shapes):
                 (loss / (self.accumulate * world_size())).backward()

@@ -1,4 +1,4 @@
-"""What this project's attention functions share, and `sdpa` attention whose mask is built without its values.
+"""`sdpa` attention whose mask is built without its values.
 
 transformers skips the mask where every token is real, which it finds out with `mask.all()`: the host waits
 for the device in every forward, and no CUDA graph can be captured. Here the decision is by shape and
@@ -7,7 +7,6 @@ argument alone, through transformers' own extension points (`AttentionInterface`
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,36 +43,8 @@ def additive_mask(**request: Any) -> Tensor | None:
     return torch.zeros_like(allowed, dtype=dtype).masked_fill_(~allowed, float("-inf"))
 
 
-def register(name: str = NAME, function: Callable[..., Any] = sdpa_attention_forward) -> str:
-    """Make an attention function known to transformers; returns its name for `attn_implementation`."""
-    AttentionInterface.register(name, function)
-    AttentionMaskInterface.register(name, additive_mask)
-    return name
-
-
-def heads_first(like: Tensor) -> Tensor:
-    """``[B, H, L, D]`` in the memory order ``[B, L, H, D]``, in which the output projection reads it."""
-    b, h, length, d = like.shape
-    return like.new_empty(b, length, h, d).transpose(1, 2)
-
-
-def differentiate(operator: Any, backward: Callable[..., Any]) -> None:
-    """Make ``backward(grad, *arguments)`` the gradient of an operator with respect to its first arguments.
-
-    Args:
-        operator: of `torch.library.custom_op`; its arguments are tensors and, after them, other values.
-        backward: gives one gradient, or a tuple of them.
-    """
-
-    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        tensors = [x for x in inputs if isinstance(x, Tensor)]
-        ctx.save_for_backward(*tensors)
-        ctx.values = inputs[len(tensors) :]
-
-    def gradients(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        arguments = (*ctx.saved_tensors, *ctx.values)
-        grads = backward(grad, *arguments)
-        grads = grads if isinstance(grads, tuple) else (grads,)
-        return (*grads, *[None] * (len(arguments) - len(grads)))
-
-    operator.register_autograd(gradients, setup_context=save)
+def register() -> str:
+    """Make the attention known to transformers; returns its name for `attn_implementation`."""
+    AttentionInterface.register(NAME, sdpa_attention_forward)
+    AttentionMaskInterface.register(NAME, additive_mask)
+    return NAME

@@ -15,8 +15,6 @@ from embedlab.errors import UserError
 
 SWITCHES = "EMBEDLAB_KERNELS"
 """Environment variable with those options that are not the default: ``"dev_graph=0,static=1"``."""
-SHORT = "embedlab_short"
-"""Attention for short sequences, by the name that transformers knows it by."""
 SHORT_LONGEST = 128
 """Tokens of a row that one program can hold."""
 LONGEST = 512
@@ -35,8 +33,6 @@ class KernelOptions:
     fused_block: bool = True
     """Blocks whose backward pass is written out (`embedlab.kernels.fused_block`), instead of compiled ones; and
     encoding without padding (`embedlab.kernels.inference`)."""
-    fused_qkv: bool = True
-    """One product for query, key and value (`embedlab.kernels.fused_qkv`)."""
     fused_update: bool = True
     """Weights, moments and bf16 copies in one pass (`embedlab.engine.fused_adamw`), instead of torch's AdamW."""
     graph: bool = True
@@ -77,38 +73,15 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def short_kernel(config: Any, longest: int) -> bool:
-    """Whether the kernel for short sequences can run (and make it known to transformers if so).
-
-    It needs CUDA and Triton, bidirectional or causal masks given as tensors, and a head width that is a power of two.
-    """
-    heads, width = _heads(config)
-    fits = longest <= SHORT_LONGEST and width in (16, 32, 64, 128)
-    same = getattr(config, "num_key_value_heads", None) in (None, heads)
-    if not (torch.cuda.is_available() and has_triton() and fits and same):
-        return False
-    from embedlab.kernels.attention import register
-    from embedlab.kernels.short_attention import attention_function
-
-    register(SHORT, attention_function)
-    return True
-
-
 def packed_kernel(config: Any, longest: int) -> bool:
-    """Whether the kernel for rows without padding can run: as `short_kernel`, with groups of heads too.
+    """Whether the kernel for rows without padding can run: CUDA, Triton, and heads whose width is a power of two.
 
     In fp32 a program has no room for the longest rows of the widest heads.
     """
-    _, width = _heads(config)
-    most = SHORT_LONGEST // 2 if width == 128 else SHORT_LONGEST
-    return torch.cuda.is_available() and has_triton() and longest <= most and width in (16, 32, 64, 128)
-
-
-def _heads(config: Any) -> tuple[int, int]:
-    """Heads of queries, and their width; 0 where an architecture has none."""
     heads = getattr(config, "num_attention_heads", None) or getattr(config, "n_heads", None) or 0
     width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) // heads if heads else 0)
-    return heads, width
+    most = SHORT_LONGEST // 2 if width == 128 else SHORT_LONGEST
+    return torch.cuda.is_available() and has_triton() and longest <= most and width in (16, 32, 64, 128)
 
 
 def is_transformers(module: nn.Module) -> bool:

@@ -19,7 +19,6 @@ from torch.nn.functional import linear
 
 from embedlab.kernels import block_ops, fused_block
 from embedlab.kernels.available import SHORT_LONGEST, kernel_options, packed_kernel
-from embedlab.kernels.fused_qkv import projections
 from embedlab.kernels.packed_rows import PackedRows
 from embedlab.kernels.packing import MODEL_TYPES
 from embedlab.kernels.varlen_attention import joined_forward, padded_attention
@@ -69,7 +68,9 @@ def readable(backbone: Transformer) -> bool:
     """Whether embeddings and blocks are of a build that is known here, and nobody else looks at them or runs them."""
     if backbone.model.config.model_type not in MODEL_TYPES or not fused_block.known(backbone):
         return False
-    return all(projections(fused_block.layers(block).attention) is not None for block in backbone.blocks)
+    return all(
+        fused_block.projections(fused_block.layers(block).attention) is not None for block in backbone.blocks
+    )
 
 
 class Weights:
@@ -163,7 +164,7 @@ def _layer(module: Any, dtype: torch.dtype) -> _Layer:
 
 def _block(block: nn.Module, dtype: torch.dtype) -> _Block:
     parts = fused_block.layers(block)
-    three = projections(parts.attention)
+    three = fused_block.projections(parts.attention)
     assert three is not None
     joined = _Layer(
         torch.cat([p.weight.detach() for p in three]).to(dtype),

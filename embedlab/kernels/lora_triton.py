@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_ROUNDS = tl.constexpr(6)  # of Philox, as in attention (`embedlab.kernels.short_attention`)
+_ROUNDS = tl.constexpr(6)  # of Philox, as in attention (`embedlab.kernels.varlen_triton`)
 _CHUNKS = 16
 """Parts of the tokens whose shares of a gradient are summed afterwards: in a fixed order, unlike atomic sums."""
 

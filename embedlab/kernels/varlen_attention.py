@@ -19,10 +19,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from embedlab.kernels.attention import differentiate, heads_first
 from embedlab.kernels.available import SHORT_LONGEST
 
 VARLEN = "embedlab_varlen"
+
+
+def heads_first(like: Tensor) -> Tensor:
+    """``[B, H, L, D]`` in the memory order ``[B, L, H, D]``, in which the output projection reads it."""
+    b, h, length, d = like.shape
+    return like.new_empty(b, length, h, d).transpose(1, 2)
 
 
 @torch.library.custom_op("embedlab::varlen_attention", mutates_args=())
@@ -162,7 +167,17 @@ def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tu
     return heads_first(query), heads_first(key), heads_first(value)
 
 
-differentiate(varlen_attention, varlen_attention_backward)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, longest, scale, dropout, causal = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.numbers = longest, scale, dropout, causal
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return *varlen_attention_backward(grad, *ctx.saved_tensors, *ctx.numbers), *[None] * 6
+
+
+varlen_attention.register_autograd(_gradients, setup_context=_save)
 
 
 def _heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
@@ -170,22 +185,11 @@ def _heads(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
     return x.view(1, x.shape[1], parts, heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
 
-@torch.library.custom_op("embedlab::varlen_attention_joined", mutates_args=())
-def varlen_attention_joined(
-    joined: Tensor, bounds: Tensor, seed: Tensor, heads: int, longest: int, scale: float, dropout: float
-) -> Tensor:
-    """`varlen_attention` of the query, key and value in one ``[1, C, 3 H D]``; gives ``[1, C, H D]``.
-
-    Their gradients too are written into one tensor: the backward of the product that made it needs no copy.
-    """
-    return joined_forward(joined.contiguous()[0], bounds, seed, heads, longest, scale, dropout)[None]
-
-
 def joined_forward(
     joined: Tensor, bounds: Tensor, seed: Tensor, heads: int, longest: int, scale: float, dropout: float,
     values: Tensor | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """`varlen_attention_joined` without a graph, of ``[C, 3 H D]``; gives ``[C, H D]``.
+    """`varlen_attention` of the query, key and value in one ``[C, 3 H D]``, without a graph; gives ``[C, H D]``.
 
     The values are those of ``values`` [C, 3 H D], if any (of another tower); ``out`` [C, H D], if any, is filled.
     """
@@ -197,22 +201,6 @@ def joined_forward(
         value = _heads(values[None], 3, heads)[2]
     _forward(query, key, value, bounds, seed, into, longest, scale, dropout)
     return out
-
-
-@torch.library.custom_op("embedlab::varlen_attention_joined_backward", mutates_args=())
-def varlen_attention_joined_backward(
-    grad: Tensor,
-    joined: Tensor,
-    bounds: Tensor,
-    seed: Tensor,
-    heads: int,
-    longest: int,
-    scale: float,
-    dropout: float,
-) -> Tensor:
-    """Gradient of `varlen_attention_joined` with respect to `joined`."""
-    plain = joined.contiguous()[0], bounds, seed, heads, longest, scale, dropout
-    return joined_backward(grad.contiguous()[0], *plain)[None]
 
 
 def joined_backward(
@@ -236,19 +224,6 @@ def joined_backward(
     partial = None if sums is None else sums.view(len(bounds) - 1, 3, heads, -1)
     _backward(query, key, value, bounds, seed, above, dq, dk, dv, longest, scale, dropout, partial)
     return out
-
-
-@varlen_attention_joined.register_fake
-def _(joined: Tensor, *rest: Any) -> Tensor:
-    return joined.new_empty(1, joined.shape[1], joined.shape[2] // 3)
-
-
-@varlen_attention_joined_backward.register_fake
-def _(grad: Tensor, joined: Tensor, *rest: Any) -> Tensor:
-    return joined.new_empty(joined.shape)
-
-
-differentiate(varlen_attention_joined, varlen_attention_joined_backward)
 
 
 class _Collect(torch.autograd.Function):

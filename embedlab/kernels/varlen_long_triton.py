@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from embedlab.kernels.short_attention import _ROUNDS, _tile
-from embedlab.kernels.varlen_triton import _clear, _strides
+from embedlab.kernels.varlen_triton import _ROUNDS, _clear, _strides, _tile
 
 _BLOCK = 64
 

@@ -1,8 +1,17 @@
 """The Triton kernels of `embedlab.kernels.varlen_attention`: one program holds a whole head of a whole row.
 
-As `embedlab.kernels.short_attention`, with rows of different lengths one after another. One more program for each
-head fills the slots that belong to no row with 0. Several query heads may share a head of keys and values: its
-gradients are summed by one program, which computes those of all these queries.
+Flash kernels work in tiles of 64 to 128 queries. Sentences of 32 tokens leave most of a tile empty, and attention
+then takes as long as the feed-forward products. Here scores, dropout and soft-max of one head never leave the chip,
+and the backward pass computes them again.
+
+One more program for each head fills the slots that belong to no row with 0. Several query heads may share a head of
+keys and values: its gradients are summed by one program, which computes those of all these queries.
+
+Products of fp32 are fp32 ones ("ieee"; Triton would take TF32), as precision=32-true says. Those of bf16 are what they
+are anyway.
+
+Dropout draws from a seed that is a tensor, made by the device's generator: inside a CUDA graph each replay has
+another one.
 """
 
 from __future__ import annotations
@@ -12,7 +21,65 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from embedlab.kernels.short_attention import _block, _context, _gradients, _tile, _warps
+_ROUNDS = tl.constexpr(
+    6
+)  # of Philox; six pass the usual tests of randomness, ten are twice the cost of a head
+
+
+@triton.jit
+def _tile(base, head, row_stride, rows, cols, length, WIDTH: tl.constexpr):
+    """A head's [BLOCK, WIDTH] values; rows beyond the sequence are 0."""
+    return tl.load(
+        base + head + rows[:, None] * row_stride + cols[None, :], mask=rows[:, None] < length, other=0.0
+    )
+
+
+@triton.jit
+def _weights(q, k, allowed, scale, BLOCK: tl.constexpr):
+    """Soft-max of the allowed scores, fp32; a row with none is 0."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.where(allowed, scores, -1.0e30)
+    top = tl.max(scores, 1)
+    grown = tl.where(allowed, tl.exp(scores - top[:, None]), 0.0)
+    total = tl.sum(grown, 1)
+    return grown / tl.where(total > 0, total, 1.0)[:, None]
+
+
+@triton.jit
+def _kept(seed, program, rows, dropout, BLOCK: tl.constexpr):
+    """1 / (1 - p) where an attention weight [BLOCK, BLOCK] is kept, else 0."""
+    # A call of Philox gives four numbers; to take one of them made these draws half of a short head's time.
+    quarter: tl.constexpr = BLOCK // 4
+    counter = (program * BLOCK + rows[:, None]) * quarter + tl.arange(0, quarter)[None, :]
+    a, b, c, d = tl.rand4x(seed, counter, _ROUNDS)
+    drawn = tl.interleave(tl.interleave(a, b), tl.interleave(c, d))
+    return tl.where(drawn >= dropout, 1.0 / (1.0 - dropout), 0.0)
+
+
+@triton.jit
+def _context(q, k, v, allowed, SEED, program, rows, scale, dropout, BLOCK: tl.constexpr, DROPS: tl.constexpr):
+    """Soft-max attention of one head of one row, [BLOCK, WIDTH] in fp32."""
+    p = _weights(q, k, allowed, scale, BLOCK)
+    if DROPS:
+        p = p * _kept(tl.load(SEED), program, rows, dropout, BLOCK)
+    return tl.dot(p.to(v.dtype), v, input_precision="ieee")
+
+
+@triton.jit
+def _gradients(
+    q, k, v, do, allowed, SEED, program, rows, scale, dropout, BLOCK: tl.constexpr, DROPS: tl.constexpr
+):
+    """Of query, key and value of one head of one row, from that of its context; fp32."""
+    p = _weights(q, k, allowed, scale, BLOCK)
+    dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+    dropped = p
+    if DROPS:
+        kept = _kept(tl.load(SEED), program, rows, dropout, BLOCK)
+        dropped = p * kept
+        dp = dp * kept
+    dv = tl.dot(tl.trans(dropped.to(v.dtype)), do, input_precision="ieee")
+    ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(q.dtype)
+    return tl.dot(ds, k, input_precision="ieee"), tl.dot(tl.trans(ds), q, input_precision="ieee"), dv
 
 
 @triton.jit
@@ -106,6 +173,14 @@ def _backward(
             total = SUMS + (b.to(tl.int64) * 3 * heads + shared) * WIDTH + cols
             tl.store(total + heads * WIDTH, tl.sum(dk, 0))
             tl.store(total + 2 * heads * WIDTH, tl.sum(dv, 0))
+
+
+def _block(length: int) -> int:
+    return max(16, triton.next_power_of_2(length))
+
+
+def _warps(block: int) -> int:
+    return {16: 1, 32: 1, 64: 4, 128: 8}[block]
 
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from embedlab.backbones import Backbone
-from embedlab.kernels import varlen_attention
+from embedlab.engine.precision import ComputeCopy
+from embedlab.kernels import fused_block
 from embedlab.pooling import build_pooling
 from tests.kernels.test_attention import NoHostReads, load
 
@@ -117,52 +117,29 @@ def test_it_leaves_the_block_as_it_was_and_alone_where_others_look_at_it(
     assert not backbone.reads_one(here, packed=True)
 
 
-def test_on_a_card_only_captured_steps_without_padding_do_it(tiny: Tiny) -> None:
-    backbone = load(tiny, "bert").eval()
-    card = torch.device("cuda")
-    assert not backbone.reads_one(card, packed=True)
+def test_on_a_card_only_fused_blocks_do_it(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_block, "has_triton", lambda: True)
+    backbone, card = load(tiny, "bert").eval(), torch.device("cuda")
     backbone.compile_blocks(backend="eager")
-    assert not backbone.reads_one(card, packed=True)
-    with backbone.computing(low_precision_weights=True, longest=32):
-        assert backbone.reads_one(card, packed=True)
-        assert not backbone.reads_one(card, packed=False)
-    assert not backbone.reads_one(card, packed=True)
-
-
-@pytest.mark.parametrize("model_type", MODELS)
-def test_compiled_it_is_the_same_by_one_compilation(tiny: Tiny, model_type: str) -> None:
-    backbone = load(tiny, model_type).eval()
-    ids, mask = batch("left")
-    position = mask.shape[1] - 1 - mask.flip(1).argmax(1)
-
-    def vectors_and_gradients(capacity: int) -> list[torch.Tensor]:
-        hidden = backbone(ids, mask, capacity=capacity, position=position)[0]
-        vectors = hidden[:, 0]
-        gradients = torch.autograd.grad(vectors.sin().sum(), list(backbone.parameters()), allow_unused=True)
-        return [vectors, *(g for g in gradients if g is not None)]
-
-    want = vectors_and_gradients(64)
-    counter = CompileCounterWithBackend("aot_eager")
-    backbone.compile_blocks(backend=counter, dynamic=True, fullgraph=True)
-    for capacity in (48, 64, 96):
-        got = vectors_and_gradients(capacity)
-        assert len(got) == len(want)
-        for mine, its in zip(got, want, strict=True):
-            torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
-    assert counter.frame_count <= 4  # the blocks, and the last one for one token
+    with backbone.computing(low_precision_weights=True):
+        assert not backbone.reads_one(card, packed=True)
+        with ComputeCopy(backbone, torch.float32).swapped():
+            assert backbone.reads_one(card, packed=True)
+            assert not backbone.reads_one(card, packed=False)
+            monkeypatch.setenv("EMBEDLAB_KERNELS", "last_block=0")
+            assert not backbone.reads_one(card, packed=True)
+            monkeypatch.delenv("EMBEDLAB_KERNELS")
+            assert backbone.reads_one(card, packed=True)
+            next(backbone.parameters()).requires_grad_(False)
+            assert not backbone.reads_one(card, packed=True)
 
 
 def test_in_a_captured_step_the_host_waits_for_nothing(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_on_a_card(*args: Any) -> torch.Tensor:
-        *tensors, scale, dropout, causal, _ = args
-        return varlen_attention.varlen_attention(*tensors, torch.zeros(1).long(), 32, scale, dropout, causal)
-
-    monkeypatch.setattr(varlen_attention, "padded_attention", as_on_a_card)
+    monkeypatch.setattr(fused_block, "applies", lambda backbone, device: fused_block.fusable(backbone))
     backbone = load(tiny, "bert").eval()
     ids, mask = batch()
     position = mask.argmax(1)
-    backbone.compiled = True
-    with NoHostReads():
+    with ComputeCopy(backbone, torch.float32).swapped(), NoHostReads():
         backbone(ids, mask, capacity=64, position=position)[0].sin().sum().backward()
 
 

@@ -211,3 +211,30 @@ def test_a_graph_computes_the_same_gradients(
     assert value.item() == wanted.item()
     for one, p in zip(found, encoder.parameters(), strict=True):
         torch.testing.assert_close(one, p.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_compiled_attention_drops_the_same_in_both_passes(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output is linear in the weight of the values, so that with one mask <weight, gradient> = <z, z>."""
+    draws, cuda = RepeatedDraws(torch.device(device)), device == "cuda"
+    if not cuda:
+        monkeypatch.setattr(grad_cache, "drawing", _drawing)
+        draws._pairs = [(torch.Generator().manual_seed(3), torch.Generator().manual_seed(3))]
+    dtype = torch.bfloat16 if cuda else torch.float64
+    torch.manual_seed(0)
+    x = torch.randn(BATCH, 2, 24, 16, device=device, dtype=dtype)
+    mask = torch.zeros(BATCH, 1, 24, 24, device=device, dtype=dtype)
+    mask[..., 20:] = float("-inf")
+    weight = nn.Parameter(torch.randn(16, 16, device=device, dtype=dtype))
+
+    def attend(rows: Tensor, seen: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(rows, rows, rows @ weight, seen, 0.4).float()
+
+    with draws.on():
+        z = cached(torch.compile(attend, backend="inductor" if cuda else "aot_eager"), x, mask, chunk=3)
+    (z.square().sum() / 2).backward()
+    assert weight.grad is not None
+    inner = float((weight.grad.float() * weight.detach().float()).sum())
+    assert inner == pytest.approx(float(z.detach().square().sum()), rel=0.02 if cuda else 1e-5)

@@ -29,7 +29,9 @@ def test_everything_but_static_shapes_is_on(monkeypatch: pytest.MonkeyPatch) -> 
     assert kernel_options() == KernelOptions(True, True, True, True, True, static=False)
 
 
-@pytest.mark.parametrize("text", ["fused=0", "fused_qkv", "fused_qkv=", "static=2", "static=true", "=1", "0"])
+@pytest.mark.parametrize(
+    "text", ["fused_qkv=0", "fused_block", "fused_block=", "static=2", "static=true", "=1", "0"]
+)
 def test_a_wrong_one_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(SWITCHES, f"dev_graph=0,{text}")
     with pytest.raises(UserError, match=f"{SWITCHES}={text}"):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from embedlab.backbones import Backbone, load_backbone
 from embedlab.config.backbone import BackboneConfig
@@ -26,6 +27,12 @@ Tiny = Callable[..., Path]
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Off a card too, wherever the build is known."""
     monkeypatch.setattr(fused_block, "applies", lambda backbone, device: fused_block.fusable(backbone))
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
 
 
 def step(backbone: Backbone, read: Callable[[Backbone], Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -137,6 +144,109 @@ def test_a_tied_head_adds_its_gradient(tiny: Tiny, monkeypatch: pytest.MonkeyPat
     torch.testing.assert_close(mine[name], its[name], rtol=1e-4, atol=2e-5)
 
 
+Run = tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]
+
+
+def three_updates(backbone: Backbone, twins: ComputeCopy, forwards: int) -> Run:
+    """Losses, the last gradients and the weights afterwards."""
+    optimizer = torch.optim.AdamW(backbone.parameters(), lr=1e-3, eps=1e-3)
+    losses = []
+    for _ in range(3):
+        twins.refresh()
+        with twins.swapped():
+            loss = sum((whole(backbone).sin().mean() for _ in range(forwards)), torch.zeros(()))
+            loss.backward()
+        twins.hand_over(add=False)
+        losses.append(loss.detach())
+        gradients = {n: p.grad.clone() for n, p in backbone.named_parameters() if p.grad is not None}
+        optimizer.step()
+    return losses, gradients, {n: p.detach() for n, p in backbone.named_parameters()}
+
+
+@pytest.mark.parametrize("forwards", [1, 2])
+@pytest.mark.parametrize("model_type", [*MODELS, "xlm-roberta"])
+def test_joined_weights_learn_as_those_of_three_layers(
+    tiny: Tiny, model_type: str, forwards: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read as one by the blocks here, and as slices of it by the modules."""
+    start = load(tiny, model_type).eval()
+
+    def run(switch: str, fuses: bool) -> Run:
+        monkeypatch.setenv("EMBEDLAB_KERNELS", f"fused_block={switch}")
+        monkeypatch.setattr(fused_block, "applies", lambda b, device: fuses and fused_block.fusable(b))
+        backbone = copy.deepcopy(start)
+        twins = ComputeCopy(backbone, torch.float32)
+        assert len(twins._joints) == int(switch) * backbone.info.layers
+        return three_updates(backbone, twins, forwards)
+
+    apart = run("0", False)
+    for (losses, gradients, weights), close in ((run("1", False), 1e-6), (run("1", True), 1e-4)):
+        torch.testing.assert_close(losses, apart[0], rtol=close, atol=1e-6)
+        for mine, its in ((gradients, apart[1]), (weights, apart[2])):
+            assert mine.keys() == its.keys()
+            for name in its:
+                torch.testing.assert_close(mine[name], its[name], rtol=10 * close, atol=1e-6)
+
+
+def test_twins_and_their_gradients_are_slices_of_one(tiny: Tiny, everywhere: None) -> None:
+    backbone = load(tiny, "bert").train()
+    twins = ComputeCopy(backbone, torch.float32)
+    names = [n for n, _ in backbone.named_parameters()]
+    with twins.swapped():
+        whole(backbone).sin().mean().backward()
+    twins.collect()
+    joint = twins._joints[0]
+    for kind in ("joined_weight", "joined_bias"):
+        size = joint.whole[kind].numel() // 3
+        for at, twin in enumerate(joint.parts[kind]):
+            assert twin.data_ptr() == joint.whole[kind].data_ptr() + 4 * at * size
+            assert twin.grad is not None
+            assert twin.grad.is_contiguous()
+            assert twin.grad.data_ptr() == joint.parts[kind][0].grad.data_ptr() + 4 * at * size  # type: ignore[union-attr]
+            assert joint.whole[kind].grad is None
+    # What the update writes to a twin, the next forward reads.
+    joint.parts["joined_bias"][1].detach().fill_(7.0)
+    assert joint.whole["joined_bias"].view(3, -1)[1].eq(7.0).all()
+    assert [n for n, _ in backbone.named_parameters()] == names
+
+
+@pytest.mark.parametrize("model_type", ["bert", "distilbert"])
+def test_where_a_weight_is_frozen_one_compilation_serves_all_capacities(tiny: Tiny, model_type: str) -> None:
+    """The modules run then, on slices of the joined weights."""
+    backbone = load(tiny, model_type).eval()
+    backbone.model.embeddings.LayerNorm.bias.requires_grad_(False)
+    ids, mask = batch()
+    want = backbone(ids, mask, capacity=64)[0]
+    twins = ComputeCopy(backbone, torch.float32)
+    assert len(twins._joints) == backbone.info.layers
+    counter = CompileCounterWithBackend("aot_eager")
+    backbone.compile_blocks(backend=counter, dynamic=True, fullgraph=True)
+    with twins.swapped():
+        assert not fused_block.fusable(backbone)
+        for capacity in (48, 64, 96):
+            got = backbone(ids, mask, capacity=capacity)[0]
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+            got.sin().mean().backward()
+    assert counter.frame_count <= 2
+    # After the step the module computes as ever.
+    torch.testing.assert_close(backbone(ids, mask, capacity=64)[0], want, rtol=1e-5, atol=1e-5)
+
+
+def test_layers_that_are_more_than_a_product_are_not_joined(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone: Any = load(tiny, "bert")
+    attention, frozen = (block.attention.self for block in backbone.blocks)
+    assert fused_block.joinable(attention, torch.bfloat16)
+    with monkeypatch.context() as patch:
+        patch.setenv("EMBEDLAB_KERNELS", "fused_block=0")
+        assert fused_block.joinable(attention, torch.bfloat16) is None
+    attention.key.register_forward_hook(lambda *a: None)
+    frozen.value.requires_grad_(False)
+    for module in (attention, frozen, nn.Linear(4, 4)):
+        assert fused_block.joinable(module, torch.bfloat16) is None
+
+
 def fits(backbone: Backbone) -> bool:
     with ComputeCopy(backbone, torch.float32).swapped():
         return fused_block.fusable(backbone)
@@ -237,7 +347,7 @@ def test_only_captured_steps_on_a_card_run_so(tiny: Tiny, monkeypatch: pytest.Mo
     backbone, card = load(tiny, "bert").eval(), torch.device("cuda")
     with ComputeCopy(backbone, torch.float32).swapped():
         assert not fused_block.applies(backbone, card)
-        with backbone.computing(low_precision_weights=True, longest=32):
+        with backbone.computing(low_precision_weights=True):
             assert fused_block.applies(backbone, card)
             assert not fused_block.applies(backbone, torch.device("cpu"))
             monkeypatch.setenv("EMBEDLAB_KERNELS", "fused_block=0")

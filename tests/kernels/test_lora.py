@@ -134,7 +134,7 @@ class TestKernels:
 
         class Linear(torch.autograd.Function):
             @staticmethod
-            def forward(ctx, x, down, up, weight, seed, dropout):  # type: ignore[no-untyped-def,override]
+            def forward(ctx, x, down, up, weight, seed, dropout, wide=False):  # type: ignore[no-untyped-def,override]
                 out, joined = linear(x, down, up, weight, seed, dropout)
                 ctx.save_for_backward(joined, down, weight, seed)
                 ctx.dropout = dropout
@@ -145,7 +145,7 @@ class TestKernels:
                 joined, down, weight, seed = ctx.saved_tensors
                 above = grad @ weight
                 of_x, of_down = lora_triton.launch_backward(above, joined, down, seed, ctx.dropout)
-                return of_x, of_down, grad.T @ joined[:, down.shape[2] :], None, None, None
+                return of_x, of_down, grad.T @ joined[:, down.shape[2] :], None, None, None, None
 
         if DEVICE == "cpu":
             monkeypatch.setitem(globals(), "lora_linear", Linear.apply)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from embedlab.backbones import Backbone
-from embedlab.kernels.available import packed_kernel, short_kernel
+from embedlab.kernels.available import packed_kernel
 from embedlab.kernels.packing import FullRows, Slots, row_capacity, token_capacity
 from embedlab.kernels.varlen_attention import attention_function, padded_attention, varlen_attention
 from tests.interpreted import needs_triton
@@ -140,6 +140,18 @@ def test_the_host_waits_for_nothing_and_one_compilation_serves_all_capacities(
     assert counter.frame_count <= (6 if modern else 2)
 
 
+def test_static_shapes_are_compiled_one_by_one(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMBEDLAB_KERNELS", "static=1")
+    backbone = load(tiny, "bert").eval()
+    ids, mask = batch()
+    counter = CompileCounterWithBackend("eager")
+    backbone.compile_blocks(backend=counter, dynamic=True, fullgraph=True)
+    sizes = range(64, 64 + 8 * 11, 8)  # more than the compiler's usual limit
+    for capacity in sizes:
+        backbone(ids, mask, capacity=capacity)
+    assert counter.frame_count == len(sizes)
+
+
 def test_packing_reads_no_value_on_the_host() -> None:
     ids, mask = batch()
     states = torch.randn(1, 64, 8, requires_grad=True)
@@ -251,8 +263,7 @@ def test_rows_padded_for_attention_alone_give_the_references_gradients(unused: i
 _KERNEL = """
 import torch
 from embedlab.kernels import varlen_triton as kernel
-from embedlab.kernels.attention import heads_first
-from embedlab.kernels.varlen_attention import varlen_attention, varlen_attention_backward
+from embedlab.kernels.varlen_attention import heads_first, varlen_attention, varlen_attention_backward
 
 torch.manual_seed(0)
 single, half = torch.float32, torch.float16
@@ -359,26 +370,20 @@ def test_dropout_on_the_card_is_drawn_alike_in_both_passes(
 
 
 @pytest.mark.parametrize(
-    ("config", "longest", "packed", "short"),
+    ("config", "longest", "packed"),
     [
-        ({"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}, 128, True, False),
-        ({"num_attention_heads": 12, "hidden_size": 768}, 128, True, True),
-        ({"num_attention_heads": 12, "hidden_size": 768}, 129, False, False),
-        ({"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256}, 64, False, False),
-        ({"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}, 64, True, False),
-        ({"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}, 65, False, False),
-        ({}, 16, False, False),
+        ({"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 576}, 128, True),
+        ({"num_attention_heads": 12, "hidden_size": 768}, 128, True),
+        ({"num_attention_heads": 12, "hidden_size": 768}, 129, False),
+        ({"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256}, 64, False),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}, 64, True),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}, 65, False),
+        ({}, 16, False),
     ],
 )
-def test_which_kernel_takes_which_heads(
-    config: dict[str, int], longest: int, packed: bool, short: bool, monkeypatch: pytest.MonkeyPatch
+def test_which_heads_the_kernel_takes(
+    config: dict[str, int], longest: int, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("embedlab.kernels.available.has_triton", lambda: True)
-    # What `short_kernel` makes known needs Triton itself.
-    monkeypatch.setitem(
-        sys.modules, "embedlab.kernels.short_attention", SimpleNamespace(attention_function=None)
-    )
-    monkeypatch.setattr("embedlab.kernels.attention.register", lambda *a: "")
-    found = SimpleNamespace(**config)
-    assert (packed_kernel(found, longest), short_kernel(found, longest)) == (packed, short)
+    assert packed_kernel(SimpleNamespace(**config), longest) == packed

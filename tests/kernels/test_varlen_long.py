@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedlab.kernels.attention import heads_first
-from embedlab.kernels.varlen_attention import varlen_attention, varlen_attention_backward
+from embedlab.kernels.varlen_attention import heads_first, varlen_attention, varlen_attention_backward
 from tests.interpreted import DEVICE, INTERPRETED, NEEDS
 
 pytestmark = NEEDS

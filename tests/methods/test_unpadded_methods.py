@@ -243,7 +243,7 @@ def check_gradients(
         for backbone in backbones_of(method):
             backbone.compiled = device.type == "cuda"  # where one token of the last block is read
             trained = any(p.requires_grad for p in backbone.parameters())
-            stack.enter_context(backbone.computing(low_precision_weights=trained, longest=case.positions))
+            stack.enter_context(backbone.computing(low_precision_weights=trained))
         stack.enter_context(torch.autocast(device.type, dtype, enabled=half))
         padded = _flat(results(method, batch, copies=True, dtype=dtype))
         assert not ran

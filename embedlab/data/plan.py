@@ -75,10 +75,6 @@ class BatchPlan:
         """Rows that fit into no batch of an epoch."""
         return self.n_rows - sum(self._sizes())
 
-    def shares(self, batch: int) -> tuple[int, ...]:
-        """Rows of each rank in a batch: all the same, but in the last one of an epoch that drops none."""
-        return shares_of(self._sizes()[batch], self.world)
-
     def epoch(self, number: int) -> list[Rows]:
         """The row numbers of each batch of this rank in epoch `number`."""
         return [self.share(batch) for batch in self.whole_epoch(number)]

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedlab.data.distinct import PerLabelPlan
 from embedlab.data.kinds import data_config, data_kind
 from embedlab.data.mix import MixPlan, largest_remainder
 from embedlab.data.module import SentenceDataModule
@@ -107,7 +108,17 @@ def test_ranks_share_the_batches_of_one_set(sampling: str) -> None:
         rows = np.concatenate(both)
         assert len(set(rows.tolist())) == 8
         sets_of([rows])
-    assert ranks[0].shares(0) == (4, 4)
+
+
+def test_a_set_shares_its_batches_out_in_its_own_way() -> None:
+    """One that is not the first of the mix: both rows of a label are on one device."""
+    labels = np.arange(24) // 2
+    for rank in range(2):
+        parts = [BatchPlan(40, 4, 1, 2, rank), PerLabelPlan(24, 4, 2, 2, rank, per_label=2, labels=labels)]
+        mixed = MixPlan(parts, [0, 40], 3)
+        shares = [mixed.share(batch) - 40 for batch in mixed.whole_epoch(1) if batch[0] >= 40]
+        assert len(shares) == 3
+        assert all(set(Counter(labels[rows].tolist()).values()) == {2} for rows in shares)
 
 
 # ---- through the data module

@@ -34,7 +34,10 @@ CASES = {
         "data.sampling=temperature", "data.temperature=3", "data.epoch_steps=5", "data.no_duplicates=true",
         "method.matryoshka.dims=[32,16,8]", "method.matryoshka.dims_per_step=1",
     ),
-    "distinct": ("data=pairs", "data.files={pairs}", "data.no_duplicates=true", "method.objective=sigmoid"),
+    "distinct": (
+        "data=pairs", "data.files={pairs}", "data.no_duplicates=true", "data.drop_last=false",
+        "method.objective=sigmoid",
+    ),
     "labels": ("data=labelled", "data.files={labelled}", "data.per_label=4", "method.objective=multi_positive"),
 }  # fmt: skip
 

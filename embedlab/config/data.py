@@ -184,10 +184,10 @@ class DataConfig(Record):
         values = dict(section(values, group))
         own: dict[str, Any] = {key: values.pop(key) for key in ("weight", "objective") if key in values}
         for key in values:
-            if key in _SHARED:
+            if key in SHARED:
                 raise UserError("one for all sets", key=f"{group}.{key}", fix=f"data.{key}={values[key]}")
         try:
-            config = from_dict(DataConfig, {**values, **{key: getattr(self, key) for key in _SHARED}}, "data")
+            config = from_dict(DataConfig, {**values, **{key: getattr(self, key) for key in SHARED}}, "data")
             found = build(MixedSet, {"config": config, **own}, "data")
         except UserError as error:
             error.key = (error.key or "data").replace("data", group, 1)
@@ -271,13 +271,13 @@ class MixedSet:
     objective: str | None = None
 
 
-_SHARED = (
+SHARED = (
     "max_length", "batch_size", "mega_batch", "pad_to_multiple", "drop_last", "shuffle", "no_duplicates", "pack",
     "processes", "cache_dir", "report", "decontaminate",
 )  # fmt: skip
 """Keys of a mix that all its sets have in common."""
 _OF_MIX = (
-    *_SHARED, "name", "mix", "sampling", "temperature", "epoch_steps",
+    *SHARED, "name", "mix", "sampling", "temperature", "epoch_steps",
     "hub", "hub_config", "hub_files", "split", "revision", "files", "package",
 )  # fmt: skip
 """Keys that may stand beside the sets of a mix; those of a source, which the mix takes the place of, are not read."""

@@ -64,7 +64,7 @@ class BatchPlan:
                 f"{self.n_rows:,} rows are less than one batch of {self.batch_size * self.world:,}{devices}",
                 key="data.batch_size",
                 value=self.batch_size,
-                fix="more rows, a smaller data.batch_size, or data.drop_last=false",
+                fix="more rows, or a smaller data.batch_size",
             )
 
     def __len__(self) -> int:

@@ -283,6 +283,8 @@ def test_rows_that_are_all_kept_with_one_label_or_score_are_refused_by_the_name_
     ({"name": "scored", "score_range": [0, 2]},
      r"rated\.csv:\d+: score 2\.?\d* is outside .*\(data\.mix\.b\.score_range\)"),
     ({"name": "scored", "max_chars": 5}, r"\(data\.mix\.b\.max_chars=5\).*data\.mix\.b\.overlong=drop"),
+    ({"name": "scored", "columns": {"score": "number"}, "ignore_columns": ["score"]},
+     r"rated\.csv:3: the score is 'nan', not a number \(data\.mix\.b\)"),
     ({"name": "pairs", "columns": {"anchor": "x"}},
      r"data\.mix\.b\.columns\.anchor=x.*Fix: data\.mix\.b\.columns\.anchor=NAME"),
     ({"name": "pairs", "columns": {"anchor": "first", "positive": "second"}},
@@ -291,6 +293,9 @@ def test_rows_that_are_all_kept_with_one_label_or_score_are_refused_by_the_name_
 def test_a_mistake_in_the_rows_of_a_set_is_said_by_its_own_keys(
     settings: dict[str, Any], says: str, files: dict[str, Path], tokenization: Tokenization
 ) -> None:
+    rated = files["rated"].read_text().splitlines()
+    numbers = ["number", "2", "nan", *("1" * 10)]
+    files["rated"].write_text("\n".join(map(",".join, zip(rated, numbers, strict=True))) + "\n")
     config = data_config({"mix": {"b": {"files": str(files["rated"]), **settings}}, "batch_size": 4})
     views: Any = {"b": {role: (role, tokenization) for role in data_kind(settings["name"]).roles}}
     with pytest.raises(UserError, match=says):

@@ -118,9 +118,7 @@ def test_they_are_computed_once_and_train_alike(
     train(compose_run(*own, "method.cached=true"), tmp_path / "once")
     assert losses(tmp_path / "once") == pytest.approx(losses(tmp_path / "in_step"), rel=2e-3)
     kept = [np.load(path) for path in (tmp_path / "cache" / "vectors").glob("*/vectors.npy")]
-    assert sorted(map(len, kept)) == [39] * 5, (
-        "two roles of pairs and three of triplets, of the guided sets"
-    )
+    assert sorted(map(len, kept)) == [39] * 5, "two roles of pairs and three of triplets, of the guided sets"
 
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("computed again")

@@ -171,12 +171,12 @@ def has_negatives(config: DataConfig) -> bool:
 
 @contextmanager
 def in_set(name: str) -> Iterator[None]:
-    """An error inside names keys as they are of this set of a mix, but those that all sets have in common."""
+    """An error inside names this set of a mix, or a key of it: those that all sets have in common stay as they are."""
     own = f"data.mix.{name}"
     try:
         yield
     except UserError as error:
-        error.key = own if error.key == "data" else error.key and _SET_KEYS.sub(f"{own}.", error.key)
+        error.key = own if error.key in (None, "data") else _SET_KEYS.sub(f"{own}.", error.key)
         if error.fix:
             error.fix = _SET_KEYS.sub(f"{own}.", error.fix.replace("data=", f"{own}.name="))
         raise

@@ -8,6 +8,7 @@ import numpy as np
 
 from embedlab.config.data import DataConfig, kind_name
 from embedlab.data.distinct import DistinctPlan, PerLabelPlan
+from embedlab.data.kinds import in_set
 from embedlab.data.mix import MixedTable, MixPlan
 from embedlab.data.plan import GOLDEN, BatchPlan
 from embedlab.data.table import PackedTable, Table
@@ -32,7 +33,8 @@ def training_plan(
     for place, (name, one) in enumerate(config.sets.items(), 1):
         try:
             own = (seed + place * int(GOLDEN)) % 2**64
-            parts.append(_one(one.config, table.parts[name], own, world, rank))
+            with in_set(name):
+                parts.append(_one(one.config, table.parts[name], own, world, rank))
         except UserError as error:
             error.key = f"data.mix.{name}"
             error.value = None

@@ -68,8 +68,10 @@ class DataConfig(Record):
         max_length: tokens; how it counts with a template is `embedlab.encoders.tokenization.Tokenization`'s business.
         batch_size: sentences (rows) of one optimiser step on one device.
         mega_batch: batches whose rows are sorted by length together before they are cut (1: purely random).
-        no_duplicates: no text stands in two rows of a batch (over all devices), in whatever role.
-        per_label: labelled only: rows of each label in a batch, at least 2; it then has batch_size / per_label labels.
+        no_duplicates: no text stands in two rows of a batch (over all devices), in whatever role; what `drop_last` does
+            with rows that make no whole batch without that, it does as well with those at the end.
+        per_label: labelled only: rows of each label in a batch, at least 2; it then has batch_size / per_label labels,
+            on every device others.
         mix: several data sets in one run: name -> its source keys, and its ``weight`` and ``objective``. Each step has
             rows of one of them.
         sampling: of a mix: ``proportional`` (every batch of every set, in random order), ``round_robin`` (in turn,
@@ -77,7 +79,7 @@ class DataConfig(Record):
         temperature: of that, at least 1: larger evens sets out.
         epoch_steps: steps of an epoch of ``sampling=temperature`` (None: as many as ``proportional`` has).
         pad_to_multiple: batches are padded to the longest row, rounded up to this.
-        drop_last: leave out the last, smaller batch of an epoch.
+        drop_last: leave out the last, smaller batch of an epoch (with `no_duplicates` it can be several).
         shuffle: rows in a new random order in each epoch.
         pack: packed sequences of this many tokens instead of one sentence a row, for masked_lm and causal_lm.
         processes: tokenising processes (None: as many as pay; 1: none beside this one, but the tokenizer's threads).
@@ -154,8 +156,9 @@ class DataConfig(Record):
         )
         if planned and self.mega_batch > 1:
             _refuse("mega_batch", f"data.{planned} says which rows are together", "data.mega_batch=1")
-        if (planned or self.mix) and not self.drop_last:
-            _refuse("drop_last", f"data.{planned or 'mix'} has whole batches only", "data.drop_last=true")
+        whole = "per_label" if self.per_label is not None else "mix" if self.mix else None
+        if whole and not self.drop_last:
+            _refuse("drop_last", f"data.{whole} has whole batches only", "data.drop_last=true")
         if planned and self.pack is not None:
             _refuse("pack", f"packed sequences have no texts for data.{planned}", "data.pack=null")
         if self.per_label is not None and self.no_duplicates:
@@ -181,10 +184,10 @@ class DataConfig(Record):
         values = dict(section(values, group))
         own: dict[str, Any] = {key: values.pop(key) for key in ("weight", "objective") if key in values}
         for key in values:
-            if key in _SHARED:
+            if key in SHARED:
                 raise UserError("one for all sets", key=f"{group}.{key}", fix=f"data.{key}={values[key]}")
         try:
-            config = from_dict(DataConfig, {**values, **{key: getattr(self, key) for key in _SHARED}}, "data")
+            config = from_dict(DataConfig, {**values, **{key: getattr(self, key) for key in SHARED}}, "data")
             found = build(MixedSet, {"config": config, **own}, "data")
         except UserError as error:
             error.key = (error.key or "data").replace("data", group, 1)
@@ -268,13 +271,13 @@ class MixedSet:
     objective: str | None = None
 
 
-_SHARED = (
+SHARED = (
     "max_length", "batch_size", "mega_batch", "pad_to_multiple", "drop_last", "shuffle", "no_duplicates", "pack",
     "processes", "cache_dir", "report", "decontaminate",
 )  # fmt: skip
 """Keys of a mix that all its sets have in common."""
 _OF_MIX = (
-    *_SHARED, "name", "mix", "sampling", "temperature", "epoch_steps",
+    *SHARED, "name", "mix", "sampling", "temperature", "epoch_steps",
     "hub", "hub_config", "hub_files", "split", "revision", "files", "package",
 )  # fmt: skip
 """Keys that may stand beside the sets of a mix; those of a source, which the mix takes the place of, are not read."""

@@ -18,7 +18,10 @@ class DistinctPlan(BatchPlan):
     """Batches of all devices in which no two rows have a text in common, in whatever role.
 
     Every epoch is planned before it begins. It has as many batches as epoch 0; one in which the order of the rows
-    allows fewer has the batches of epoch 0 in another order.
+    allows fewer, or without `drop_last` others than as many, has the batches of epoch 0 in another order.
+
+    Rows that no whole batch can take are left out with `drop_last`. Without, they make smaller batches, of at least a
+    row a device; too few for that join a batch, which has up to one more on each device.
 
     Args:
         hashes: of the texts of every row [n, roles].
@@ -40,8 +43,10 @@ class DistinctPlan(BatchPlan):
             )
 
     def whole_epoch(self, number: int) -> list[Rows]:
-        batches = self._planned(number)[: len(self)] if number else self._first
-        if len(batches) == len(self):
+        batches = self._planned(number) if number else self._first
+        if self.drop_last:
+            batches = batches[: len(self)]
+        if len(batches) == len(self) and sum(map(len, batches)) >= self.n_rows - self.left:
             return batches
         places = np.argsort(random_bits(self.seed, number, np.arange(len(self)), stream=1))
         return [self._first[place] for place in places]
@@ -56,18 +61,19 @@ class DistinctPlan(BatchPlan):
 
     def _planned(self, epoch: int) -> list[Rows]:
         assert self.hashes is not None
-        return first_fit(self._order(epoch).tolist(), self.hashes, self._whole)
+        least = None if self.drop_last else self.world
+        return first_fit(self._order(epoch).tolist(), self.hashes, self._whole, least)
 
     def _sizes(self) -> list[int]:
-        return [self._whole] * len(self._first)
+        return [len(batch) for batch in self._first]
 
 
 @dataclass(frozen=True)
 class PerLabelPlan(DistinctPlan):
-    """Batches of ``per_label`` rows of each of their labels.
+    """Batches of ``per_label`` rows of each of their labels, on one device: each has the positives of its rows.
 
     Args:
-        per_label: rows of a label in a batch of all devices.
+        per_label: rows of a label in a batch.
         labels: of every row [n].
     """
 
@@ -76,10 +82,10 @@ class PerLabelPlan(DistinctPlan):
 
     def __post_init__(self) -> None:
         assert self.labels is not None
-        wanted, rest = divmod(self._whole, self.per_label)
-        if rest:
+        wanted = self._whole // self.per_label
+        if self.batch_size % self.per_label:
             raise UserError(
-                f"a batch of {self._whole:,} rows is no multiple of it", key="data.per_label",
+                f"a batch of {self.batch_size:,} rows is no multiple of it", key="data.per_label",
                 value=self.per_label, fix="a divisor of data.batch_size",
             )  # fmt: skip
         found = int((np.unique(self.labels, return_counts=True)[1] >= self.per_label).sum())
@@ -90,6 +96,10 @@ class PerLabelPlan(DistinctPlan):
                 fix="a smaller data.batch_size, or more rows of a label",
             )  # fmt: skip
         super().__post_init__()
+
+    def share(self, batch: Rows, rank: int | None = None) -> Rows:
+        groups = batch.reshape(-1, self.per_label)
+        return groups[self.rank if rank is None else rank :: self.world].reshape(-1)
 
     def _planned(self, epoch: int) -> list[Rows]:
         assert self.labels is not None

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from embedlab.data.mix import MixedTable
-from embedlab.data.plan import Rows
+from embedlab.data.plan import Rows, shares_of
 from embedlab.data.plans import Plan
 from embedlab.data.resident import ResidentTable
 from embedlab.data.table import Table
@@ -31,8 +31,8 @@ class BatchLoader:
     where there is CUDA. With ``emit="rows"`` it is ``rows``, ``lengths`` (field -> L) and ``token_budgets``
     (field -> true tokens of the batch, rounded up to few distinct numbers), for a `ResidentTable` on the
     device; both are the same on all devices. Both kinds have the numbers ``tokens`` (true ones, all fields) and
-    ``padded_tokens``. The last batch of an epoch has ``rows_per_rank``, the rows of every device, where these
-    differ. Of a mix it has the fields of its ``data_set``, which it names.
+    ``padded_tokens``, and ``rows_per_rank`` where devices have not equally many. Of a mix it has the fields of its
+    ``data_set``, which it names.
 
     Args:
         table: rows of tokens.
@@ -108,10 +108,6 @@ class BatchLoader:
                 batch = ahead.result()
                 following = self.done + 1
                 ahead = thread.submit(self._batch, batches[following]) if following < len(batches) else None
-                if self.plan.world > 1 and following == len(batches):
-                    shares = self.plan.shares(self.done)
-                    if len(set(shares)) > 1:
-                        batch["rows_per_rank"] = shares
                 self.done = following
                 yield batch
 
@@ -134,6 +130,9 @@ class BatchLoader:
             batch["token_budgets"] = self._budgets(whole, views)
         if isinstance(self.table, MixedTable):
             batch["data_set"] = self.table.set_of(int(whole[0]))
+        shares = shares_of(len(whole), self.plan.world)
+        if len(set(shares)) > 1:
+            batch["rows_per_rank"] = shares
         batch["tokens"] = sum(tokens.values())
         batch["padded_tokens"] = len(rows) * sum(lengths.values())
         return _pinned(batch) if torch.cuda.is_available() else batch

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.data.plan import BatchPlan, Rows, random_bits, shares_of
+from embedlab.data.plan import BatchPlan, Rows, random_bits
 from embedlab.data.table import FieldView, TokenTable
 
 _STREAM = 0x6D6978  # of the order of the sets, apart from those of their rows
@@ -79,13 +79,9 @@ class MixPlan:
         """Rows that fit into no batch of their set."""
         return sum(part.left for part in self.parts)
 
-    def shares(self, batch: int) -> tuple[int, ...]:
-        """Rows of each rank in a batch: all the same."""
-        return shares_of(self.batch_size * self.world, self.world)
-
     def share(self, batch: Rows, rank: int | None = None) -> Rows:
         """A rank's rows of a batch of all devices; None: this rank's."""
-        return self.parts[0].share(batch, rank)
+        return self.parts[set_of(self.starts, int(batch[0]))].share(batch, rank)
 
     def sets(self, number: int) -> NDArray[np.int64]:
         """The set of each step of an epoch."""
@@ -107,6 +103,11 @@ class MixPlan:
             batches.append(epochs[place, own][batch] + self.starts[place])
             done[place] += 1
         return batches
+
+
+def set_of(starts: Sequence[int], row: int) -> int:
+    """The place of the set that a row is of, among those that begin at `starts`."""
+    return int(np.searchsorted(starts, row, side="right")) - 1
 
 
 def largest_remainder(shares: NDArray[np.float64], total: int) -> list[int]:
@@ -158,7 +159,7 @@ class MixedTable:
 
     def set_of(self, row: int) -> str:
         """The set that a row is of."""
-        return self.names[int(np.searchsorted(self.starts, row, side="right")) - 1]
+        return self.names[set_of(self.starts, row)]
 
     def views(self, row: int) -> Iterable[str]:
         """The fields of the row's set."""

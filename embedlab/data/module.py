@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from embedlab.config.data import DataConfig
 from embedlab.data.build import FieldSpec, build_token_table
 from embedlab.data.contamination.overlap import Overlap
+from embedlab.data.kinds import in_set
 from embedlab.data.loader import BatchLoader
 from embedlab.data.mix import MixedTable
 from embedlab.data.plan import BatchPlan
@@ -70,12 +71,11 @@ class SentenceDataModule(LightningDataModule):
     def table(self) -> Table | MixedTable:
         """The rows of tokens: a `TokenTable`, a `PackedTable` view of one with `data.pack`, or those of a mix."""
         if self.config.mix:
-            return MixedTable(
-                {
-                    name: build_token_table(one.config, self.views[name], overlap=self.overlap)  # type: ignore[arg-type]
-                    for name, one in self.config.sets.items()
-                }
-            )
+            parts = {}
+            for name, one in self.config.sets.items():
+                with in_set(name):
+                    parts[name] = build_token_table(one.config, self.views[name], overlap=self.overlap)  # type: ignore[arg-type]
+            return MixedTable(parts)
         table = build_token_table(self.config, self.views, overlap=self.overlap)  # type: ignore[arg-type]
         return table if self.config.pack is None else PackedTable(table, self.config.pack)
 

@@ -64,7 +64,7 @@ class BatchPlan:
                 f"{self.n_rows:,} rows are less than one batch of {self.batch_size * self.world:,}{devices}",
                 key="data.batch_size",
                 value=self.batch_size,
-                fix="more rows, a smaller data.batch_size, or data.drop_last=false",
+                fix="more rows, or a smaller data.batch_size",
             )
 
     def __len__(self) -> int:
@@ -74,10 +74,6 @@ class BatchPlan:
     def left(self) -> int:
         """Rows that fit into no batch of an epoch."""
         return self.n_rows - sum(self._sizes())
-
-    def shares(self, batch: int) -> tuple[int, ...]:
-        """Rows of each rank in a batch: all the same, but in the last one of an epoch that drops none."""
-        return shares_of(self._sizes()[batch], self.world)
 
     def epoch(self, number: int) -> list[Rows]:
         """The row numbers of each batch of this rank in epoch `number`."""

@@ -8,12 +8,15 @@ import numpy as np
 
 from embedlab.config.data import DataConfig, kind_name
 from embedlab.data.distinct import DistinctPlan, PerLabelPlan
+from embedlab.data.kinds import in_set
 from embedlab.data.mix import MixedTable, MixPlan
 from embedlab.data.plan import GOLDEN, BatchPlan
 from embedlab.data.table import PackedTable, Table
 from embedlab.errors import UserError
 
 Plan = BatchPlan | MixPlan
+_TOLD_APART_BY = {"labelled": "label", "scored": "score"}
+"""Kinds of data whose rows are compared by a number: where all have the same, every loss of them is a constant."""
 
 
 def training_plan(
@@ -22,7 +25,7 @@ def training_plan(
     """Which rows of a table are in which batch of training.
 
     Raises:
-        UserError: fewer rows than one batch needs; of a mix, by the name of the set.
+        UserError: fewer rows than one batch needs, or all with one label or score; of a mix, by the name of the set.
     """
     if not isinstance(table, MixedTable):
         return _one(config, table, seed, world, rank)
@@ -30,7 +33,8 @@ def training_plan(
     for place, (name, one) in enumerate(config.sets.items(), 1):
         try:
             own = (seed + place * int(GOLDEN)) % 2**64
-            parts.append(_one(one.config, table.parts[name], own, world, rank))
+            with in_set(name):
+                parts.append(_one(one.config, table.parts[name], own, world, rank))
         except UserError as error:
             error.key = f"data.mix.{name}"
             error.value = None
@@ -55,6 +59,18 @@ def training_plan(
 
 
 def _one(config: DataConfig, table: Table, seed: int, world: int, rank: int) -> BatchPlan:
+    plan = _batches(config, table, seed, world, rank)
+    number = _TOLD_APART_BY.get(kind_name(config.name))
+    if number is not None and np.ptp(table.numbers[number]) == 0:
+        # As `data.limit` and dropped rows may leave it, of a source with several.
+        raise UserError(
+            f"all {table.n_rows:,} rows that are kept have one {number}", file=config.source, key="data",
+            value=config.name, fix=f"rows that differ in their {number}, or a larger data.limit",
+        )  # fmt: skip
+    return plan
+
+
+def _batches(config: DataConfig, table: Table, seed: int, world: int, rank: int) -> BatchPlan:
     common: dict[str, Any] = {
         "n_rows": table.n_rows,
         "batch_size": config.batch_size,
@@ -64,12 +80,6 @@ def _one(config: DataConfig, table: Table, seed: int, world: int, rank: int) -> 
         "drop_last": config.drop_last,
         "shuffle": config.shuffle,
     }
-    if kind_name(config.name) == "labelled" and np.ptp(table.numbers["label"]) == 0:
-        # As `data.limit` and dropped rows may leave it, of a source with several.
-        raise UserError(
-            f"all {table.n_rows:,} rows that are kept have one label", key="data", value=config.name,
-            fix="a larger data.limit, or rows in another order",
-        )  # fmt: skip
     if config.per_label is not None:
         return PerLabelPlan(**common, per_label=config.per_label, labels=table.numbers["label"])
     if config.no_duplicates:

@@ -17,6 +17,7 @@ from embedlab.console import progress_bar
 from embedlab.data.build import text_hashes
 from embedlab.data.cached import Damaged, cached
 from embedlab.data.contamination.overlap import Overlap
+from embedlab.data.kinds import data_kind
 from embedlab.data.rows import read_rows
 from embedlab.data.table import TokenTable
 from embedlab.encoders.windows import windows
@@ -44,7 +45,7 @@ def text_vectors(
     """The vectors of every row's text, in the order of a table: opened where they are in the cache, else computed.
 
     Args:
-        encoder: of the vectors, whose hash and that of the texts are the key.
+        encoder: of the vectors, whose hash and that of the texts (with their prompt, ``data.prompts``) are the key.
         config: that the table was built from.
         table: rows of tokens.
         role: of the texts that are encoded, and the name of their field.
@@ -59,15 +60,16 @@ def text_vectors(
             cannot be written.
     """
     shape = table.n_rows, encoder.dim
-    digest = hashlib.blake2b(
-        f"{encoder.fingerprint()} {table.report['content']} {role}".encode(), digest_size=12
-    )
+    prompt = data_kind(config.name).prompts_of(config).get(role, "")
+    content = f"{encoder.fingerprint()} {table.report['content']} {role}" + (prompt and f" {prompt}")
+    digest = hashlib.blake2b(content.encode(), digest_size=12)
 
     def build(folder: Path) -> None:
         log.info("The vectors of %s texts are computed once.", f"{shape[0]:,}")
+        texts = ([prompt + text for text in block] for block in _texts(config, table, role, overlap))
         with (folder / _FILE).open("wb") as file:  # written, not mapped: a full disk would end the process
             write_header(file, np.float16, shape)
-            _fill(file, shape[0], encoder, _texts(config, table, role, overlap), device)
+            _fill(file, shape[0], encoder, texts, device)
 
     def read(folder: Path) -> Vectors:
         try:
@@ -100,7 +102,10 @@ def _fill(
 def _texts(config: DataConfig, table: TokenTable, role: str, overlap: Overlap | None) -> Iterator[list[str]]:
     """The texts of a role, read from the source again and held to the table's hashes."""
     hashes, done = table.fields[role].hashes, 0
-    texts = (values[0] for _, _, values, _ in read_rows(config, (role,), overlap=overlap))
+    # All that the table has: which rows are kept depends on every text of a row.
+    roles = tuple(each for each in data_kind(config.name).roles_of(config) if each in table.fields)
+    place = roles.index(role)
+    texts = (values[place] for _, _, values, _ in read_rows(config, roles, overlap=overlap))
     for block in windows(texts, _AT_ONCE, _BYTES):
         found = np.frombuffer(text_hashes(block), np.uint64)
         if not np.array_equal(found, hashes[done : done + len(block)]):

@@ -22,13 +22,11 @@ from embedlab.config.backbone import BackboneInfo
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
-from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import check_widths
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.engine.module import Batch, LossOutput
 from embedlab.errors import UserError
-from embedlab.methods.cached_teacher import CachedTeacher
 from embedlab.methods.contrast import ContrastConfig, contrast_pairs
-from embedlab.methods.teachers import Teacher, load_teacher
+from embedlab.methods.teachers import TaughtMethod, load_teacher
 from embedlab.objectives.precision import to_fp32
 from embedlab.objectives.regularisers import cosine_distance
 from embedlab.objectives.similarity import cosines, row_divergence, squared_difference
@@ -88,7 +86,7 @@ class DistilConfig(ContrastConfig):
         return super().check(info, run)
 
 
-class Distil(Method):
+class Distil(TaughtMethod):
     """The student's vectors to the frozen teachers', each with each or by what is near to what."""
 
     config_class = DistilConfig
@@ -98,13 +96,9 @@ class Distil(Method):
         self, encoder: Encoder, config: DistilConfig, optimizer: OptimizerConfig, *teachers: Encoder
     ) -> None:
         super().__init__(encoder, config, optimizer)
+        self.teach_by(teachers, config.cached)
         if config.k1 is not None:
             check_widths(encoder, teachers[0], "the teacher")
-        # In a list, they are no sub-modules: neither the optimiser, DDP, checkpoints nor train() reach them.
-        self.teachers: list[Teacher | CachedTeacher] = [
-            CachedTeacher(t) if config.cached else Teacher(t, encoder.tokenization, f"teacher{'_' * i}")
-            for i, t in enumerate(teachers)
-        ]
         self.projections = nn.ModuleList()
         if config.cosine:
             self.projections.extend(nn.Linear(encoder.dim, t.dim, bias=False) for t in teachers)
@@ -114,20 +108,6 @@ class Distil(Method):
         assert isinstance(run.method, DistilConfig)
         teachers = [load_teacher(name, "method.teacher") for name in run.method.teachers]
         return cls(cls.make_encoder(run, tokenizer), run.method, run.optimizer, *teachers)
-
-    def views(self, fields: Fields, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
-        found = super().views(fields, max_length)
-        for teacher in self.teachers:
-            found |= teacher.views(max_length)
-        return found
-
-    def on_fit_start(self) -> None:
-        super().on_fit_start()
-        for teacher in self.teachers:
-            if isinstance(teacher, CachedTeacher):
-                teacher.begin(self.trainer.datamodule, self.device)  # type: ignore[attr-defined]
-            else:
-                teacher.begin(self.device, self.runner.compiles)
 
     def losses(self, batch: Batch) -> LossOutput:
         config, view = self.config, batch["sentence"]

@@ -20,13 +20,12 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
-from embedlab.encoders.tokenization import Tokenization
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
+from embedlab.engine.module import Batch, LossOutput
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, check_dropout, contrast
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.simcse import encode_views
-from embedlab.methods.teachers import Teacher, load_teacher, teacher_pooling
+from embedlab.methods.teachers import TaughtMethod, load_teacher, teacher_pooling
 from embedlab.objectives.ranking import jensen_shannon, list_mle, list_net
 from embedlab.objectives.similarity import cosines
 
@@ -44,6 +43,9 @@ class RankCSEConfig(ContrastConfig):
     teacher: str | None = None
     """What `embedlab.load` takes: any encoder, with vectors of any width. A SimCSE run will do."""
     teacher2: str | None = None
+    cached: bool = False
+    """The teachers' vectors are computed once, before the first step, and kept in half precision; False: in each step
+    anew."""
     alpha: float = 1 / 3
     """Weight of the first of two teachers' similarities."""
     teacher_pooling: str | None = None
@@ -89,7 +91,7 @@ class RankCSEConfig(ContrastConfig):
         return super().check(info, run)
 
 
-class RankCSE(Method):
+class RankCSE(TaughtMethod):
     """Both dropout views of a sentence against each other and against frozen teachers (1)."""
 
     config_class = RankCSEConfig
@@ -104,9 +106,7 @@ class RankCSE(Method):
     ) -> None:
         super().__init__(encoder, config, optimizer)
         self.head: nn.Module = new_head(config.mlp, encoder.dim)
-        self.teachers = [
-            Teacher(teacher, encoder.tokenization, f"teacher{i}_") for i, teacher in enumerate(teachers, 1)
-        ]
+        self.teach_by(teachers, config.cached)
 
     @classmethod
     def from_run(cls, run: RunConfig, tokenizer: Any = None) -> RankCSE:
@@ -123,17 +123,6 @@ class RankCSE(Method):
     @property
     def forward_passes(self) -> float:
         return 2.0
-
-    def views(self, fields: Fields, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
-        found = super().views(fields, max_length)
-        for teacher in self.teachers:
-            found |= teacher.views(max_length)
-        return found
-
-    def on_fit_start(self) -> None:
-        super().on_fit_start()
-        for teacher in self.teachers:
-            teacher.begin(self.device, self.runner.compiles)
 
     def losses(self, batch: Batch) -> LossOutput:
         config, view = self.config, batch["sentence"]

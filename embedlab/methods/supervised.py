@@ -15,14 +15,11 @@ from embedlab.config.data import DataConfig, kind_name
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
-from embedlab.encoders.tokenization import Tokenization
-from embedlab.encoders.twin import same_tokenizer
-from embedlab.engine.module import Batch, Fields, LossOutput, Method
-from embedlab.engine.step import backbones_of
+from embedlab.engine.module import Batch, LossOutput
 from embedlab.errors import UserError
-from embedlab.methods.simcse import encode_views, stacked
+from embedlab.methods.simcse import encode_views
 from embedlab.methods.supervised_losses import OBJECTIVES, LossConfig, Step
-from embedlab.methods.teachers import load_teacher
+from embedlab.methods.teachers import TaughtMethod, load_teacher
 
 Objective = Literal["in_batch", "cosent", "angle", "gist", "multi_positive", "sigmoid", "margin_mse", "kl"]
 _PAIRS = ("pairs", "triplets", "nli", "parallel")
@@ -38,7 +35,6 @@ TAKES: dict[str, tuple[str, ...]] = {
 }
 """The kinds of data that have what an objective compares."""
 _LACKS = {"cosent": "score", "multi_positive": "label", "margin_mse": "scores", "kl": "scores"}
-_GUIDE = "guide_"
 
 
 @dataclass(frozen=True)
@@ -52,8 +48,9 @@ class SupervisedConfig(LossConfig):
 
     @property
     def can_unpad(self) -> bool:  # type: ignore[override]
-        """Without a guide: its own tokens would be counted with those of the trained views, which share one budget."""
-        return self.guide is None
+        """Without a guide in the step: its own tokens would be counted with those of the trained views, which share one
+        budget."""
+        return self.guide is None or self.cached
 
     @property
     def needs_others(self) -> bool:
@@ -63,8 +60,13 @@ class SupervisedConfig(LossConfig):
         if self.tau is None:
             return self.of(self.objective).check(info, run)
         warnings = super().check(info, run)
-        for data in [one.config for one in run.data.sets.values()] or [run.data]:
-            self._check_data(objective_of(self, run.data, data), data)
+        sets = [one.config for one in run.data.sets.values()] or [run.data]
+        objectives = [objective_of(self, run.data, data) for data in sets]
+        for objective, data in zip(objectives, sets, strict=True):
+            self._check_data(objective, data)
+        if self.cached and "gist" not in objectives:
+            fix = "method.objective=gist method.guide=FOLDER, or method.cached=false"
+            raise UserError("there is no guide", key="method.cached", value=True, fix=fix)
         if self.score_scale is not None and not self.score_scale > 0:
             raise UserError("must be positive", key="method.score_scale", value=self.score_scale)
         if self.hard_negative_weight != 0 and (self.directions != "forward" or self.hardness is not None):
@@ -139,7 +141,7 @@ def objective_of(config: SupervisedConfig, data: DataConfig, one: DataConfig) ->
     return config.objective
 
 
-class Supervised(Method):
+class Supervised(TaughtMethod):
     """The views of a row, encoded in one pass, and the objective of the data set that the batch is of."""
 
     config_class = SupervisedConfig
@@ -163,9 +165,7 @@ class Supervised(Method):
         if "sigmoid" in used:  # the first values of the paper
             self.log_scale = nn.Parameter(torch.tensor(math.log(10.0)))
             self.bias = nn.Parameter(torch.tensor(-10.0))
-        # In a list, it is no sub-module: neither the optimiser, DDP, checkpoints nor train() reach it.
-        self._guide = [] if guide is None else [guide.requires_grad_(False).eval()]
-        self._own_tokens = guide is not None and not _reads_alike(encoder.tokenization, guide.tokenization)
+        self.teach_by([] if guide is None else [guide], config.cached)
 
     @classmethod
     def from_run(cls, run: RunConfig, tokenizer: Any = None) -> Supervised:
@@ -175,26 +175,15 @@ class Supervised(Method):
         guide = load_teacher(str(config.guide), "method.guide") if guided else None
         return cls(cls.make_encoder(run, tokenizer), config, run.optimizer, guide, objectives, run.seed)
 
-    def views(self, fields: Fields, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
-        found = super().views(fields, max_length)
-        if self._own_tokens:
-            own = self._guide[0].tokenization
-            try:
-                guided = Tokenization(own.tokenizer, own.template, max_length, own.preparation)
-            except UserError:  # more than the guide's model takes: it reads what it can
-                guided = Tokenization(own.tokenizer, own.template, None, own.preparation)
-            found |= {_GUIDE + view: (role, guided) for view, (role, _) in found.items()}
-        return found
+    def objective(self, data_set: str) -> str:
+        """Of a set of a mix its own, where it has one."""
+        return self.objectives.get(data_set, self.config.objective)
 
-    def on_fit_start(self) -> None:
-        super().on_fit_start()
-        for guide in self._guide:
-            guide.to(self.device)
-            for backbone in backbones_of(guide) if self.runner.compiles else ():
-                backbone.compile_blocks(dynamic=self.runner.dynamic)
+    def is_taught(self, data_set: str) -> bool:
+        return self.objective(data_set) == "gist"
 
     def losses(self, batch: Batch) -> LossOutput:
-        objective = self.objectives.get(batch.get("data_set", ""), self.config.objective)
+        objective = self.objective(batch.get("data_set", ""))
         config = self._configs[objective]
         config = replace(config, matryoshka=config.matryoshka.drawn(self.seed, self.global_step))
         names = view_names(batch)
@@ -204,7 +193,7 @@ class Supervised(Method):
             encode_views(self.encoder, views),
             [view["hash"] for view in views],
             batch,
-            lambda: self._guided(batch, names),
+            lambda: list(self.teachers[0](batch, names).chunk(len(names))),
             self._learned,
         )
         output = OBJECTIVES[objective](step)
@@ -218,20 +207,6 @@ class Supervised(Method):
     def _learned(self) -> tuple[Tensor, ...]:
         """Logarithm of the scale, and bias, of the sigmoid objective; () where no set has it."""
         return (self.log_scale, self.bias) if hasattr(self, "log_scale") else ()
-
-    @torch.no_grad()
-    def _guided(self, batch: Batch, names: list[str]) -> list[Tensor]:
-        """The guide's vectors ``[B, G]`` of views, of its own tokens where it reads text otherwise."""
-        guide = self._guide[0]
-        views = [batch[_GUIDE + name if self._own_tokens else name] for name in names]
-        vectors: Tensor = guide(*stacked(views, guide.towers[0].tokenization.pad_id))
-        return list(vectors.chunk(len(views)))
-
-
-def _reads_alike(trained: Tokenization, guide: Tokenization) -> bool:
-    """Whether a guide can read the tokens of the trained encoder."""
-    most = guide.model_limit
-    return same_tokenizer(trained, guide) and (most is None or most >= (trained.model_limit or math.inf))
 
 
 def view_names(batch: Mapping[str, Any]) -> list[str]:

@@ -45,6 +45,9 @@ class LossConfig(ContrastConfig):
     """angle, on scored pairs: the least score of a positive of the in-batch term."""
     guide: str | None = None
     """gist: the encoder that says which candidates are no negatives; what `embedlab.load` takes."""
+    cached: bool = False
+    """The guide's vectors are computed once, before the first step, and kept in half precision; False: in each step
+    anew."""
     margin: float = 0.0
     margin_kind: Literal["absolute", "relative"] = "absolute"
     anchors: bool = True

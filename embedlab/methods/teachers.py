@@ -1,18 +1,29 @@
-"""Frozen teachers beside the encoder that is trained: their vectors of a batch, each of its own tokens."""
+"""Frozen encoders beside the one that is trained: vectors of a batch, each of its own tokens, or computed once."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from embedlab.config.pooling import PoolingConfig
+from embedlab.data.table import TokenTable
+from embedlab.data.vectors import text_vectors
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.loading import load
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder, same_tokenizer
+from embedlab.encoders.usage import Usage
+from embedlab.engine.module import Batch, Fields, Method
 from embedlab.engine.step import backbones_of
 from embedlab.errors import blamed_on
+from embedlab.methods.simcse import stacked
 from embedlab.pooling import pooling_config
+
+if TYPE_CHECKING:
+    from embedlab.data.module import SentenceDataModule
 
 _POOLINGS = "a pooling without weights that the teachers' own templates have, such as cls or mean"
 
@@ -54,40 +65,51 @@ def read_to(own: Tokenization, max_length: int | None) -> Tokenization:
 
 class Teacher:
     """A frozen encoder in evaluation mode. It is no sub-module of a method: neither the optimiser, DDP, checkpoints nor
-    ``train()`` reach it.
+    ``train()`` reach it. It has no prompts of its own, and all its features: training ignores an encoder's usage.
 
     Args:
         encoder: with vectors of any width.
         student: how the method's views are tokenised; towers that read text otherwise, or less of it, get views of
             their own.
-        name: of these views, before the tower's number.
+        name: of these views, before the tower's number and the method's view.
     """
 
     def __init__(self, encoder: Encoder, student: Tokenization, name: str = "teacher") -> None:
         self.encoder = encoder.requires_grad_(False).eval()
+        self.encoder.usage = Usage()
         self._student = student
         self._names = [f"{name}{i}" for i in range(1, len(encoder.towers) + 1)]
         self._foreign = [not same_tokenizer(student, tower.tokenization) for tower in encoder.towers]
 
-    def views(self, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
-        """Its own views of a sentence, for `Method.views`."""
+    def views(self, roles: Mapping[str, str], max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
+        """Its own views of the method's, for `Method.views`.
+
+        Args:
+            roles: of the method's views.
+            max_length: tokens of a text that the student reads.
+        """
         student = self._student
         rows = Tokenization(student.tokenizer, student.template, max_length, student.preparation).row_limit
-        found = {}
+        found: dict[str, tuple[str, Tokenization]] = {}
         for name, tower, foreign in zip(self._names, self.encoder.towers, self._foreign, strict=True):
             read = read_to(tower.tokenization, max_length)
             most = read.row_limit
             if foreign or (most is not None and (rows is None or most < rows)):
-                found[name] = ("sentence", read)
+                found |= {f"{name}_{view}": (role, read) for view, role in roles.items()}
         return found
 
     @torch.no_grad()
-    def __call__(self, batch: dict[str, dict[str, Tensor]]) -> Tensor:
-        """Vectors ``[B, D]`` of a batch's sentences."""
+    def __call__(self, batch: Batch, views: Sequence[str] = ("sentence",)) -> Tensor:
+        """Vectors ``[V * B, D]`` of V views of a batch, one view after the other, in one pass."""
         towers = self.encoder.towers
-        own = [foreign or name in batch for name, foreign in zip(self._names, self._foreign, strict=True)]
-        views = [batch[name if its else "sentence"] for name, its in zip(self._names, own, strict=True)]
-        rows = [(view["input_ids"], view["attention_mask"]) for view in views]
+        own = [
+            foreign or f"{name}_{views[0]}" in batch
+            for name, foreign in zip(self._names, self._foreign, strict=True)
+        ]
+        rows = [
+            stacked([batch[f"{name}_{view}" if its else view] for view in views], tower.tokenization.pad_id)
+            for name, its, tower in zip(self._names, own, towers, strict=True)
+        ]
         if not any(own):
             vectors: Tensor = self.encoder(*rows[0])
             return vectors
@@ -95,9 +117,89 @@ class Teacher:
         parts = [w * tower(*each) for w, tower, each in zip(weights, towers, rows, strict=True)]
         return torch.stack(parts).sum(0)
 
-    def begin(self, device: torch.device, compiles: bool) -> None:
+    def begin(self, method: TaughtMethod) -> None:
         """Before the first step: to the device, with compiled blocks where the step has them."""
-        self.encoder.to(device)
-        if compiles:
+        self.encoder.to(method.device)
+        if method.runner.compiles:
             for backbone in backbones_of(self.encoder):
                 backbone.compile_blocks(dynamic=False)
+
+
+class CachedTeacher(Teacher):
+    """One whose vectors of all texts are there before the first step, in half precision on the device.
+
+    It reads as much of a text as one in the step does. A step takes the vectors of its rows by their numbers, of a mix
+    too, so that one graph can compute the steps of all sets.
+    """
+
+    def __init__(self, encoder: Encoder, student: Tokenization, name: str = "teacher") -> None:
+        super().__init__(encoder, student, name)
+        self._roles: dict[str, str] = {}
+        self._starts = torch.zeros(1, dtype=torch.long)
+        self._vectors: dict[str, tuple[Tensor, Tensor]] = {}
+        """By role: vectors of the rows that have some, and how many rows before those of each set have none."""
+
+    def views(self, roles: Mapping[str, str], max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
+        """None of its own; how far it reads is set."""
+        self._roles |= roles
+        for tower in self.encoder.towers:
+            tower.tokenization = read_to(tower.tokenization, max_length)
+        return {}
+
+    def begin(self, method: TaughtMethod) -> None:
+        """Before the first step: the vectors, from the cache or computed on the device.
+
+        Raises:
+            UserError: as `text_vectors`.
+        """
+        data: SentenceDataModule = method.trainer.datamodule  # type: ignore[attr-defined]
+        sets = {name: one.config for name, one in data.config.sets.items()} or {"": data.config}
+        whole: Any = data.table
+        tables: dict[str, TokenTable] = whole.parts if data.config.mix else {"": whole}
+        self._starts = torch.tensor(whole.starts if data.config.mix else [0], device=method.device)
+        for role in dict.fromkeys(self._roles.values()):
+            found, without = [], [0]
+            for name, table in tables.items():
+                there = method.is_taught(name) and role in table.fields
+                if there:
+                    half = text_vectors(self.encoder, sets[name], table, role, method.device, data.overlap)
+                    found.append(torch.from_numpy(half))
+                without.append(without[-1] + (0 if there else table.n_rows))
+            if found:
+                vectors = (found[0] if len(found) == 1 else torch.cat(found)).to(method.device)
+                self._vectors[role] = vectors, torch.tensor(without[:-1], device=method.device)
+
+    def __call__(self, batch: Batch, views: Sequence[str] = ("sentence",)) -> Tensor:
+        """As of a `Teacher`."""
+        rows = batch["rows"]
+        place = torch.searchsorted(self._starts, rows, right=True) - 1
+        found = [self._vectors[self._roles[view]] for view in views]
+        return torch.cat([vectors[rows - without[place]].float() for vectors, without in found])
+
+
+class TaughtMethod(Method):
+    """A method with frozen encoders beside the one that it trains: teachers, or a guide."""
+
+    teachers: list[Teacher]
+
+    def teach_by(self, encoders: Iterable[Encoder], cached: bool) -> None:
+        """Set the teachers; ``cached``: their vectors are computed once."""
+        kind = CachedTeacher if cached else Teacher
+        student = self.encoder.tokenization
+        self.teachers = [kind(encoder, student, f"teacher{i}_") for i, encoder in enumerate(encoders, 1)]
+
+    def is_taught(self, data_set: str) -> bool:
+        """Whether the teachers are asked in steps of a set of a mix (without one: the empty name)."""
+        return True
+
+    def views(self, fields: Fields, max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
+        found = super().views(fields, max_length)
+        roles = {view: role for view, (role, _) in found.items()}
+        for teacher in self.teachers:
+            found |= teacher.views(roles, max_length)
+        return found
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        for teacher in self.teachers:
+            teacher.begin(self)

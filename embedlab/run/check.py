@@ -78,16 +78,20 @@ def check_rows(run: RunConfig, rows: int | None) -> None:
 
 
 def check_distinct(run: RunConfig, report: Mapping[str, Any]) -> None:
-    """Raises UserError where all rows of the data report are one, and a method compares each with the others."""
-    if report["duplicates"] < report["rows"] - 1 or report["rows"] < 2:
+    """Raises UserError where all rows of the data report, or of a set of its mix, are one, and a method compares each
+    with the others."""
+    if not run.method.needs_others or run.method.idle:
         return
-    if run.method.needs_others and not run.method.idle and not has_negatives(run.data):
-        raise UserError(
-            f"all {report['rows']:,} rows are the same: no step would change anything",
-            file=run.data.source,
-            key="data",
-            fix="text with different sentences",
-        )
+    sets = {f"data.mix.{name}": (one.config, report["sets"][name]) for name, one in run.data.sets.items()}
+    for key, (data, found) in (sets or {"data": (run.data, report)}).items():
+        if found["duplicates"] == found["rows"] - 1 and not has_negatives(data):
+            rows = "there is one row" if found["rows"] == 1 else f"all {found['rows']:,} rows are the same"
+            raise UserError(
+                f"{rows}: no step would change anything",
+                file=data.source,
+                key=key,
+                fix="text with different sentences",
+            )
 
 
 def planned_steps(run: RunConfig, batches: int) -> int:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedlab.data.distinct import PerLabelPlan
 from embedlab.data.kinds import data_config, data_kind
 from embedlab.data.mix import MixPlan, largest_remainder
 from embedlab.data.module import SentenceDataModule
@@ -107,7 +108,17 @@ def test_ranks_share_the_batches_of_one_set(sampling: str) -> None:
         rows = np.concatenate(both)
         assert len(set(rows.tolist())) == 8
         sets_of([rows])
-    assert ranks[0].shares(0) == (4, 4)
+
+
+def test_a_set_shares_its_batches_out_in_its_own_way() -> None:
+    """One that is not the first of the mix: both rows of a label are on one device."""
+    labels = np.arange(24) // 2
+    for rank in range(2):
+        parts = [BatchPlan(40, 4, 1, 2, rank), PerLabelPlan(24, 4, 2, 2, rank, per_label=2, labels=labels)]
+        mixed = MixPlan(parts, [0, 40], 3)
+        shares = [mixed.share(batch) - 40 for batch in mixed.whole_epoch(1) if batch[0] >= 40]
+        assert len(shares) == 3
+        assert all(set(Counter(labels[rows].tolist()).values()) == {2} for rows in shares)
 
 
 # ---- through the data module
@@ -244,21 +255,52 @@ def test_mixes_that_cannot_be_are_refused(
         module(files, tokenization, **settings).train_dataloader()
 
 
-def test_rows_that_are_kept_of_one_label_are_refused(tmp_path: Path, tokenization: Tokenization) -> None:
-    file = tmp_path / "labels.csv"
-    file.write_text("text,label\n" + "".join(f"a cat {n},{'xy'[n // 10]}\n" for n in range(20)))
-    for sets in (
-        {"files": str(file), "name": "labelled"},
-        {"mix": {"a": {"files": str(file), "name": "labelled"}}},
+@pytest.mark.parametrize(("kind", "head", "number"), [
+    ("labelled", "text,label", "label"), ("scored", "sentence1,sentence2,score", "score"),
+])  # fmt: skip
+@pytest.mark.parametrize("mix", [False, True])
+def test_rows_that_are_all_kept_with_one_label_or_score_are_refused_by_the_name_of_their_set(
+    kind: str, head: str, number: str, mix: bool, tmp_path: Path, tokenization: Tokenization
+) -> None:
+    file = tmp_path / "rows.csv"
+    texts = [f"a cat {n}" if kind == "labelled" else f"a cat {n},a dog {n}" for n in range(20)]
+    file.write_text("\n".join([head, *(f"{text},{n // 10}" for n, text in enumerate(texts))]) + "\n")
+    own, key = (r"data\.mix\.a",) * 2 if mix else ("data", f"data={kind}")
+    few = rf"1 rows are less than one batch of 4 \({'data.mix.a' if mix else 'data.batch_size=4'}\)"
+    for limit, says in (
+        (10, rf"rows\.csv: all 10 rows .* one {number} \({key}\).*{own}\.limit"),
+        (1, few),
+        (12, None),
     ):
-        own = sets.get("mix", {}).get("a", sets)
-        for limit, refused in ((10, True), (12, False)):
-            own["limit"] = limit
-            config = data_config({"batch_size": 4, "max_length": 24, **sets})
-            fields: Any = {"text": ("text", tokenization)}
-            data = SentenceDataModule(config, {"a": fields} if config.mix else fields, seed=5)
-            if refused:
-                with pytest.raises(UserError, match="all 10 rows that are kept have one label"):
-                    data.plan(1)
-            else:
-                assert len(data.plan(1)) == 3
+        own = {"files": str(file), "name": kind, "limit": limit}
+        config = data_config({"batch_size": 4, "max_length": 24, **({"mix": {"a": own}} if mix else own)})
+        fields: Any = {role: (role, tokenization) for role in data_kind(kind).roles}
+        data = SentenceDataModule(config, {"a": fields} if mix else fields, seed=5)
+        if says is None:
+            assert len(data.plan(1)) == 3
+        else:
+            with pytest.raises(UserError, match=says):
+                data.plan(1)
+
+
+@pytest.mark.parametrize(("settings", "says"), [
+    ({"name": "scored", "score_range": [0, 2]},
+     r"rated\.csv:\d+: score 2\.?\d* is outside .*\(data\.mix\.b\.score_range\)"),
+    ({"name": "scored", "max_chars": 5}, r"\(data\.mix\.b\.max_chars=5\).*data\.mix\.b\.overlong=drop"),
+    ({"name": "scored", "columns": {"score": "number"}, "ignore_columns": ["score"]},
+     r"rated\.csv:3: the score is 'nan', not a number \(data\.mix\.b\)"),
+    ({"name": "pairs", "columns": {"anchor": "x"}},
+     r"data\.mix\.b\.columns\.anchor=x.*Fix: data\.mix\.b\.columns\.anchor=NAME"),
+    ({"name": "pairs", "columns": {"anchor": "first", "positive": "second"}},
+     r"data\.mix\.b=pairs.*Fix: data\.mix\.b\.name=scored data\.mix\.b\.columns\.score=score"),
+])  # fmt: skip
+def test_a_mistake_in_the_rows_of_a_set_is_said_by_its_own_keys(
+    settings: dict[str, Any], says: str, files: dict[str, Path], tokenization: Tokenization
+) -> None:
+    rated = files["rated"].read_text().splitlines()
+    numbers = ["number", "2", "nan", *("1" * 10)]
+    files["rated"].write_text("\n".join(map(",".join, zip(rated, numbers, strict=True))) + "\n")
+    config = data_config({"mix": {"b": {"files": str(files["rated"]), **settings}}, "batch_size": 4})
+    views: Any = {"b": {role: (role, tokenization) for role in data_kind(settings["name"]).roles}}
+    with pytest.raises(UserError, match=says):
+        SentenceDataModule(config, views, seed=5).prepare_data()

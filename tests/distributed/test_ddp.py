@@ -151,6 +151,11 @@ def test_rows_come_back_in_their_order(two_ranks: dict[str, Any]) -> None:
     assert two_ranks["first"].item() == 8
 
 
+GUIDED = ("method=supervised", "method.objective=gist", "method.guide={guide}", "method.cached=true",
+          "method.tau=0.05", "data.no_duplicates=true")  # fmt: skip
+"""With vectors that are computed once, and batches that follow from the texts."""
+
+
 def settings(folder: Path, tmp: Path, devices: int, *more: str) -> dict[str, Any]:
     """A supervised run of 21 triples: the last batch of an epoch is uneven on two ranks; no dropout."""
     from embedlab.cli.compose import compose
@@ -176,15 +181,17 @@ def losses(folder: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("more", [(), GUIDED], ids=["simcse", "guided"])
 def test_a_run_on_two_ranks_is_the_run_on_one(
-    tiny: Callable[..., Path], sts_dir: Path, tmp_path: Path
+    more: tuple[str, ...], tiny: Callable[..., Path], sts_dir: Path, tmp_path: Path
 ) -> None:
     """21 rows in batches of 8: the third of an epoch has 5, shared 3 to 2."""
-    for devices in (1, 2):
+    more = tuple(each.format(guide=tiny("roberta", width=16)) for each in more)
+    for devices in (2, 1):
         folder = tmp_path / str(devices)
         folder.mkdir()
         config = settings(
-            tiny("bert"), tmp_path, devices, f"evaluation.sts_dir={sts_dir}", "evaluation.select=last"
+            tiny("bert"), tmp_path, devices, f"evaluation.sts_dir={sts_dir}", "evaluation.select=last", *more
         )
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         paths = [str(folder / "config.yaml"), str(folder), str(folder)]

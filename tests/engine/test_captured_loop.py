@@ -106,6 +106,11 @@ OWN_DATA = {
         "method.add_in_batch=true", "method.matryoshka.dims=[32,8]",
     ),
     "guide": ("data=pairs", "data.files={pairs}", "method.objective=gist", "method.guide={guide}"),
+    "guide's vectors of a mix": (
+        "data=mix", "data.mix.a={{name: pairs, files: {pairs}}}",
+        "data.mix.b={{name: triplets, files: {triplets}, negatives: 2}}", "method.objective=gist",
+        "method.guide={guide}", "method.cached=true",
+    ),
     "scale": ("data=pairs", "data.files={pairs}", "method.objective=sigmoid", "optimizer.weight_decay=0.1"),
 }  # fmt: skip
 

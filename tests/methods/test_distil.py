@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
-from embedlab.methods.cached_teacher import CachedTeacher
 from embedlab.methods.distil import Distil, DistilConfig
 from embedlab.objectives.pair_nce import interleave, pair_nce
 from embedlab.pooling import build_pooling
@@ -99,9 +97,3 @@ def test_settings_without_meaning_are_named(tiny: Tiny) -> None:
     ):
         with pytest.raises(UserError, match=words):
             replace(config, **change).check(info, run_of())  # type: ignore[arg-type]
-
-
-def test_vectors_are_cached_of_single_texts_alone(tiny: Tiny) -> None:
-    mix: Any = SimpleNamespace(table=object())
-    with pytest.raises(UserError, match=r"one set of texts.*method\.cached=false"):
-        CachedTeacher(encoder(tiny, 0)).begin(mix, torch.device("cpu"))

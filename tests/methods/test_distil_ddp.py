@@ -36,7 +36,9 @@ def _half(folder: str, case: int, rows: slice) -> tuple[Distil, dict[str, Any]]:
     torch.manual_seed(0)
     method = Distil(_encoder(folder), CASES[case], OptimizerConfig(), _encoder(folder + "2")).train()
     if CASES[case].cached:
-        method.teachers[0]._found = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))  # type: ignore[union-attr]
+        vectors = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+        method.teachers[0]._roles["sentence"] = "sentence"  # type: ignore[attr-defined]
+        method.teachers[0]._vectors["sentence"] = vectors, torch.zeros(1, dtype=torch.long)  # type: ignore[attr-defined]
     batch: dict[str, Any] = {"rows": torch.arange(6)[rows]}
     for name, (_, words) in method.views({"sentence": ("sentence", None)}, None).items():
         view = words.pad(words.ids(TEXTS), 8)

@@ -71,10 +71,10 @@ def test_a_teacher_reads_its_own_tokens(tiny: Tiny) -> None:
     other = encoder(tiny, "roberta")
     method = make(tiny, other)
     views = method.views({"sentence": ("sentence", None)}, 16)
-    assert set(views) == {"sentence", "teacher1_1"}
-    assert views["teacher1_1"][1].max_length == 16
-    data = batch(method, teacher1_1=other.tokenization)
-    own = data["teacher1_1"]
+    assert set(views) == {"sentence", "teacher1_1_sentence"}
+    assert views["teacher1_1_sentence"][1].max_length == 16
+    data = batch(method, teacher1_1_sentence=other.tokenization)
+    own = data["teacher1_1_sentence"]
     t = other(own["input_ids"], own["attention_mask"])
     torch.testing.assert_close(method._teachers_list(data), cosines(t, t))
     assert set(make(tiny).views({"sentence": ("sentence", None)}, 16)) == {"sentence"}
@@ -94,7 +94,7 @@ def test_a_teacher_reads_no_more_than_it_can(
     data = batch(method, texts, **{name: way for name, (_, way) in views.items()})
     assert data["sentence"]["input_ids"].shape[1] == (max_length or 64)
     most = min(positions, max_length or 64)
-    read = data.get("teacher1_1", data["sentence"])
+    read = data.get("teacher1_1_sentence", data["sentence"])
     assert read["input_ids"].shape[1] == most
     if model_type == "bert":  # the student's own words
         assert torch.equal(read["input_ids"][:, : most - 1], data["sentence"]["input_ids"][:, : most - 1])

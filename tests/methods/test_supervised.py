@@ -49,6 +49,7 @@ CASES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"objective": "angle", "cosent_weight": 0.3}, ("first", "second", "score")),
     ({"objective": "angle"}, ("anchor", "positive", "negative")),
     ({"objective": "gist", "tau": 0.1}, ("anchor", "positive", "negative_1")),
+    ({"objective": "gist", "tau": 0.1, "cached": True}, ("anchor", "positive", "negative_1")),
     ({"objective": "multi_positive"}, ("text", "label")),
     ({"objective": "multi_positive"}, ("anchor", "positive")),
     ({"objective": "sigmoid"}, ("anchor", "positive", "negative_1")),
@@ -76,6 +77,10 @@ def made(folder: str, case: int, rows: slice = slice(None)) -> tuple[Supervised,
         with torch.no_grad():
             guide.backbone.get_parameter(next(n for n, _ in guide.backbone.named_parameters())).mul_(-0.5)
     method = Supervised(encoder_of(folder), config, OptimizerConfig(), guide, seed=1).train()
+    for place, name in enumerate(names if config.cached else ()):
+        vectors = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(place))
+        method.teachers[0]._roles[name] = name  # type: ignore[attr-defined]
+        method.teachers[0]._vectors[name] = vectors, torch.zeros(1, dtype=torch.long)  # type: ignore[attr-defined]
     batch: dict[str, Any] = {"rows": torch.arange(ROWS)[rows]}
     for place, name in enumerate(names):
         if name in NUMBERS:
@@ -168,7 +173,7 @@ def test_views_are_in_the_order_of_their_numbers() -> None:
         "positive": 1,
         "rows": 1,
         "anchor": 1,
-        "guide_anchor": 1,
+        "teacher1_1_anchor": 1,
     }
     assert view_names(batch) == ["anchor", "positive", "negative_2", "negative_10"]
 
@@ -246,12 +251,12 @@ def test_a_guide_of_another_width_tokenizer_or_length_reads_its_own_tokens(
     fields = {role: (role, None) for role in ("anchor", "positive")}
     views = method.views(fields, 40)
     alike = model_type == "bert" and positions == 64
-    assert views.keys() == {*fields, *(() if alike else ("guide_anchor", "guide_positive"))}
+    assert views.keys() == {*fields, *(() if alike else ("teacher1_1_anchor", "teacher1_1_positive"))}
     text = "the cat sat on the mat and " * 12
     batch: dict[str, Any] = {"rows": torch.arange(3)}
     for place, (view, (_, tokenization)) in enumerate(views.items()):
         rows = tokenization.ids([text, text[place + 5 :], "a dog"])
-        assert max(map(len, rows)) <= (40 if "guide" not in view else min(40, positions))
+        assert max(map(len, rows)) <= (40 if "teacher" not in view else min(40, positions))
         batch[view] = tokenization.pad(rows) | {"hash": torch.arange(3) + 3 * place}
     assert torch.isfinite(method.total(batch)[0])
 
@@ -269,15 +274,15 @@ def test_a_guide_that_is_not_there_is_named_by_its_key(
 def test_the_guide_is_frozen_and_no_part_of_the_checkpoint(tiny: Callable[..., Path]) -> None:
     case = next(i for i, (settings, _) in enumerate(CASES) if settings.get("objective") == "gist")
     method, batch = made(str(tiny("bert")), case)
-    before = [p.clone() for p in method._guide[0].parameters()]
+    before = [p.clone() for p in method.teachers[0].encoder.parameters()]
     loss, _ = method.total(batch)
     loss.backward()
-    assert not method._guide[0].training
+    assert not method.teachers[0].encoder.training
     assert all(
         p.grad is None and torch.equal(p, q)
-        for p, q in zip(method._guide[0].parameters(), before, strict=True)
+        for p, q in zip(method.teachers[0].encoder.parameters(), before, strict=True)
     )
-    assert not any("guide" in name for name in method.state_dict())
+    assert not any("teacher" in name for name in method.state_dict())
 
 
 INFO = BackboneInfo("encoder", 2, 64, 64, True, 0.1, "bert", False)
@@ -309,6 +314,7 @@ def test_an_objective_takes_the_data_that_has_what_it_compares(objective: str, k
     ({"objective": "angle", "angle_weight": -0.1}, r"method\.angle_weight"),
     ({"objective": "angle", "angle_weight": 0.0, "in_batch_weight": 0.0}, "0 beside others"),
     ({"tau": -1.0}, r"method\.tau"),
+    ({"cached": True}, r"there is no guide.*method\.cached=True.*method\.objective=gist"),
 ])  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], says: str) -> None:
     run = run_of()

@@ -34,15 +34,23 @@ CASES = {
         "data.sampling=temperature", "data.temperature=3", "data.epoch_steps=5", "data.no_duplicates=true",
         "method.matryoshka.dims=[32,16,8]", "method.matryoshka.dims_per_step=1",
     ),
-    "distinct": ("data=pairs", "data.files={pairs}", "data.no_duplicates=true", "method.objective=sigmoid"),
+    "distinct": (
+        "data=pairs", "data.files={pairs}", "data.no_duplicates=true", "data.drop_last=false",
+        "method.objective=sigmoid",
+    ),
+    "guide": (
+        "data=mix", "data.mix.a={{name: scored, files: {rated}, objective: cosent}}",
+        "data.mix.b={{name: pairs, files: {pairs}}}", "method.objective=gist", "method.guide={guide}",
+        "method.cached=true",
+    ),
     "labels": ("data=labelled", "data.files={labelled}", "data.per_label=4", "method.objective=multi_positive"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("stop", [2, 5])
 @pytest.mark.parametrize("case", CASES)
-def test_resume_is_exact(case, stop, files, compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
-    own = [setting.format(**files) for setting in CASES[case]]
+def test_resume_is_exact(case, stop, files, tiny, compose_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    own = [setting.format(**files, guide=tiny("roberta", width=16)) for setting in CASES[case]]
     settings = [
         "method=supervised",
         *own,

@@ -72,17 +72,33 @@ def test_text_of_one_sentence_is_refused_where_sentences_are_compared(compose_ru
 
 
 @pytest.mark.parametrize(
-    ("rows", "duplicates", "refused"), [(1, 0, False), (2, 1, True), (2, 0, False), (9, 7, False)]
+    ("rows", "duplicates", "refused"), [(1, 0, True), (2, 1, True), (2, 0, False), (9, 7, False)]
 )
 def test_rows_are_the_same_where_all_repeat_the_first(  # type: ignore[no-untyped-def]
     rows, duplicates, refused, compose_run
 ):
     report = {"rows": rows, "duplicates": duplicates}
     if refused:
-        with pytest.raises(UserError, match="are the same"):
+        with pytest.raises(UserError, match="no step would change anything"):
             check_distinct(compose_run(), report)
     else:
         check_distinct(compose_run(), report)
+
+
+def test_a_set_of_a_mix_whose_rows_are_the_same_is_named(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    for name, rows in (("same", ["a cat,a dog"] * 9), ("pairs", [f"a cat {n},a dog" for n in range(9)])):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["anchor,positive", *rows]) + "\n")
+    mix = [f"data.mix.{name}={{name: pairs, files: {tmp_path / name}.csv}}" for name in ("pairs", "same")]
+    run = compose_run(
+        "method=supervised",
+        "data=mix",
+        "data.batch_size=4",
+        "data.max_length=32",
+        "trainer.max_steps=2",
+        *mix,
+    )
+    with pytest.raises(UserError, match=r"same\.csv: all 9 rows are the same.*\(data\.mix\.same\)"):
+        train(run, tmp_path / "run")
 
 
 @pytest.mark.parametrize("trainer", ["ddp", "fsdp", "gpu", "cpu", "auto"])

@@ -6,6 +6,7 @@ adds parts (`embedlab.parts`).
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -13,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from embedlab.config.build import from_dict, section
-from embedlab.config.data import DataConfig, kind_name
+from embedlab.config.data import SHARED, DataConfig, kind_name
 from embedlab.errors import UserError
 from embedlab.parts import part_class, part_names
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 RawRow = tuple[int, int, tuple[object, ...], int]
 """Number of the table, number of the row in it, the values (texts, then numbers), number of the group (or 0)."""
+_SET_KEYS = re.compile(rf"\bdata\.(?!(?:mix|{'|'.join(SHARED)})\b)(?=\w)")
 _RATINGS = frozenset(("score", "label", "similarity"))
 _LOOKED_AT = 20  # values that show whether a column holds numbers
 _RESERVED = {
@@ -169,12 +171,14 @@ def has_negatives(config: DataConfig) -> bool:
 
 @contextmanager
 def in_set(name: str) -> Iterator[None]:
-    """An error inside names its key in this set of a mix."""
+    """An error inside names this set of a mix, or a key of it: those that all sets have in common stay as they are."""
+    own = f"data.mix.{name}"
     try:
         yield
     except UserError as error:
-        if error.key is not None:
-            error.key = error.key.replace("data", f"data.mix.{name}", 1)
+        error.key = own if error.key in (None, "data") else _SET_KEYS.sub(f"{own}.", error.key)
+        if error.fix:
+            error.fix = _SET_KEYS.sub(f"{own}.", error.fix.replace("data=", f"{own}.name="))
         raise
 
 

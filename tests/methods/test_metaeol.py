@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,6 +50,29 @@ def test_it_is_the_mean_of_prompteols(tiny: Tiny) -> None:
     torch.testing.assert_close(make(tiny, TOPIC, EOL).encode_texts(texts), both)
 
 
+def test_its_folder_has_the_weights_once_and_every_prompt(tiny: Tiny, tmp_path: Path) -> None:
+    texts = ["A man is playing", "The girl reads a book.", ""]
+    made = make(tiny, EOL, TOPIC)
+    made.save(tmp_path / "made")
+    assert [p.parent.name for p in (tmp_path / "made").rglob("*.safetensors")] == ["tower1"]
+    again = embedlab.load(tmp_path / "made")
+    assert torch.equal(again.encode_texts(texts), made.encode_texts(texts))
+    assert again.fingerprint() == made.fingerprint()
+    assert again.towers[0].backbone is again.towers[1].backbone
+    assert [t.tokenization.template.text for t in again.towers] == [EOL, TOPIC]
+    state = {f"encoder.{name}": value for name, value in made.state_dict().items()}
+    torch.save({"embedlab": {"encoder": made.manifest()}, "state_dict": state}, tmp_path / "made.ckpt")
+    assert torch.equal(embedlab.load(tmp_path / "made.ckpt").encode_texts(texts), made.encode_texts(texts))
+    file = tmp_path / "made" / "embedlab.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert content["format"] == 3  # versions that would read one prompt for all refuse it
+    file.write_text(json.dumps(content | {"tokenizations": content["tokenizations"][:1]}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"one for each tower.*tokenizations"):
+        embedlab.load(tmp_path / "made")
+    with pytest.raises(UserError, match="one tokenizer a model"):
+        made.to_sentence_transformers(tmp_path / "st")
+
+
 def test_a_run_makes_it_with_the_prompts_that_are_shipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +83,7 @@ def test_a_run_makes_it_with_the_prompts_that_are_shipped(
     command("train", *given.values(), f"hydra.run.dir={tmp_path / 'run'}")
     found = embedlab.load(tmp_path / "run")
     assert len(found.towers) == 8
+    assert len(list((tmp_path / "run").rglob("*.safetensors"))) == 1
     assert found.encode(sentences(3)).shape == (3, 32)
 
 

@@ -18,7 +18,7 @@ from embedlab.config.backbone import BackboneInfo
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.distributed.devices import device_count
-from embedlab.distributed.gather import gather, gather_integers
+from embedlab.distributed.gather import batch_order, gather, gather_integers
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.engine.module import Batch, LossOutput
 from embedlab.errors import UserError
@@ -189,7 +189,9 @@ class ESimCSE(Averaging):
         assert self.target is not None
         vectors = self.head(self.target(view["input_ids"], view["attention_mask"], view.get("token_budget")))
         new, hashes = gather(vectors.to(self.queue.dtype)), gather_integers(view["hash"])
-        rows = len(self.queue)
+        # A queue may end within a batch.
+        order, rows = batch_order(len(new), new.device), len(self.queue)
+        new, hashes = new[order], hashes[order]
         self.queue.copy_(torch.cat([new, self.queue])[:rows])
         self.queue_hashes.copy_(torch.cat([hashes, self.queue_hashes])[:rows])
         self.filled.add_(len(new)).clamp_(max=rows)

@@ -30,6 +30,7 @@ SECTIONS = {
     "rankcse": "RankCSE",
     "esimcse": "ESimCSE",
     "mixcse": "MixCSE",
+    "whitenedcse": "WhitenedCSE",
     "diffcse": "DiffCSE",
     "infocse": "InfoCSE",
     "sncse": "SNCSE",

@@ -87,6 +87,7 @@ RECIPES = {
     "esimcse_bert": simcse(BERT, 64, 3e-5),
     "esimcse_roberta": simcse(ROBERTA, 64, 1e-5),
     "mixcse_bert": simcse(BERT, 64, 3e-5),
+    "whitenedcse_bert": simcse(BERT, 128, 1e-5),
     "diffcse_bert": simcse(BERT, 64, 7e-6)._replace(until="2 epochs"),
     "infocse_bert": simcse("Luyu/condenser", 64, 7e-6)._replace(until="2 epochs"),
     "sncse_bert": simcse(BERT, 256, 1e-5, "mask")._replace(text=GIVEN, length=22),
@@ -172,7 +173,7 @@ SCHEDULES = {
     "simcse": ("linear", 0, 0.0, 1.0, 125),
     "promptbert": ("linear", 0, 0.0, 1.0, 125),
     **dict.fromkeys(
-        ("rankcse", "esimcse", "mixcse", "diffcse", "infocse", "sncse", "edfse", "whitening"),
+        ("rankcse", "esimcse", "mixcse", "diffcse", "infocse", "sncse", "edfse", "whitening", "whitenedcse"),
         ("linear", 0, 0.0, 1.0, 125),
     ),
     "s2sent": ("linear", 0, 0.0, 1.0, 125),

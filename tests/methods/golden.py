@@ -71,6 +71,7 @@ METHODS: dict[str, tuple[str, ...]] = {
                         "method.teacher_pooling=mean"),
     "esimcse": ("method=esimcse", "pooling=cls"),
     "mixcse": ("method=mixcse", "pooling=cls"),
+    "whitenedcse": ("method=whitenedcse", "pooling=cls", "method.groups=8", "method.eps=1e-2"),
     "diffcse": ("method=diffcse", "pooling=cls", "method.lam=0.5"),
     "infocse": ("method=infocse", "pooling=cls", "method.weight=0.1"),
     "sncse": ("method=sncse", "pooling=mask", "template=promptbert_bert_2", "method.lam=0.5", "data=parallel",

@@ -31,6 +31,7 @@ SECTIONS = {
     "esimcse": "ESimCSE",
     "mixcse": "MixCSE",
     "whitenedcse": "WhitenedCSE",
+    "pcl": "PCL",
     "diffcse": "DiffCSE",
     "infocse": "InfoCSE",
     "sncse": "SNCSE",

@@ -50,7 +50,7 @@ TITLES = {
     "esimcse": "ESimCSE", "mixcse": "MixCSE", "rankcse": "RankCSE", "sncse": "SNCSE", "diffcse": "DiffCSE",
     "infocse": "InfoCSE", "metaeol": "MetaEOL", "mntp": "MNTP", "whitening": "Whitening", "whitenedcse": "WhitenedCSE",
     "supervised": "Your own data", "causal_lm": "Next-token prediction", "distil": "Distillation",
-    "ensemble": "Ensembles",
+    "ensemble": "Ensembles", "pcl": "PCL",
 }  # fmt: skip
 LIGHTNING = dict.fromkeys(
     ("fit", "validate", "test", "predict"),

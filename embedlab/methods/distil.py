@@ -26,9 +26,8 @@ from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import check_widths
 from embedlab.engine.module import Batch, Fields, LossOutput, Method
 from embedlab.errors import UserError
-from embedlab.methods.cached_teacher import CachedTeacher
 from embedlab.methods.contrast import ContrastConfig, contrast_pairs
-from embedlab.methods.teachers import Teacher, load_teacher
+from embedlab.methods.teachers import CachedTeacher, Teacher, load_teacher
 from embedlab.objectives.precision import to_fp32
 from embedlab.objectives.regularisers import cosine_distance
 from embedlab.objectives.similarity import cosines, row_divergence, squared_difference

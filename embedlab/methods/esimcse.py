@@ -23,10 +23,10 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.engine.module import Batch, LossOutput
 from embedlab.errors import UserError
 from embedlab.kernels.packing import row_capacity
+from embedlab.methods.augmentation import Redraw, Rule, check_growth, most_repeats, repeat_tokens
 from embedlab.methods.averages import Averaging, moving_average
 from embedlab.methods.contrast import ContrastConfig, check_dropout
 from embedlab.methods.heads import Head, new_head
-from embedlab.methods.repetition import Redraw, Rule, most_repeats, repeat_tokens
 from embedlab.methods.simcse import encode_views
 from embedlab.objectives.more_negatives import queue_nce
 from embedlab.objectives.softmax import Contrast
@@ -78,21 +78,8 @@ class ESimCSEConfig(ContrastConfig):
             raise UserError("must lie between 0 and 1", key="method.momentum", value=self.momentum)
         if not self.rate:
             check_dropout(self.name, info)
-        longest, most = run.data.max_length, info.max_positions
-        if self.rate and most is not None:
-            if run.template is not None or longest is None:
-                raise UserError(
-                    "how long rows become by repetition is not known before they are read",
-                    key="data.max_length" if longest is None else "template",
-                    fix="data.max_length=32, template=none",
-                )
-            if longest + most_repeats(longest, self.rate, self.repetition) > most:
-                raise UserError(
-                    f"with repeated tokens such rows do not fit the model's {most} positions",
-                    key="data.max_length",
-                    value=longest,
-                    fix=f"data.max_length={int(most / (1 + self.rate)) - 2} at most",
-                )
+        else:
+            check_growth(info, run, self.rate, lambda n: most_repeats(n, self.rate, self.repetition))
         return super().check(info, run)
 
 

@@ -16,7 +16,7 @@ from tests.methods.golden import METHODS, Inputs
 WORLD = 2
 EXACT = (
     "simcse", "simcse_supervised", "jtcse", "csesfp", "bepa", "promptbert", "rankcse", "rankcse_listnet", "esimcse",
-    "mixcse", "mixcse_released",
+    "mixcse", "mixcse_released", "pcl",
 )  # fmt: skip
 """ESimCSE's queue is half a batch here: which half depends on the order of the rows, as MixCSE's neighbours do."""
 LINES = METHODS | {"mixcse_released": (*METHODS["mixcse"], "method.form=released")}
@@ -40,7 +40,11 @@ BASICS = (
 def line(inputs: Inputs, name: str, world: int, *more: str) -> list[str]:
     """Overrides of a run whose batch over all ranks has 8 rows."""
     adapter = ("adapter.dropout=1e-9",) if name == "csesfp" else ()
-    undrawn = {"jtcse": ("method.icnce=symmetric",), "esimcse": ("method.rate=0.0", "method.queue=0.5")}
+    undrawn = {
+        "jtcse": ("method.icnce=symmetric",),
+        "esimcse": ("method.rate=0.0", "method.queue=0.5"),
+        "pcl": ("method.augmentations=[reverse]",),
+    }
     fixed = undrawn.get(name, ())
     devices = (f"trainer.devices={world}", f"trainer.strategy={'ddp' if world > 1 else 'auto'}")
     paths = ("backbone.path={bert}", "data.files={text}")

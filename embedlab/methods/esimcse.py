@@ -55,10 +55,6 @@ class ESimCSEConfig(ContrastConfig):
     """Of the moving average's weights, what an update keeps."""
     mlp: Head = "train"
 
-    @property
-    def nests(self) -> bool:
-        return False
-
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if not 0 <= self.rate <= 1:
             raise UserError("a share lies between 0 and 1", key="method.rate", value=self.rate, fix="0.32")

@@ -34,10 +34,6 @@ class MixCSEConfig(ContrastConfig):
     mixed anchors; a text that comes again is always a negative; scoring while training is with the head."""
     mlp: Head = "train"
 
-    @property
-    def nests(self) -> bool:
-        return False
-
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if not 0 <= self.lam <= 1:
             raise UserError("a share lies between 0 and 1", key="method.lam", value=self.lam, fix="0.2")

@@ -30,6 +30,8 @@ SECTIONS = {
     "rankcse": "RankCSE",
     "esimcse": "ESimCSE",
     "mixcse": "MixCSE",
+    "whitenedcse": "WhitenedCSE",
+    "pcl": "PCL",
     "diffcse": "DiffCSE",
     "infocse": "InfoCSE",
     "sncse": "SNCSE",

@@ -1,15 +1,17 @@
 """Writes each sentence beside its negation, as method=sncse reads them (data=parallel).
 
-    python tools/negations.py TEXT.txt OUT.tsv
+    python tools/negations.py [--released] TEXT.txt OUT.tsv
 
 SNCSE's own negations come from rules on spaCy's parses, with a prefix where no rule fits; here every sentence has the
-prefix ("It is not true that ..."), which is a departure from the paper.
+prefix ("It is not true that ..."), which is a departure from the paper. With --released the prefix is the release's
+("Not", before the sentence as it is), and every text ends in a punctuation mark, as there.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from string import punctuation
 
 PREFIX = "It is not true that"
 
@@ -21,8 +23,16 @@ def negation(sentence: str) -> str:
     return f"{PREFIX} {sentence if keeps else sentence[:1].lower() + sentence[1:]}"
 
 
+def released(sentence: str) -> tuple[str, str]:
+    """A sentence and its negation as SNCSE's script has them where it has stored none."""
+    closed = sentence if sentence[-1] in punctuation else f"{sentence} ."
+    return closed, f"Not {closed}"
+
+
 def main(arguments: list[str]) -> int:
     """Write the table; returns the exit status."""
+    as_released = arguments[:1] == ["--released"]
+    arguments = arguments[as_released:]
     if len(arguments) != 2:
         print(__doc__, file=sys.stderr)
         return 2
@@ -32,7 +42,8 @@ def main(arguments: list[str]) -> int:
         for line in lines:
             text = " ".join(line.split())
             if text:
-                table.write(f"{text}\t{negation(text)}\n")
+                pair = released(text) if as_released else (text, negation(text))
+                table.write("\t".join(pair) + "\n")
     return 0
 
 

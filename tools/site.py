@@ -48,9 +48,9 @@ TITLES = {
     "simcse": "SimCSE", "promptbert": "PromptBERT", "prompteol": "PromptEOL", "jtcse": "JTCSE", "tncse": "TNCSE",
     "csesfp": "CSE-SFP", "bepa": "BEPA", "s2sent": "S2Sent", "masked_lm": "Masked language modelling",
     "esimcse": "ESimCSE", "mixcse": "MixCSE", "rankcse": "RankCSE", "sncse": "SNCSE", "diffcse": "DiffCSE",
-    "infocse": "InfoCSE", "metaeol": "MetaEOL", "mntp": "MNTP", "whitening": "Whitening",
+    "infocse": "InfoCSE", "metaeol": "MetaEOL", "mntp": "MNTP", "whitening": "Whitening", "whitenedcse": "WhitenedCSE",
     "supervised": "Your own data", "causal_lm": "Next-token prediction", "distil": "Distillation",
-    "ensemble": "Ensembles",
+    "ensemble": "Ensembles", "pcl": "PCL",
 }  # fmt: skip
 LIGHTNING = dict.fromkeys(
     ("fit", "validate", "test", "predict"),

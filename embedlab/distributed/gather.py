@@ -114,6 +114,16 @@ def gather_integers(x: Tensor) -> Tensor:
     return _all(x, _sizes(len(x)))
 
 
+def batch_order(rows: int, device: torch.device) -> Tensor:
+    """Where the rows of a batch of all ranks, in its order, stand among the gathered ones: ``[rows]``.
+
+    Ranks have every W-th row (`BatchPlan.share`), so that one process with the whole batch has another order.
+    """
+    world, row = world_size(), torch.arange(rows, device=device)
+    owner = row % world
+    return owner * (rows // world) + owner.clamp(max=rows % world) + row // world
+
+
 def gather_rows(vectors: Tensor, rows: Sequence[int], total: int) -> Tensor:
     """Vectors of all ranks in the order of their row numbers: ``[total, D]``, equal on every rank.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, overload
 
+import torch
 from torch import Tensor
 
-from embedlab.distributed.gather import first_row, gather, gather_integers
+from embedlab.distributed.gather import batch_order, first_row, gather, gather_integers
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ class InBatch:
     def offset(self, x: Tensor) -> int:
         """Where the rows of ``x`` ``[B, ...]`` begin among the candidates."""
         return first_row(len(x)) if self.gather_negatives else 0
+
+    def following(self, candidates: Tensor) -> Tensor:
+        """``[M]``: of each candidate the one that comes after it in the batch, which is a ring."""
+        rows, device = len(candidates), candidates.device
+        order = batch_order(rows, device) if self.gather_negatives else torch.arange(rows, device=device)
+        return torch.empty_like(order).scatter_(0, order, order.roll(-1))
 
     def text_hashes(self, view: dict[str, Any]) -> Tensor | None:
         """``[B]`` of a view, equal for equal texts; None where a text that comes again is a negative."""

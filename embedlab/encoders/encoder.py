@@ -151,6 +151,10 @@ class SentenceEncoder(Encoder):
         if other.needs_all_layers:
             self.backbone.prepare_all_layers()
 
+    def reading(self, tokenization: Tokenization) -> SentenceEncoder:
+        """An encoder of the same modules that reads text in another way."""
+        return SentenceEncoder(self.backbone, self.pooling, tokenization, self.card, self.usage)
+
     def fingerprint(self) -> str:
         """Hex hash of all that decides the vectors: weights, pooling, tokenization. The same after `save`."""
         digest = hashlib.sha256()

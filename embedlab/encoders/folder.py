@@ -17,8 +17,8 @@ from embedlab.version import __version__
 
 CARD = "embedlab.json"
 POOLING_WEIGHTS = "pooling.safetensors"
-FORMAT = 2
-"""Of a file with a usage; without one it is 1, which older versions read."""
+FORMAT = 3
+"""Of a file with tokenizations; without them it is 2 with a usage and 1 without, which older versions read."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class EncoderFile:
         backbone: its architecture and attention kernel.
         card: where the encoder comes from.
         adapter: of weights that are stored without their base: where that is.
-        towers: of an encoder of several, the folder of each.
+        towers: of an encoder of several, the folder of each; the same one for towers that share their weights.
+        tokenizations: where towers share their weights, `Tokenization.to_dict` of each tower.
         weights: of the towers' sum.
         usage: `Usage.to_dict`.
     """
@@ -44,10 +45,13 @@ class EncoderFile:
     towers: list[str] | None = None
     weights: list[float] | None = None
     usage: dict[str, Any] = field(default_factory=dict)
+    tokenizations: list[dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         if self.towers is not None and not 2 <= len(self.towers) == len(self.weights or self.towers):
             raise UserError("two towers or more, and a weight for each", key="towers", value=len(self.towers))
+        if self.tokenizations is not None and len(self.tokenizations) != len(self.towers or ()):
+            raise UserError("one for each tower", key="tokenizations", value=len(self.tokenizations))
 
     def text(self) -> str:
         """The contents of the file."""
@@ -58,7 +62,10 @@ class EncoderFile:
             values = sums | values
         if not self.usage:
             del values["usage"]
-        content = {"format": FORMAT if self.usage else 1, "embedlab": __version__} | values
+        if self.tokenizations is None:
+            del values["tokenizations"]
+        number = FORMAT if self.tokenizations is not None else 2 if self.usage else 1
+        content = {"format": number, "embedlab": __version__} | values
         return json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n"
 
     @classmethod

@@ -121,16 +121,19 @@ class TwinEncoder(Encoder):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def write(self, folder: Path, dtype: str | None = None, merge: bool = True) -> None:
-        """Each tower as a whole encoder in a folder of its own (`tower1`, `tower2`), plain Hugging Face ones."""
-        for name, tower in zip(self._names, self.towers, strict=True):
+        """Each tower as a whole encoder in a folder of its own (`tower1`, `tower2`), plain Hugging Face ones.
+
+        Towers that share their weights have one folder, and their tokenizations stand in `embedlab.json`.
+        """
+        for name, i in self._stored.items():
             (folder / name).mkdir()
-            tower.write(folder / name, dtype, merge)
+            self.towers[i].write(folder / name, dtype, merge)
         (folder / CARD).write_text(self._description().text(), encoding="utf-8")
 
     def manifest(self) -> dict[str, dict[str, str]]:
         texts, weights = {CARD: self._description().text()}, dict[str, str]()
-        for i, (name, tower) in enumerate(zip(self._names, self.towers, strict=True)):
-            inner = tower.manifest()
+        for name, i in self._stored.items():
+            inner = self.towers[i].manifest()
             texts |= {f"{name}/{file}": text for file, text in inner["files"].items()}
             weights |= {f"{name}/{file}": f"towers.{i}.{prefix}" for file, prefix in inner["weights"].items()}
         return {"files": texts, "weights": weights}
@@ -155,10 +158,25 @@ class TwinEncoder(Encoder):
 
     @property
     def _names(self) -> list[str]:
-        return [f"tower{i}" for i in range(1, len(self.towers) + 1)]
+        """The folder of each tower."""
+        first = [
+            next(j for j, t in enumerate(self.towers) if _same_weights(t, tower)) for tower in self.towers
+        ]
+        order = list(dict.fromkeys(first))
+        return [f"tower{order.index(j) + 1}" for j in first]
+
+    @property
+    def _stored(self) -> dict[str, int]:
+        """Each folder, and the first tower that has it."""
+        names = self._names
+        return {name: names.index(name) for name in dict.fromkeys(names)}
 
     def _description(self) -> EncoderFile:
-        return self.description(towers=self._names, weights=list(self.weights))
+        names, readings = self._names, [tower.tokenization.to_dict() for tower in self.towers]
+        shared = len(set(names)) < len(names)
+        return self.description(
+            towers=names, weights=list(self.weights), tokenizations=readings if shared else None
+        )
 
     @classmethod
     def load(
@@ -176,10 +194,16 @@ class TwinEncoder(Encoder):
         saved = EncoderFile.read(Path(folder))
         if saved.towers is None:
             raise UserError("is no twin encoder", file=Path(folder), fix="a folder that a twin's save wrote")
-        towers = [
-            SentenceEncoder.load(Path(folder) / name, attention, dtype, trust_remote_code)
-            for name in saved.towers
-        ]
+        stored = {
+            name: SentenceEncoder.load(Path(folder) / name, attention, dtype, trust_remote_code)
+            for name in dict.fromkeys(saved.towers)
+        }
+        towers = [stored[name] for name in saved.towers]
+        if saved.tokenizations is not None:
+            towers = [
+                tower.reading(Tokenization.from_dict(tower.tokenizer, values))
+                for tower, values in zip(towers, saved.tokenizations, strict=True)
+            ]
         return cls(towers, saved.weights, saved.card, Usage.from_dict(saved.usage)).eval()
 
 
@@ -190,6 +214,16 @@ def check_widths(first: Encoder, second: Encoder, name: str) -> None:
             f"vectors of {first.dim} and {second.dim} features cannot be added ({name})",
             fix="encoders of one width",
         )
+
+
+def _same_weights(first: SentenceEncoder, second: SentenceEncoder) -> bool:
+    """Whether two towers differ in how they read text alone."""
+    return (
+        first.backbone is second.backbone
+        and first.pooling is second.pooling
+        and first.tokenizer is second.tokenizer
+        and (first.card, first.usage) == (second.card, second.usage)
+    )
 
 
 def _sum(vectors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

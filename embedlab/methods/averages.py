@@ -46,14 +46,18 @@ class Averaging(Method):
 
 
 def moving_average(encoder: SentenceEncoder) -> SentenceEncoder:
-    """A frozen copy of backbone and pooling, without the language-modelling head (BYOL, Grill et al. 2020)."""
+    """A frozen copy of the encoder (BYOL, Grill et al. 2020)."""
+    return copied(encoder).requires_grad_(False).eval()
+
+
+def copied(encoder: SentenceEncoder) -> SentenceEncoder:
+    """A copy of backbone and pooling, without the language-modelling head."""
     head, encoder.backbone.head = encoder.backbone.head, None
     try:
         backbone = copy.deepcopy(encoder.backbone)
     finally:
         encoder.backbone.head = head
-    copied = SentenceEncoder(backbone, copy.deepcopy(encoder.pooling), encoder.tokenization)
-    return copied.requires_grad_(False).eval()
+    return SentenceEncoder(backbone, copy.deepcopy(encoder.pooling), encoder.tokenization)
 
 
 @torch.no_grad()

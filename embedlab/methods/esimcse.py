@@ -18,15 +18,15 @@ from embedlab.config.backbone import BackboneInfo
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.distributed.devices import device_count
-from embedlab.distributed.gather import gather, gather_integers
+from embedlab.distributed.gather import batch_order, gather, gather_integers
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.engine.module import Batch, LossOutput
 from embedlab.errors import UserError
 from embedlab.kernels.packing import row_capacity
+from embedlab.methods.augmentation import Redraw, Rule, check_growth, most_repeats, repeat_tokens
 from embedlab.methods.averages import Averaging, moving_average
 from embedlab.methods.contrast import ContrastConfig, check_dropout
 from embedlab.methods.heads import Head, new_head
-from embedlab.methods.repetition import Redraw, Rule, most_repeats, repeat_tokens
 from embedlab.methods.simcse import encode_views
 from embedlab.objectives.more_negatives import queue_nce
 from embedlab.objectives.softmax import Contrast
@@ -55,10 +55,6 @@ class ESimCSEConfig(ContrastConfig):
     """Of the moving average's weights, what an update keeps."""
     mlp: Head = "train"
 
-    @property
-    def nests(self) -> bool:
-        return False
-
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if not 0 <= self.rate <= 1:
             raise UserError("a share lies between 0 and 1", key="method.rate", value=self.rate, fix="0.32")
@@ -78,21 +74,8 @@ class ESimCSEConfig(ContrastConfig):
             raise UserError("must lie between 0 and 1", key="method.momentum", value=self.momentum)
         if not self.rate:
             check_dropout(self.name, info)
-        longest, most = run.data.max_length, info.max_positions
-        if self.rate and most is not None:
-            if run.template is not None or longest is None:
-                raise UserError(
-                    "how long rows become by repetition is not known before they are read",
-                    key="data.max_length" if longest is None else "template",
-                    fix="data.max_length=32, template=none",
-                )
-            if longest + most_repeats(longest, self.rate, self.repetition) > most:
-                raise UserError(
-                    f"with repeated tokens such rows do not fit the model's {most} positions",
-                    key="data.max_length",
-                    value=longest,
-                    fix=f"data.max_length={int(most / (1 + self.rate)) - 2} at most",
-                )
+        else:
+            check_growth(info, run, self.rate, lambda n: most_repeats(n, self.rate, self.repetition))
         return super().check(info, run)
 
 
@@ -189,7 +172,9 @@ class ESimCSE(Averaging):
         assert self.target is not None
         vectors = self.head(self.target(view["input_ids"], view["attention_mask"], view.get("token_budget")))
         new, hashes = gather(vectors.to(self.queue.dtype)), gather_integers(view["hash"])
-        rows = len(self.queue)
+        # A queue may end within a batch.
+        order, rows = batch_order(len(new), new.device), len(self.queue)
+        new, hashes = new[order], hashes[order]
         self.queue.copy_(torch.cat([new, self.queue])[:rows])
         self.queue_hashes.copy_(torch.cat([hashes, self.queue_hashes])[:rows])
         self.filled.add_(len(new)).clamp_(max=rows)

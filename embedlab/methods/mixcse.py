@@ -34,10 +34,6 @@ class MixCSEConfig(ContrastConfig):
     mixed anchors; a text that comes again is always a negative; scoring while training is with the head."""
     mlp: Head = "train"
 
-    @property
-    def nests(self) -> bool:
-        return False
-
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if not 0 <= self.lam <= 1:
             raise UserError("a share lies between 0 and 1", key="method.lam", value=self.lam, fix="0.2")
@@ -64,20 +60,22 @@ class MixCSE(Method):
         z1, z2 = encode_views(self.encoder, [view, view], self.head)
         candidates, offset = config.in_batch.candidates, config.in_batch.offset(z1)
         hashes = config.in_batch.text_hashes(view)
-        texts = candidates(hashes)
+        texts, all_positives = candidates(hashes), candidates(z2)
+        following = config.in_batch.following(all_positives)
 
         def paper(a: Tensor, b: Tensor) -> Contrast:
             return mix_nce(
-                a, b, config.tau, config.lam, offset=offset, anchor_hashes=hashes, candidate_hashes=texts
-            )
+                a, b, following, config.tau, config.lam,
+                offset=offset, anchor_hashes=hashes, candidate_hashes=texts,
+            )  # fmt: skip
 
         def released(a: Tensor, b: Tensor, all_anchors: Tensor) -> Contrast:
-            return released_mix_nce(a, b, all_anchors, config.tau, config.lam, offset=offset)
+            return released_mix_nce(a, b, all_anchors, following, config.tau, config.lam, offset=offset)
 
         if config.form == "released":
-            result = config.matryoshka(released, z1, candidates(z2), candidates(z1))
+            result = config.matryoshka(released, z1, all_positives, candidates(z1))
         else:
-            result = config.matryoshka(paper, z1, candidates(z2))
+            result = config.matryoshka(paper, z1, all_positives)
         return LossOutput({"mix_nce": result.loss}, result.stats)
 
     def dev_vectors(self, vectors: Tensor, rows: Sequence[Sequence[int]]) -> Tensor:

@@ -55,6 +55,7 @@ def queue_nce(
 def mix_nce(
     anchors: Tensor,
     candidates: Tensor,
+    following: Tensor,
     tau: float,
     share: float,
     *,
@@ -64,11 +65,12 @@ def mix_nce(
 ) -> Contrast:
     """`info_nce` with a negative more an anchor, mixed from its positive and the next one (MixCSE).
 
-    Anchor i's is ``unit(share u_i + (1 - share) u_{i+1})`` of the unit positives u, the batch taken as a ring, without
-    gradient. Where the next text is the anchor's own, there is none.
+    Anchor i's is ``unit(share u_i + (1 - share) u_{i+1})`` of the unit positives u, without gradient. Where the next
+    text is the anchor's own, there is none.
 
     Args:
         anchors, candidates, tau, offset, anchor_hashes, candidate_hashes: as of `info_nce`.
+        following: ``[M]``, of each candidate the next one, the batch taken as a ring.
         share: of the positive in the mixture (the paper's lambda).
     """
     a, columns = unit(anchors), unit(candidates)
@@ -76,18 +78,25 @@ def mix_nce(
     softmax = masked_softmax(
         a @ columns.T, target, tau, anchor_hashes=anchor_hashes, candidate_hashes=candidate_hashes
     )
-    positive, following = (x[offset : offset + len(a)].detach() for x in (columns, columns.roll(-1, 0)))
-    mixed = unit(share * positive + (1 - share) * following)
+    after = following[offset : offset + len(a)]
+    u = columns.detach()
+    mixed = unit(share * u[offset : offset + len(a)] + (1 - share) * u[after])
     own = (a * mixed).sum(1, keepdim=True) / tau
     if anchor_hashes is not None and candidate_hashes is not None:
-        following_hashes = candidate_hashes.roll(-1)[offset : offset + len(a)]
-        own = own.masked_fill((following_hashes == anchor_hashes)[:, None], float("-inf"))
+        own = own.masked_fill((candidate_hashes[after] == anchor_hashes)[:, None], float("-inf"))
     return _with_columns(softmax, own)
 
 
 @full_precision
 def released_mix_nce(
-    anchors: Tensor, candidates: Tensor, all_anchors: Tensor, tau: float, share: float, *, offset: int = 0
+    anchors: Tensor,
+    candidates: Tensor,
+    all_anchors: Tensor,
+    following: Tensor,
+    tau: float,
+    share: float,
+    *,
+    offset: int = 0,
 ) -> Contrast:
     """MixCSE's objective as its script computes it: all mixtures are every anchor's negatives, and not of unit vectors.
 
@@ -95,7 +104,7 @@ def released_mix_nce(
     blocks the entry whose larger part is the anchor's own sentence is not left out: its logit becomes 0.
 
     Args:
-        anchors, candidates, tau, share, offset: as of `mix_nce`.
+        anchors, candidates, following, tau, share, offset: as of `mix_nce`.
         all_anchors: ``[M, D]``, the anchors of the whole (gathered) batch.
     """
     a, columns = unit(anchors), unit(candidates)
@@ -103,12 +112,11 @@ def released_mix_nce(
     softmax = masked_softmax(a @ columns.T, row, tau)
 
     def mixtures(x: Tensor) -> Tensor:
-        return unit(share * x.detach() + (1 - share) * x.detach().roll(-1, 0))
+        return unit(share * x.detach() + (1 - share) * x.detach()[following])
 
-    m = len(columns)
-    column = torch.arange(m, device=a.device)
     to_mixed = a @ mixtures(candidates).T / tau
-    to_mixed = to_mixed.masked_fill((column + 1) % m == row[:, None], 0.0)
+    to_mixed = to_mixed.masked_fill(following == row[:, None], 0.0)
     of_mixed = mixtures(all_anchors)[offset : offset + len(a)] @ columns.T / tau
-    of_mixed = of_mixed.masked_fill(column == (row[:, None] + 1) % m, 0.0)
+    column = torch.arange(len(columns), device=a.device)
+    of_mixed = of_mixed.masked_fill(column == following[offset : offset + len(a), None], 0.0)
     return _with_columns(softmax, to_mixed, of_mixed)

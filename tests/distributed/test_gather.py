@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from embedlab.distributed.gather import gather, gather_integers
+from embedlab.data.plan import BatchPlan
+from embedlab.distributed.gather import batch_order, gather, gather_integers
+from embedlab.distributed.in_batch import InBatch
 from embedlab.objectives.info_nce import info_nce
 from tests.ranks import free_port
 
@@ -56,3 +59,18 @@ def test_alone_it_is_the_identity() -> None:
     x = torch.randn(2, 3)
     assert gather(x) is x
     assert gather_integers(x) is x
+
+
+@pytest.mark.parametrize("rows", [1, 4, 7, 8, 12])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_gathered_rows_have_an_order_in_the_batch(
+    rows: int, world: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedlab.distributed.gather.world_size", lambda: world)
+    batch = np.random.default_rng(0).permutation(rows)
+    shares = [BatchPlan(8, 1, world=world, rank=r).share(batch) for r in range(world)]
+    gathered = torch.from_numpy(np.concatenate(shares))
+    assert gathered[batch_order(rows, gathered.device)].tolist() == batch.tolist()
+    after = InBatch().following(gathered)
+    assert gathered[after][batch_order(rows, gathered.device)].tolist() == np.roll(batch, -1).tolist()
+    assert InBatch(gather_negatives=False).following(gathered).tolist() == [*range(1, rows), 0]

@@ -31,6 +31,7 @@ def tolerance(name: str) -> dict[str, float]:
     return {"rel": 0.05, "abs": 0.3 if name.startswith("promptbert") else 0.03}
 
 
+CAPTURED = sorted(CASES.keys() - {"whitenedcse"})  # which refuses it
 OFF_A_CARD = ("tncse", "jtcse", "bepa_bi", "masked_lm", "promptbert_two")
 RESUMED = (
     *("simcse", "tncse", "jtcse", "jtcse_mean", "bepa", "masked_lm_long", "promptbert_roberta"),
@@ -51,7 +52,7 @@ def configured(compose_run: Compose, tiny: Callable[..., Path], tmp_path: Path) 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CAPTURED)
 def test_losses_without_padding_are_those_with_it(
     configured: Callable[..., RunConfig], name: str, tmp_path: Path, fused: list[int]
 ) -> None:

@@ -87,9 +87,12 @@ RECIPES = {
     "esimcse_bert": simcse(BERT, 64, 3e-5),
     "esimcse_roberta": simcse(ROBERTA, 64, 1e-5),
     "mixcse_bert": simcse(BERT, 64, 3e-5),
+    "pcl_bert": simcse(BERT, 64, 3e-5),
+    "whitenedcse_bert": simcse(BERT, 128, 1e-5),
     "diffcse_bert": simcse(BERT, 64, 7e-6)._replace(until="2 epochs"),
     "infocse_bert": simcse("Luyu/condenser", 64, 7e-6)._replace(until="2 epochs"),
     "sncse_bert": simcse(BERT, 256, 1e-5, "mask")._replace(text=GIVEN, length=22),
+    "sncse_roberta": simcse(ROBERTA, 256, 1e-5, "mask")._replace(text=GIVEN, length=22),
     "edfse_like_bert": simcse(BERT, 64, 3e-5),
     "whitening_bert": Recipe(BERT, NLI, 64, "1 epoch", 512, 3e-5, None, "first_last", "tok"),
     "promptbert_bert_sup": nli(BERT, "mask"),
@@ -171,7 +174,18 @@ SCHEDULES = {
     "simcse": ("linear", 0, 0.0, 1.0, 125),
     "promptbert": ("linear", 0, 0.0, 1.0, 125),
     **dict.fromkeys(
-        ("rankcse", "esimcse", "mixcse", "diffcse", "infocse", "sncse", "edfse", "whitening"),
+        (
+            "rankcse",
+            "esimcse",
+            "mixcse",
+            "diffcse",
+            "infocse",
+            "sncse",
+            "edfse",
+            "whitening",
+            "whitenedcse",
+            "pcl",
+        ),
         ("linear", 0, 0.0, 1.0, 125),
     ),
     "s2sent": ("linear", 0, 0.0, 1.0, 125),
@@ -330,6 +344,21 @@ def test_what_has_to_be_given_is_said_in_one_line(name: str, says: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_run(command_line("train", [f"experiment={name}"]))
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "lam", "around"),
+    [
+        ("sncse_bert", 1e-3, '"{sentence}" means {mask}.'),
+        ("sncse_roberta", 5e-4, '" {sentence} " means{mask}.'),
+    ],
+)
+def test_sncses_margin_and_templates(name: str, lam: float, around: str) -> None:
+    v = composed(name)
+    method = v["method"]
+    assert (method["lam"], method["alpha"], method["beta"]) == (lam, 0.1, 0.3)
+    texts = v["template"]["text"], method["second_template"]["text"]
+    assert texts == (f"This sentence : {around}", f"This sentence of {around}")
 
 
 def test_bepas_table_is_scored_on_the_papers_sets() -> None:

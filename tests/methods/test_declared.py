@@ -15,7 +15,7 @@ from embedlab.parts import part_names
 from tests.methods.baselines import Tiny, encoder
 from tests.methods.runs import run_of
 
-BASELINES = ("rankcse", "esimcse", "mixcse", "diffcse", "infocse")
+BASELINES = ("rankcse", "esimcse", "mixcse", "diffcse", "infocse", "whitenedcse", "pcl")
 CONTRASTS = (
     *("simcse", "supervised", "promptbert", "csesfp", "prompteol", "jtcse", "tncse", "bepa", "distil"),
     *BASELINES,
@@ -65,6 +65,7 @@ FACTS: dict[str, dict[str, Any]] = {
             "ensemble",
             "rankcse",
             "esimcse",
+            "pcl",
             "diffcse",
             "infocse",
             "whitening",
@@ -106,6 +107,9 @@ def test_each_method_says_what_it_needs(fact: str) -> None:
         ("infocse", {}, True),
         ("esimcse", {"rate": 0.0}, True),
         ("esimcse", {}, False),
+        ("pcl", {}, True),
+        ("whitenedcse", {"groups": 8}, False),
+        ("whitenedcse", {"groups": 32}, True),
         ("sncse", {}, True),
         ("sncse", {"second_template": Template("{sentence} is {mask}.")}, False),
     ],

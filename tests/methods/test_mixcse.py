@@ -29,14 +29,14 @@ def test_golden_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_both_forms_with_a_text_that_comes_again(tiny: Tiny) -> None:
     data = batch(make(tiny), (*SENTENCES[:5], SENTENCES[0]))
-    hashes = data["sentence"]["hash"]
+    hashes, ring = data["sentence"]["hash"], torch.arange(6).roll(-1)
     for form, lam in (("paper", 0.2), ("paper", 0.5), ("released", 0.2)):
         method = make(tiny, form=form, lam=lam)
         z = method.head(method.encoder(data["sentence"]["input_ids"], data["sentence"]["attention_mask"]))
         expected = (
-            mix_nce(z, z, 0.05, lam, anchor_hashes=hashes, candidate_hashes=hashes)
+            mix_nce(z, z, ring, 0.05, lam, anchor_hashes=hashes, candidate_hashes=hashes)
             if form == "paper"
-            else released_mix_nce(z, z, z, 0.05, lam)
+            else released_mix_nce(z, z, z, ring, 0.05, lam)
         )
         torch.testing.assert_close(method.losses(data).losses["mix_nce"], expected.loss)
 
@@ -45,12 +45,12 @@ def test_both_forms_with_a_text_that_comes_again(tiny: Tiny) -> None:
 def test_nested_widths_are_added_up(tiny: Tiny, form: Any) -> None:
     method = make(tiny, form=form, matryoshka=Matryoshka((32, 8), (1.0, 0.5)))
     data = batch(method)
-    hashes = data["sentence"]["hash"]
+    hashes, ring = data["sentence"]["hash"], torch.arange(6).roll(-1)
     z = method.head(method.encoder(data["sentence"]["input_ids"], data["sentence"]["attention_mask"]))
     parts = [
-        mix_nce(v, v, 0.05, 0.2, anchor_hashes=hashes, candidate_hashes=hashes).loss
+        mix_nce(v, v, ring, 0.05, 0.2, anchor_hashes=hashes, candidate_hashes=hashes).loss
         if form == "paper"
-        else released_mix_nce(v, v, v, 0.05, 0.2).loss
+        else released_mix_nce(v, v, v, ring, 0.05, 0.2).loss
         for v in (z, z[:, :8])
     ]
     torch.testing.assert_close(method.losses(data).losses["mix_nce"], parts[0] + parts[1] / 2)

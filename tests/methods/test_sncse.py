@@ -98,4 +98,10 @@ def test_negations_are_written_beside_their_sentences(tmp_path: Path) -> None:
         "NASA flies.\tIt is not true that NASA flies.",
         "I'm here.\tIt is not true that I'm here.",
     ]
-    assert tool["main"]([]) == 2
+    assert tool["main"](["--released", str(text), str(tmp_path / "out.tsv")]) == 0
+    assert (tmp_path / "out.tsv").read_text().splitlines()[1:3] == [
+        "The cat sleeps.\tNot The cat sleeps.",
+        "I see it.\tNot I see it.",
+    ]
+    assert tool["released"]("so it is") == ("so it is .", "Not so it is .")
+    assert tool["main"]([]) == tool["main"](["--released", str(text)]) == 2

@@ -61,6 +61,12 @@ CASES = {
     "rankcse_listnet": Case(("method=rankcse", "pooling=mean", "method.ranking=listnet"), "roberta"),
     "esimcse": Case(("method=esimcse", "pooling=cls", "method.redraw=once")),
     "esimcse_mean": Case(("method=esimcse", "pooling=mean", "method.redraw=once", "method.queue=0"), "roberta"),
+    # Nothing is drawn that a loss depends on: a card draws otherwise than the host.
+    "pcl": Case(("method=pcl", "pooling=cls", "method.augmentations=[reverse,none]"), passes=2),
+    "pcl_released": Case(
+        ("method=pcl", "pooling=mean", "method.augmentations=[reverse]", "method.form=released"), "roberta"
+    ),
+    "whitenedcse": Case(("method=whitenedcse", "pooling=cls", "method.groups=32", "method.tau=1")),
     "diffcse": Case(("method=diffcse", "pooling=cls", "method.mlp=train")),
     "diffcse_mean": Case(("method=diffcse", "pooling=mean", "method.condition=raw", "method.mlp=train"), "distilbert"),
     "infocse": Case(("method=infocse", "pooling=cls", "method.mlp=train")),

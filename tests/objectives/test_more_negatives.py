@@ -20,6 +20,10 @@ def normal(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def ring(n: int) -> Tensor:
+    return torch.arange(n).roll(-1)
+
+
 def count(n: int) -> Tensor:
     return torch.tensor(n)
 
@@ -66,7 +70,7 @@ def test_a_mixture_of_orthogonal_vectors() -> None:
     """lambda = .2: the cosine to the own positive is .2 / sqrt(.2^2 + .8^2)."""
     u = torch.eye(4)
     row = math.exp(1 / TAU) + 3 + math.exp(0.242536 / TAU)
-    assert mix_nce(u, u, TAU, 0.2).loss.item() == pytest.approx(math.log(row) - 1 / TAU, rel=1e-5)
+    assert mix_nce(u, u, ring(4), TAU, 0.2).loss.item() == pytest.approx(math.log(row) - 1 / TAU, rel=1e-5)
 
 
 def test_a_share_of_nothing_is_the_neighbour_twice() -> None:
@@ -74,14 +78,14 @@ def test_a_share_of_nothing_is_the_neighbour_twice() -> None:
     logits = normalize(a, dim=1) @ normalize(b, dim=1).T / TAU
     doubled = torch.cat([logits, logits.roll(-1, 1).diagonal()[:, None]], 1)
     torch.testing.assert_close(
-        mix_nce(a, b, TAU, 0.0).loss, (doubled.logsumexp(1) - logits.diagonal()).mean()
+        mix_nce(a, b, ring(5), TAU, 0.0).loss, (doubled.logsumexp(1) - logits.diagonal()).mean()
     )
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
 def test_a_negative_more_costs_more_and_has_no_gradient(share: float) -> None:
     a, b = normal(5, 8, seed=0), normal(5, 8, seed=1).requires_grad_()
-    plain, mixed = info_nce(a, b, TAU).loss, mix_nce(a, b, TAU, share).loss
+    plain, mixed = info_nce(a, b, TAU).loss, mix_nce(a, b, ring(5), TAU, share).loss
     assert mixed > plain
     mixed.backward()
     assert b.grad is not None
@@ -101,9 +105,9 @@ def test_a_mixture_with_ones_own_text_is_none() -> None:
     texts = torch.tensor([5, 5, 6, 7])
     hashes: Any = {"anchor_hashes": texts, "candidate_hashes": texts}
     plain = info_nce(a[:1], b, TAU, anchor_hashes=texts[:1], candidate_hashes=texts).loss
-    first = mix_nce(a[:1], b, TAU, 0.2, anchor_hashes=texts[:1], candidate_hashes=texts).loss
+    first = mix_nce(a[:1], b, ring(4), TAU, 0.2, anchor_hashes=texts[:1], candidate_hashes=texts).loss
     torch.testing.assert_close(first, plain)
-    assert mix_nce(a, b, TAU, 0.2, **hashes).loss > info_nce(a, b, TAU, **hashes).loss
+    assert mix_nce(a, b, ring(4), TAU, 0.2, **hashes).loss > info_nce(a, b, TAU, **hashes).loss
 
 
 def test_the_released_mixtures_by_a_loop() -> None:
@@ -118,7 +122,7 @@ def test_the_released_mixtures_by_a_loop() -> None:
         logits += [0.0 if (j + 1) % 4 == i else cosine(a[i], mix(b, j)) for j in range(4)]
         logits += [0.0 if j == (i + 1) % 4 else cosine(mix(a, i), b[j]) for j in range(4)]
         total += math.log(sum(map(math.exp, logits))) - logits[i]
-    assert released_mix_nce(a, b, a, TAU, 0.2).loss.item() == pytest.approx(total / 4, rel=1e-5)
+    assert released_mix_nce(a, b, a, ring(4), TAU, 0.2).loss.item() == pytest.approx(total / 4, rel=1e-5)
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -126,12 +130,28 @@ def test_ranks_that_score_their_rows_average_to_the_whole_batch(world: int) -> N
     a, b, q = normal(8, 5, seed=0), normal(8, 5, seed=1), normal(6, 5, seed=2)
     rows = 8 // world
     own = [(a[r * rows : (r + 1) * rows], r * rows) for r in range(world)]
+    after = ring(8)
     for whole, parts in (
-        (mix_nce(a, b, TAU, 0.2), [mix_nce(x, b, TAU, 0.2, offset=at) for x, at in own]),
+        (mix_nce(a, b, after, TAU, 0.2), [mix_nce(x, b, after, TAU, 0.2, offset=at) for x, at in own]),
         (queue_nce(a, b, q, count(4), TAU), [queue_nce(x, b, q, count(4), TAU, offset=at) for x, at in own]),
         (
-            released_mix_nce(a, b, a, TAU, 0.2),
-            [released_mix_nce(x, b, a, TAU, 0.2, offset=at) for x, at in own],
+            released_mix_nce(a, b, a, after, TAU, 0.2),
+            [released_mix_nce(x, b, a, after, TAU, 0.2, offset=at) for x, at in own],
         ),
     ):
         torch.testing.assert_close(torch.stack([p.loss for p in parts]).mean(), whole.loss)
+
+
+def test_neighbours_are_the_rings_in_whatever_order_the_rows_come() -> None:
+    a, b, texts = normal(6, 5, seed=0), normal(6, 5, seed=1), torch.tensor([1, 1, 2, 3, 2, 4])
+    order = torch.tensor([4, 0, 3, 5, 1, 2])  # place of each row
+    x, y, named, after = a.clone(), b.clone(), texts.clone(), ring(6)
+    x[order], y[order], named[order], after[order] = a, b, texts, order.roll(-1)
+    hashes: Any = {"anchor_hashes": texts, "candidate_hashes": texts}
+    moved: Any = {"anchor_hashes": named, "candidate_hashes": named}
+    torch.testing.assert_close(
+        mix_nce(x, y, after, TAU, 0.2, **moved).loss, mix_nce(a, b, ring(6), TAU, 0.2, **hashes).loss
+    )
+    torch.testing.assert_close(
+        released_mix_nce(x, y, x, after, TAU, 0.2).loss, released_mix_nce(a, b, a, ring(6), TAU, 0.2).loss
+    )

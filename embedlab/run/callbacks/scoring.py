@@ -100,14 +100,9 @@ class DevScoring(Selection):
         # Ranks with a share of the weights must run equally many forward passes: each encodes all.
         one = sharded(method)
         total = len(self.dev.sentences)
-        if self._rows is None:
-            rows = method.dev_rows(self.dev.sentences)
-            self._share = list(range(total) if one else range(rank(), total, world_size()))
-            self._rows = [rows[i] for i in self._share]
-        if self._encoder is None or self._encoder.device != encoder.device:
-            self._encoder = DevEncoder(method, self._rows, self.batch_tokens)
+        self._share = list(range(total) if one else range(rank(), total, world_size()))
         with trainer.precision_plugin.forward_context():
-            local = method.dev_vectors(self._encoder(), self._rows)
+            local = self._vectors(method)
         vectors = local.float() if one else gather_rows(local.float(), self._share, total)
         ranked = vectors.device.type != "cuda" or len(self.history) % self.rank_every == 0
         scores = self.dev.score(vectors, rank=ranked)
@@ -122,6 +117,19 @@ class DevScoring(Selection):
         warn_of_collapse(scores)
         if self.best is not None:
             self.best.offer(scores[self.dev.metric], trainer.global_step, encoder)
+
+    def _vectors(self, method: Method) -> Tensor:
+        """Vectors ``[n, D]`` of this rank's share of the set."""
+        encoder = method.encoder
+        if encoder.mixed:
+            found: Tensor = encoder.encode_texts([self.dev.sentences[i] for i in self._share])
+            return found
+        if self._rows is None:
+            rows = method.dev_rows(self.dev.sentences)
+            self._rows = [rows[i] for i in self._share]
+        if self._encoder is None or self._encoder.device != encoder.device:
+            self._encoder = DevEncoder(method, self._rows, self.batch_tokens)
+        return method.dev_vectors(self._encoder(), self._rows)
 
     def state_dict(self) -> dict[str, Any]:
         return {"history": self.history, "scored_at": self._scored_at, **super().state_dict()}
@@ -180,7 +188,7 @@ class BestEncoder:
             if plain and self._weights.keys() == present.keys():
                 torch._foreach_copy_(list(self._weights.values()), [present[n] for n in self._weights])
             else:
-                self._weights = {name: value.detach().clone() for name, value in present.items()}
+                self._weights = copied_weights(encoder)
         return True
 
     def resume(self, score: float, step: int) -> None:
@@ -191,7 +199,7 @@ class BestEncoder:
         """Write `best/`, if it is not there yet; the encoder's own weights are as before afterwards."""
         if self.step is None or self._written == self.step:
             return
-        current = {k: v.detach().clone() for k, v in encoder.state_dict().items()}
+        current = copied_weights(encoder)
         try:
             self.load_into(encoder)
             encoder.save(self.folder, merge=False)
@@ -207,6 +215,17 @@ class BestEncoder:
             from embedlab.encoders.loading import load
 
             encoder.load_state_dict(load(self.folder).state_dict())
+
+
+def copied_weights(encoder: Encoder) -> dict[str, Tensor]:
+    """The encoder's state in new memory; what towers share is there once, by all its names."""
+    copies: dict[int, Tensor] = {}
+    found = {}
+    for name, value in encoder.state_dict(keep_vars=True).items():
+        if id(value) not in copies:
+            copies[id(value)] = value.detach().clone()
+        found[name] = copies[id(value)]
+    return found
 
 
 def log_histograms(trainer: Trainer, dev: Dev, vectors: Tensor, spectrum: bool = True) -> None:

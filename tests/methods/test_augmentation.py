@@ -1,13 +1,13 @@
-"""Repeated tokens: each second one stands behind the first, and what is left without them is the sentence."""
+"""Views: repeated tokens stand behind themselves; each augmentation is what its name says; no other token moves."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from embedlab.methods.repetition import most_repeats, repeat_tokens, uniform
+from embedlab.methods.augmentation import augmented, most_more, most_repeats, repeat_tokens, uniform
 
-LENGTHS = (3, 4, 5, 9, 22, 32)
+LENGTHS = (2, 3, 4, 9, 22, 32)
 PAD = 0
 
 
@@ -63,3 +63,50 @@ def test_the_mixed_numbers_are_even() -> None:
     assert (counts - 3200).abs().max() < 6 * 3200**0.5
     assert torch.corrcoef(u.T).fill_diagonal_(0).abs().max() < 0.08
     assert torch.corrcoef(torch.stack([u[:-1, 0], u[1:, 0]]))[0, 1].abs() < 0.08
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("kind", ["shuffle", "reverse", "delete", "repeat", "none"])
+def test_a_view_is_what_its_name_says(kind: str, share: float) -> None:
+    ids, mask, inner = rows()
+    seen = set()
+    for draw in range(40):
+        torch.manual_seed(draw)
+        new, real = augmented(ids, mask, inner, kind, share, PAD)  # type: ignore[arg-type]
+        assert new.shape == real.shape == (6, 32 + most_more(32, kind, share))  # type: ignore[arg-type]
+        assert (new[real == 0] == PAD).all()
+        for i, n in enumerate(LENGTHS):
+            row = new[i, : int(real[i].sum())].tolist()
+            assert real[i, : len(row)].all()
+            assert (row[0], row[-1]) == (100, 100 + n - 1)
+            found, sentence = row[1:-1], list(range(101, 100 + n - 1))
+            count = round(share * len(sentence))
+            if kind == "shuffle":
+                assert sorted(found) == sentence
+            elif kind == "reverse":
+                assert found == sentence[::-1]
+            elif kind == "delete":
+                assert found == sorted(set(found))
+                assert len(found) == len(sentence) - min(count, max(len(sentence) - 1, 0))
+            elif kind == "repeat":
+                assert sorted(set(found)) == sentence
+                assert found == sorted(found)
+                assert len(found) == len(sentence) + count
+            else:
+                assert found == sentence
+        seen.add(tuple(new[4].tolist()))
+    drawn = kind == "shuffle" or (kind in ("delete", "repeat") and share > 0)
+    assert len(seen) > 20 if drawn else len(seen) == 1
+
+
+def test_every_order_comes_as_often() -> None:
+    ids, mask = (
+        torch.tensor([[7, 1, 2, 3, 8, 0]]).expand(6000, -1),
+        torch.tensor([[1, 1, 1, 1, 1, 0]]).expand(6000, -1),
+    )
+    inner = torch.tensor([[0, 1, 1, 1, 0, 0]]).expand(6000, -1)
+    torch.manual_seed(0)
+    new, _ = augmented(ids, mask, inner, "shuffle", 0.2, 0)
+    orders, counts = new.unique(dim=0, return_counts=True)
+    assert len(orders) == 6
+    assert (counts - 1000).abs().max() < 150

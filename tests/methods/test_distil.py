@@ -17,7 +17,6 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
 from embedlab.methods.distil import Distil, DistilConfig
-from embedlab.methods.teachers import CachedTeacher
 from embedlab.objectives.pair_nce import interleave, pair_nce
 from embedlab.pooling import build_pooling
 from tests.methods.golden import check_golden

@@ -16,6 +16,10 @@ log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
+def _nothing() -> None:
+    pass
+
+
 class GracefulStop(Callback):
     """The first signal asks for a checkpoint after the present step and ends the run; Ctrl-C then ends it at once."""
 
@@ -31,6 +35,12 @@ class GracefulStop(Callback):
             self._caught = True
             for number in SIGNALS:
                 signal.signal(number, self._handle)
+        # Lightning (2.6) asks all ranks before every step whether one got SIGTERM and waits for the answer, and so for the
+        # device, which then idles until the next step is launched. Its handler is not in place now, and of ours the
+        # checkpoint's callback lets the ranks agree, from time to time.
+        loop = trainer.fit_loop.epoch_loop
+        if hasattr(loop, "_broadcast_sigterm_tensor"):
+            loop._broadcast_sigterm_tensor = _nothing
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.checkpoint.stop_requested is not None:

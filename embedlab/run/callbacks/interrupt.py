@@ -35,12 +35,12 @@ class GracefulStop(Callback):
             self._caught = True
             for number in SIGNALS:
                 signal.signal(number, self._handle)
-        # Lightning (2.6) asks all ranks before every step whether one got SIGTERM and waits for the answer, and so for the
-        # device, which then idles until the next step is launched. Its handler is not in place now, and of ours the
-        # checkpoint's callback lets the ranks agree, from time to time.
+        # Lightning (2.6) asks all ranks before every step whether one got SIGTERM and waits for the answer, and so for
+        # the device, which then idles until the next step is launched. Its handler is not in place now, and of ours
+        # the checkpoint's callback lets the ranks agree, from time to time.
         loop = trainer.fit_loop.epoch_loop
         if hasattr(loop, "_broadcast_sigterm_tensor"):
-            loop._broadcast_sigterm_tensor = _nothing
+            loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.checkpoint.stop_requested is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -17,6 +18,10 @@ from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError, blamed_on
 from embedlab.pooling.whitening import Whitening, WhiteningConfig, fit_whitening
 
+log = logging.getLogger(__name__)
+
+_WIDTH = 256
+"""Directions of the paper's base models."""
 _AT_ONCE = 8192
 _TOKENS = 16384
 
@@ -28,17 +33,19 @@ class WhiteningMethodConfig(MethodConfig):
     name: str = "whitening"
     encoder: str | None = None
     """What `embedlab.load` takes, of one tower. None: the run's backbone with the run's pooling."""
-    k: int = 256
-    """Directions that are kept, of largest variance (the paper: 256 for base, 384 for large); 0: all."""
+    k: int | None = None
+    """Directions that are kept, of largest variance (the paper: 256 for base, 384 for large); 0: all in which the
+    vectors vary; None: 256, or fewer where they vary in fewer."""
 
     @property
     def idle(self) -> bool:
         return True
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if self.k < 0 or (self.encoder is None and self.k > info.width):
+        k = self.k or 0
+        if k < 0 or (self.encoder is None and k > info.width):
             raise UserError(
-                "no more directions than a vector has", key="method.k", value=self.k, fix=f"0 to {info.width}"
+                "no more directions than a vector has", key="method.k", value=k, fix=f"0 to {info.width}"
             )
         if run.data.pack is not None:
             raise UserError("vectors are of single sentences", key="data.pack", fix="data.pack=null")
@@ -73,7 +80,7 @@ class WhiteningMethod(Method):
                 value=config.encoder,
                 fix="a copy of it without truncate_dim",
             )
-        if config.k > encoder.pooling.dim:
+        if (config.k or 0) > encoder.pooling.dim:
             raise UserError(
                 "no more directions than a vector has",
                 key="method.k",
@@ -86,8 +93,12 @@ class WhiteningMethod(Method):
         super().on_fit_start()
         encoder = self.encoder
         inner = encoder.pooling
-        k = self.config.k or inner.dim
-        fitted = fit_whitening(self._vectors(), k)
+        asked = self.config.k
+        wanted = min(_WIDTH, inner.dim) if asked is None else asked or inner.dim
+        fitted = fit_whitening(self._vectors(), wanted, fewer=not asked)
+        k = fitted.matrix.shape[1]
+        if k < wanted:
+            log.info("method.k=%d: the vectors vary in no more directions (of %d).", k, inner.dim)
         mapped = Whitening(WhiteningConfig(of=asdict(inner.config), k=k), encoder.backbone.info).to(
             self.device
         )

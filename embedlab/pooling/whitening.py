@@ -30,7 +30,7 @@ class Whitened(NamedTuple):
     """``[D, k]``: eigenvectors over the roots of their eigenvalues, the largest first."""
 
 
-def fit_whitening(vectors: Iterable[Tensor], k: int) -> Whitened:
+def fit_whitening(vectors: Iterable[Tensor], k: int, fewer: bool = False) -> Whitened:
     """The mean and the map by which the k directions of largest variance have unit covariance.
 
     Covariance over n - 1, in float64; of an eigenvector, the entry of largest size is positive.
@@ -38,9 +38,11 @@ def fit_whitening(vectors: Iterable[Tensor], k: int) -> Whitened:
     Args:
         vectors: ``[n_i, D]`` each, of a corpus of n sentences.
         k: directions to keep, at most D.
+        fewer: whether vectors that lie in fewer directions are whitened in those, as what a LayerNorm gives lies in
+            D - 1. What too few sentences span is refused all the same.
 
     Raises:
-        UserError: too few sentences, or vectors that lie in fewer than k directions.
+        UserError: too few sentences, vectors that lie in fewer than k directions, or that are all the same.
     """
     n, origin, total, outer = 0, None, None, None
     for batch in vectors:
@@ -59,12 +61,16 @@ def fit_whitening(vectors: Iterable[Tensor], k: int) -> Whitened:
         )
     shift = total / n
     values, directions = torch.linalg.eigh((outer - n * torch.outer(shift, shift)) / (n - 1))
-    values, directions = values.flip(0)[:k], directions.flip(1)[:, :k]
-    if not values[-1] > _LEAST * values[0]:
-        kept = int((values > _LEAST * values[0]).sum())
+    values, directions = values.flip(0), directions.flip(1)
+    varying = int((values > _LEAST * values[0]).sum()) if values[0] > 0 else 0
+    if varying < k and not (fewer and varying):
         raise UserError(
-            f"the vectors vary in {kept} directions only", key="method.k", value=k, fix=f"method.k={kept}"
+            f"the vectors vary in {varying} directions only",
+            key="method.k",
+            value=k,
+            fix=f"method.k={varying}",
         )
+    values, directions = values[: min(k, varying)], directions[:, : min(k, varying)]
     largest = directions.gather(0, directions.abs().argmax(0, keepdim=True))
     return Whitened(origin + shift, directions * largest.sign() / values.sqrt())
 

@@ -256,10 +256,12 @@ def build_trainer(
     keeper = LastCheckpoint(folder, saving.every_minutes, saving.every_steps, saving.at_end, config.plain)
     callbacks: list[Callback] = [Randomness(config.seed), GracefulStop(keeper)]
     selection: Selection | None = None
+    # Without training there is nothing to select, and what the fit adds (a whitening) is not in the weights before it.
+    select = "last" if config.method.idle else scoring.selection
     if finale.dev is not None:
-        selection = DevScoring(finale.dev, folder, select="dev" if scoring.selection == "dev" else "last")
+        selection = DevScoring(finale.dev, folder, select="dev" if select == "dev" else "last")
         callbacks.append(selection)
-    if scoring.selection == "loss":
+    if select == "loss":
         selection = LossSelection(folder, scoring.every)
         callbacks.append(selection)
     if config.callbacks.early_stopping is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,40 @@ def test_after_training_it_maps_what_the_run_made(inputs: Inputs, tmp_path: Path
     pooling = found.pooling
     expected = (x - pooling.mean) @ pooling.matrix
     torch.testing.assert_close(torch.as_tensor(found.encode(sentences(64))), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("k", ["null", "0"])
+def test_unless_a_width_is_asked_for_it_is_that_in_which_the_vectors_vary(
+    inputs: Inputs, tmp_path: Path, k: str
+) -> None:
+    """A LayerNorm gives vectors of D - 1 directions, which the mean over tokens keeps."""
+    train(inputs, tmp_path / "simcse", "simcse", "pooling=mean")
+    width = embedlab.load(tmp_path / "simcse").dim
+    after = (f"method.encoder={tmp_path / 'simcse'}", "data.max_length=64")
+    found = whiten(inputs, tmp_path / "run", *after, f"method.k={k}")
+    assert found.dim == width - 1
+    assert f"method.k={width - 1}" in (tmp_path / "run" / "train.log").read_text()
+    y = torch.as_tensor(found.encode(sentences(64)))
+    torch.testing.assert_close(torch.cov(y.T), torch.eye(width - 1), atol=1e-3, rtol=0)
+    with pytest.raises(RuntimeError, match="status 2"):
+        whiten(inputs, tmp_path / "asked", *after, f"method.k={width}")
+
+
+@pytest.mark.parametrize("select", ["dev", "loss", "last"])
+def test_what_is_exported_is_whitened_however_a_run_selects(
+    inputs: Inputs, tmp_path: Path, select: str
+) -> None:
+    """Weights that are remembered before the fit have no map."""
+    dev = tmp_path / "dev.csv"
+    rows = [f"{a},{b},{i % 6}\n" for i, (a, b) in enumerate(itertools.pairwise(sentences(12)))]
+    dev.write_text("sentence1,sentence2,score\n" + "".join(rows))
+    found = whiten(
+        inputs, tmp_path / "run", "pooling=mean", f"evaluation.dev={dev}", f"evaluation.select={select}"
+    )
+    assert found.dim == 8
+    assert embedlab.load(tmp_path / "run" / "export").pooling.config.name == "whitening"
+    scores = json.loads((tmp_path / "run" / "scores.json").read_text())["scores"]
+    assert any(name.startswith("dev/") for name in scores)
 
 
 def test_sentence_transformers_reads_it_as_its_own_dense_layer(inputs: Inputs, tmp_path: Path) -> None:

@@ -66,6 +66,26 @@ def test_what_spans_too_little_is_refused() -> None:
         fit_whitening([], 3)
 
 
+@pytest.mark.parametrize("rank", [1, 5, 11])
+def test_vectors_of_fewer_directions_are_whitened_in_those(rank: int) -> None:
+    x = correlated().double()
+    flat = x[:, :rank] @ torch.randn(rank, 12, generator=torch.Generator().manual_seed(1)).double()
+    mean, matrix = fit_whitening(flat.split(90), 12, fewer=True)
+    assert matrix.shape == (12, rank)
+    cov = torch.cov((flat - mean).matmul(matrix).T).reshape(rank, rank)
+    torch.testing.assert_close(cov, torch.eye(rank, dtype=torch.float64), atol=1e-6, rtol=0)
+    torch.testing.assert_close(matrix, fit_whitening([flat], rank).matrix, rtol=1e-6, atol=1e-8)
+    assert fit_whitening([x], 5, fewer=True).matrix.shape == (12, 5)
+
+
+def test_fewer_directions_are_neither_too_few_sentences_nor_none() -> None:
+    x = correlated()
+    with pytest.raises(UserError, match="12 sentences do not span 12"):
+        fit_whitening([x[:12]], 12, fewer=True)
+    with pytest.raises(UserError, match="0 directions only"):
+        fit_whitening([x[:1].expand(40, 12)], 12, fewer=True)
+
+
 @pytest.mark.parametrize("inner", ["cls", "mean", "first_last"])
 def test_it_maps_the_vectors_of_another_pooling(tiny: Callable[..., Path], inner: str) -> None:
     backbone, _ = load_backbone(BackboneConfig(source="local", path=str(tiny("bert"))))

@@ -92,6 +92,20 @@ def test_a_changed_score_changes_the_page(tmp_path: Path, monkeypatch: pytest.Mo
         TOOL.page(reading)
 
 
+def test_the_last_weights_stand_beside_the_selected_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TOOL, "RUNS", tmp_path)
+    for seed in range(2):
+        content = {"scores": {AVERAGE: 50.0 + seed}, "training": {"seed": seed}}
+        last = {"last": {"step": 9, "scores": {AVERAGE: 40.0 + seed}}} if seed else {}
+        (tmp_path / f"arm-{seed}").mkdir()
+        (tmp_path / f"arm-{seed}" / "scores.json").write_text(json.dumps(content | last))
+    found = TOOL.group("A", "arm-*")
+    assert found.values(AVERAGE) == {0: 50.0, 1: 51.0}
+    assert found.values(f"last/{AVERAGE}") == {1: 41.0}
+
+
 def test_the_summary_states_no_other_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in a row, where the page that it links to counts, nor in the text."""
     tables = {"a": ["| x | 1.25 |"], "b": ["| x | 2.5 |"]}

@@ -61,8 +61,10 @@ def test_every_method_has_a_page_with_its_keys(site: Path) -> None:
 
 def test_results_stand_once_and_links_to_them_lead_there(site: Path) -> None:
     assert "The same, against the average of the last 3 blocks" in text(site / "methods/s2sent.html")
-    assert not (site / "results").exists()
-    assert 'href="methods/s2sent.html#results"' in text(site / "results.html")
+    assert [page.name for page in (site / "results").iterdir()] == ["same_start.html"]
+    page = text(site / "results.html")
+    assert 'href="methods/s2sent.html#results"' in page
+    assert 'href="results/same_start.html"' in page
 
 
 def test_formulas_are_drawn_without_a_script(site: Path) -> None:

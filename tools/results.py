@@ -26,7 +26,7 @@ from embedlab.errors import UserError
 from embedlab.evaluation.core.table import Metric, Table, score_table
 from embedlab.report.paired import paired_difference, relation_to_sts
 from embedlab.report.report import make_report
-from embedlab.report.runs import Group, Run, find_runs
+from embedlab.report.runs import SCORES, Group, Run, find_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS, PAGES, SUMMARY = (ROOT / "docs" / name for name in ("runs", "results", "results.md"))
@@ -47,6 +47,7 @@ class Block:
         title: of the table.
         rows: label to runs, as patterns below docs/runs with blanks between them: folders of runs (``mini/*``), or
             files of scores (``*.json``, or ``*.csv``, whose last values count), which are taken together by seed.
+            Scores of a run's last weights, beside those of the selected ones, are called ``last/…``.
         metrics: scores to show, with their headings; none: those that `embedlab report` shows.
         digits: after the point; given, rows keep their order and nothing is compared.
         baseline: the row that all others are compared with.
@@ -154,7 +155,8 @@ def group(label: str, patterns: str) -> Group:
 def _read(place: Path) -> Run:
     if place.is_dir():
         (run,), _ = find_runs([place])
-        return run
+        last = json.loads((run.folder / SCORES).read_text(encoding="utf-8")).get("last", {"scores": {}})
+        return replace(run, scores={**run.scores, **{f"last/{k}": v for k, v in last["scores"].items()}})
     if place.suffix == ".csv":
         scores: dict[str, float] = {}
         with place.open(newline="", encoding="utf-8") as file:

@@ -106,7 +106,8 @@ def _links(text: str, place: str, files: Files) -> str:
         if not (ROOT / at).exists() and files.get_file_from_path(at.removeprefix("docs/")) is None:
             raise PluginError(f"{place}: {target} is not there")
         inner = at.removeprefix("docs/")
-        if result := re.fullmatch(r"docs/results/(\w+)\.md", at):
+        result = re.fullmatch(r"docs/results/(\w+)\.md", at)
+        if result and result[1] in methods():  # others have a page of their own
             inner, sign, anchor = f"methods/{result[1]}.md", "#", anchor or "results"
         if at.startswith("docs/") and files.get_file_from_path(inner) is not None:
             return f"{picture}[{label}]({os.path.relpath(inner, PurePosixPath(place).parent)}{sign}{anchor})"

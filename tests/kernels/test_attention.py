@@ -21,8 +21,8 @@ Tiny = Callable[..., Path]
 class NoHostReads(TorchDispatchMode):
     """Fails where a tensor's value is asked for: what a CUDA graph cannot capture.
 
-    One number, drawn by itself, is the host's whatever the device is: OPT draws and reads one for each layer in training
-    (transformers 5.17; 5.24 only where it is wanted).
+    One number, drawn by itself, is the host's whatever the device is; OPT draws and reads one for each layer
+    of a step (transformers 5.17; 5.24 only where it is wanted).
     """
 
     def __init__(self) -> None:

@@ -20,6 +20,7 @@ With ``--attention`` the packed kernel is timed against torch's `varlen_attn`.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import platform
@@ -142,12 +143,12 @@ def attention(lengths: list[int]) -> None:
         heads = (x.transpose(0, 1)[None] for x in (q, k, v))
         return varlen_attention(*heads, bounds, seed, 64, width**-0.5, 0.0, True)[0].transpose(0, 1)
 
+    known = inspect.signature(varlen_attn).parameters  # of torch 2.10, 2.11 and 2.12 each its own
+    causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in known else {}
+
     def torchs() -> torch.Tensor:
-        arguments = (q, k, v, bounds, bounds, longest, longest)
-        try:
-            return varlen_attn(*arguments, window_size=(-1, 0), enable_gqa=True)  # type: ignore[return-value]
-        except TypeError:  # before torch 2.12
-            return varlen_attn(*arguments, is_causal=True)  # type: ignore[call-arg,return-value]
+        return varlen_attn(q, k, v, bounds, bounds, longest, longest, **causal, **grouped)  # type: ignore[return-value]
 
     for name, run in (("packed kernel", own), ("varlen_attn", torchs)):
         try:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -23,50 +25,98 @@ from embedlab.cli.compose import compose
 from embedlab.distributed.gather import rank
 from embedlab.engine.module import Method
 from embedlab.engine.step import NonFiniteLoss
-from embedlab.run.callbacks.checkpoints import Interrupted
+from embedlab.run.callbacks.checkpoints import Interrupted, LastCheckpoint
 from embedlab.run.parse import parse_run
 from embedlab.run.processes import start_ranks
 from embedlab.run.run import Run
 from tests.run.test_resume import StopAt
 
+LIMIT_SECONDS = 240
+"""Of one run: a rank may wait for another for ever."""
+
 
 @dataclass(frozen=True)
 class Spec:
-    """One run: its overrides, the step at which a signal stops it, and one at which rank 1 has no loss."""
+    """One run: its overrides, the step at which a signal stops it, one at which rank 1 has no loss, and whether
+    messages and waits are counted."""
 
     line: Sequence[str]
     stop: int | None = None
     poisoned: int | None = None
+    counted: bool = False
 
 
 def train_all(runs: dict[str, Spec]) -> None:
-    """Train every run in its folder, in this process; ``rankN.json`` there says what it was at the end."""
+    """Train every run in its folder, in this process; ``rankN.json`` there says what it was at the end.
+
+    Without an end ``rankN.txt`` is there instead: what a run raised, which ends the process, or where it stood after
+    `LIMIT_SECONDS`.
+    """
     for folder, spec in runs.items():
-        with pytest.MonkeyPatch.context() as patch, _captured(patch, spec.line):
-            patch.setattr("embedlab.methods.masked_lm.MaskedPrediction.forward", _without_masks)
-            if spec.stop is not None:
-                StopAt(spec.stop, patch)
-            if spec.poisoned is not None and rank() == 1:
-                _poison(patch, spec.poisoned)
-            run, error = Run(parse_run(compose("train", list(spec.line))), Path(folder)), ""
+        account = Path(folder) / f"rank{os.environ.get('RANK', 0)}.txt"
+        account.parent.mkdir(parents=True, exist_ok=True)
+        with account.open("w") as file:
+            faulthandler.dump_traceback_later(LIMIT_SECONDS, file=file, exit=True)
             try:
-                run.fit()
-            except (Interrupted, NonFiniteLoss) as ended:
-                error = str(ended)
-            weights = run.method.state_dict().items()
-            found = {
-                "error": error,
-                "step": run.trainer.global_step,
-                "weights": sha256(b"".join(v.cpu().numpy().tobytes() for _, v in weights)).hexdigest(),
-                "seed": torch.cuda.initial_seed() if torch.cuda.is_available() else torch.initial_seed(),
-            }
-        (Path(folder) / f"rank{rank()}.json").write_text(json.dumps(found))
+                _train(folder, spec)
+            except Exception:
+                traceback.print_exc(file=file)
+                raise
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+        account.unlink()
+
+
+def _train(folder: str, spec: Spec) -> None:
+    with pytest.MonkeyPatch.context() as patch, _captured(patch, spec.line):
+        patch.setattr("embedlab.methods.masked_lm.MaskedPrediction.forward", _without_masks)
+        if spec.stop is not None:
+            StopAt(spec.stop, patch)
+        if spec.poisoned is not None and rank() == 1:
+            _poison(patch, spec.poisoned)
+        counts = _count(patch) if spec.counted else {}
+        run, error = Run(parse_run(compose("train", list(spec.line))), Path(folder)), ""
+        try:
+            run.fit()
+        except (Interrupted, NonFiniteLoss) as ended:
+            error = str(ended)
+        weights = run.method.state_dict().items()
+        found = {
+            "error": error,
+            "step": run.trainer.global_step,
+            "weights": sha256(b"".join(v.cpu().numpy().tobytes() for _, v in weights)).hexdigest(),
+            "seed": torch.cuda.initial_seed() if torch.cuda.is_available() else torch.initial_seed(),
+            "counts": counts,
+        }
+    (Path(folder) / f"rank{rank()}.json").write_text(json.dumps(found))
 
 
 def train_on_ranks(runs: dict[str, Spec], world: int, folder: Path) -> int:
     """The same on several ranks; the exit status."""
     (folder / "runs.json").write_text(json.dumps({name: asdict(spec) for name, spec in runs.items()}))
     return start_ranks(["tests.distributed.captured_ranks", str(folder)], world)
+
+
+def train_each(runs: dict[str, Spec], world: int, folder: Path) -> None:
+    """The same where a run may fail: the ranks are started anew for those after it. See `check_ended`."""
+    left = dict(runs)
+    for old in [p for run in left for p in Path(run).glob("rank*.*")]:
+        old.unlink()
+    while left:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("embedlab.run.processes.GRACE_SECONDS", 5.0)
+            status = train_on_ranks(left, world, folder)
+        for run in list(left):
+            del left[run]
+            if len(list(Path(run).glob("rank*.json"))) < world:
+                (Path(run) / "rank.txt").write_text(f"the ranks ended with status {status}\n")
+                break
+
+
+def check_ended(folder: Path) -> None:
+    """Fail with what the ranks said of a run of `train_each` that failed."""
+    if accounts := sorted(folder.glob("rank*.txt")):
+        pytest.fail("\n".join(f"{p}: {p.read_text()}" for p in accounts), pytrace=False)
 
 
 @contextmanager
@@ -96,6 +146,49 @@ def _poison(patch: pytest.MonkeyPatch, step: int) -> None:
         return (loss * float("nan") if self.global_step == step else loss), logged
 
     patch.setattr(Method, "total", poisoned)
+
+
+def _count(patch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Messages to other ranks and values read on the host, from the first step on, by the module that asked."""
+    found: dict[str, int] = {}
+    on = [False]
+
+    def counting(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            frame = sys._getframe(1)
+            while frame.f_back is not None and frame.f_globals["__name__"].startswith("torch."):
+                frame = frame.f_back
+            key = f"{frame.f_globals['__name__']}: {name}"
+            found[key] = found.get(key, 0) + on[0]
+            return original(*args, **kwargs)
+
+        patch.setattr(owner, name, counted)
+
+    def switching(name: str, value: bool) -> None:
+        original = getattr(LastCheckpoint, name)
+
+        def switched(*args: Any) -> None:
+            original(*args)
+            on[0] = value
+
+        patch.setattr(LastCheckpoint, name, switched)
+
+    for name in (
+        "broadcast",
+        "all_reduce",
+        "all_gather",
+        "all_gather_object",
+        "broadcast_object_list",
+        "barrier",
+    ):
+        counting(torch.distributed, name)
+    for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__"):
+        counting(Tensor, name)
+    switching("on_train_start", True)
+    switching("on_train_end", False)
+    return found
 
 
 if __name__ == "__main__":

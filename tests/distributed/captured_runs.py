@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from embedlab.run.callbacks.checkpoints import LAST
-from tests.distributed.captured_ranks import Spec
+from tests.distributed.captured_ranks import Spec, check_ended
 from tests.methods.golden import METHODS, Inputs
 
 WORLD = 2
@@ -88,15 +88,18 @@ def compared(inputs: Inputs, world: int, *more: str, precision: str) -> dict[str
 
 
 def checkpoint(folder: Path) -> dict[str, Any]:
+    check_ended(folder)
     return dict(torch.load(folder / LAST, weights_only=True, map_location="cpu"))
 
 
 def column(folder: Path, name: str) -> list[float]:
+    check_ended(folder)
     with (folder / "metrics.csv").open() as file:
         return [float(row[name]) for row in csv.DictReader(file) if row.get(name)]
 
 
 def ranks(folder: Path) -> list[dict[str, Any]]:
+    check_ended(folder)
     return [json.loads((folder / f"rank{r}.json").read_text()) for r in range(WORLD)]
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from embedlab.run.callbacks.checkpoints import find_checkpoint
-from tests.distributed.captured_ranks import Spec, train_all, train_on_ranks
+from tests.distributed.captured_ranks import Spec, check_ended, train_each
 from tests.distributed.captured_runs import (
     EPOCHS,
     EXACT,
@@ -37,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("captured")
     inputs = Inputs(root / "inputs")
     one = compared(inputs, 1, *CPU, precision="64-true")
-    train_all({str(root / "one" / name): spec for name, spec in one.items()})
+    train_each({str(root / "one" / name): spec for name, spec in one.items()}, 1, root)
     two = compared(inputs, WORLD, *CPU, precision="64-true")
 
     def longer(steps: int, *more: str) -> list[str]:
@@ -48,9 +48,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     two["whole"] = Spec(longer(60))
     two["parts"] = Spec(longer(60), stop=3)  # which the ranks agree upon within 20 steps
     two["poisoned"] = Spec(longer(9, "trainer.precision=32-true"), poisoned=2)
-    assert train_on_ranks({str(root / "two" / name): spec for name, spec in two.items()}, WORLD, root) == 0
-    resumed = {str(root / "two" / "parts"): Spec(longer(60, "ckpt_path=last"))}
-    assert train_on_ranks(resumed, WORLD, root) == 0
+    train_each({str(root / "two" / name): spec for name, spec in two.items()}, WORLD, root)
+    train_each({str(root / "two" / "parts"): Spec(longer(60, "ckpt_path=last"))}, WORLD, root)
     return root
 
 
@@ -96,6 +95,18 @@ def test_what_one_rank_cannot_do_no_rank_does(trained: Path) -> None:
     assert "on another device" in first["error"]
     assert "rows of the batch: " in second["error"]
     assert first["weights"] == second["weights"]
+
+
+@pytest.mark.timeout(300)
+def test_a_run_that_fails_says_why_and_the_next_is_trained(tmp_path: Path) -> None:
+    inputs = Inputs(tmp_path / "inputs")
+    good = line(inputs, "simcse", 1, *CPU, "trainer.max_steps=1")
+    runs = {"first": good, "bad": [*good, "method.tau=-1"], "last": good}
+    train_each({str(tmp_path / name): Spec(spec) for name, spec in runs.items()}, 1, tmp_path)
+    with pytest.raises(pytest.fail.Exception, match=r"ended with status 1(.|\n)*method\.tau"):
+        check_ended(tmp_path / "bad")
+    for name in ("first", "last"):
+        assert len(column(tmp_path / name, "train/loss")) == 1
 
 
 @pytest.mark.timeout(300)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -357,19 +358,24 @@ def test_cached_gradients_and_smaller_last_batches_are_those_of_eager(compose_ru
 
 
 def test_both_passes_of_cached_gradients_drop_the_same_in_every_replay() -> None:
+    """Each row has weights of its own, so that their gradient shows what the second pass has dropped of it."""
     from embedlab.encoders.grad_cache import RepeatedDraws, cached
 
     device, keep = torch.device("cuda", 0), 0.5
-    draws, x = RepeatedDraws(device), torch.randn(12, 5, device=device).abs() + 0.1
-    weight = torch.nn.Parameter(torch.rand(5, 7, device=device) + 0.1)
+    draws, x = RepeatedDraws(device), torch.eye(12, device=device)
+    weights = [torch.nn.Parameter(torch.rand(12, 7, device=device) + 0.1) for _ in range(2)]
 
-    def encode(rows: torch.Tensor) -> torch.Tensor:
+    def encode(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(rows @ weight, 1 - keep)
 
     def step() -> torch.Tensor:
-        weight.grad = None
+        for weight in weights:
+            weight.grad = None
         with draws.on():
-            z = torch.cat([cached(encode, x, chunk=5), cached(encode, 2 * x, chunk=4)])
+            parts = [
+                cached(partial(encode, weight=w), x, chunk=c) for w, c in zip(weights, (5, 4), strict=True)
+            ]
+        z = torch.cat(parts)
         (z.square().sum() / 2).backward()
         return z.detach()
 
@@ -382,11 +388,13 @@ def test_both_passes_of_cached_gradients_drop_the_same_in_every_replay() -> None
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         z = step()
     seen = []
-    for _ in range(3):
+    for replay in range(3):
         draws.renew()
         graph.replay()
-        kept = (z != 0).float() / keep
-        torch.testing.assert_close(weight.grad, torch.cat([x, 2 * x]).T @ (kept * z), rtol=1e-4, atol=1e-4)
+        grad = torch.cat([w.grad for w in weights if w.grad is not None])
+        others = ((grad != 0) != (z != 0)).any(1).nonzero().flatten().tolist()
+        assert not others, f"replay {replay} dropped otherwise in the second pass of these rows"
+        torch.testing.assert_close(grad, z / keep, rtol=2e-3, atol=1e-4)
         seen.append((z != 0).clone())
     assert 0.3 < float(seen[0].float().mean()) < 0.7
     assert not torch.equal(seen[0], seen[1])

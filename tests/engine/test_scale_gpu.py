@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.captured_ranks import Spec, train_all, train_on_ranks
+from tests.distributed.captured_ranks import Spec, train_each
 from tests.distributed.captured_runs import (
     EPOCHS,
     EXACT,
@@ -30,12 +30,12 @@ GPU = (
     "evaluation.select=last",
     "trainer.precision=32-true",
 )
+pytestmark = [pytest.mark.gpu(2), pytest.mark.timeout(1800)]
+"""The test that comes first waits for all runs of `trained`, whichever it is."""
 CAPTURED = ("trainer=gpu", "step=graph", "evaluation.select=last")
 FUSED = ("trainer.precision=bf16-mixed", "backbone.dropout=0.1", "trainer.max_epochs=99")
 
 
-@pytest.mark.gpu(2)
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("step", ["eager", "compile", "graph"])
 def test_two_gpus_are_one_process(
     step: str, tiny: Callable[..., Path], sts_dir: Path, tmp_path: Path
@@ -61,24 +61,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return line(inputs, "simcse", world, path, *CAPTURED, *FUSED, "trainer.max_steps=60", *more)
 
     one = compared(inputs, 1, *CAPTURED, precision="32-true") | {"fused": Spec(fused(1))}
-    train_all({str(root / "one" / name): spec for name, spec in one.items()})
+    train_each({str(root / "one" / name): spec for name, spec in one.items()}, 1, root)
     two = compared(inputs, WORLD, *CAPTURED, precision="32-true")
     two |= {"fused": Spec(fused(WORLD)), "parts": Spec(fused(WORLD), stop=3)}
     two["fp32_sums"] = Spec(fused(WORLD, "optimizer.reduce_dtype=fp32"))
-    assert train_on_ranks({str(root / "two" / name): spec for name, spec in two.items()}, WORLD, root) == 0
-    resumed = {str(root / "two" / "parts"): Spec(fused(WORLD, "ckpt_path=last"))}
-    assert train_on_ranks(resumed, WORLD, root) == 0
+    train_each({str(root / "two" / name): spec for name, spec in two.items()}, WORLD, root)
+    train_each({str(root / "two" / "parts"): Spec(fused(WORLD, "ckpt_path=last"))}, WORLD, root)
     return root
 
 
-@pytest.mark.gpu(2)
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", EXACT)
 def test_the_captured_gradient_is_that_of_the_whole_batch(name: str, trained: Path) -> None:
     assert gradient_error(trained / "one" / name, trained / "two" / name) < 1e-4
 
 
-@pytest.mark.gpu(2)
 @pytest.mark.parametrize("name", EPOCHS)
 def test_a_captured_run_on_two_cards_is_the_run_on_one(name: str, trained: Path) -> None:
     one, two = (column(trained / w / name, "train/grad_norm") for w in ("one", "two"))
@@ -86,7 +82,6 @@ def test_a_captured_run_on_two_cards_is_the_run_on_one(name: str, trained: Path)
     assert two == pytest.approx(one, rel=2e-2 if name.startswith("half") else 5e-3)
 
 
-@pytest.mark.gpu(2)
 def test_cards_stay_the_same_and_draw_differently(trained: Path) -> None:
     for folder in (trained / "two").iterdir():
         first, second = ranks(folder)
@@ -94,7 +89,6 @@ def test_cards_stay_the_same_and_draw_differently(trained: Path) -> None:
         assert first["seed"] != second["seed"]
 
 
-@pytest.mark.gpu(2)
 @pytest.mark.parametrize("name", ["fused", "fp32_sums"])
 def test_fused_steps_on_two_cards_learn_as_on_one(name: str, trained: Path) -> None:
     """With dropout, whose draws differ: by the mean of the last 20 losses."""
@@ -102,21 +96,16 @@ def test_fused_steps_on_two_cards_learn_as_on_one(name: str, trained: Path) -> N
     assert sum(two) / 20 == pytest.approx(sum(one) / 20, rel=0.2, abs=0.05)
 
 
-@pytest.mark.gpu(2)
 def test_a_resumed_run_on_two_cards_is_the_uninterrupted_one(trained: Path) -> None:
     whole, parts = (ranks(trained / "two" / name)[0] for name in ("fused", "parts"))
     assert parts["step"] == whole["step"] == 60
     assert parts["weights"] == whole["weights"]
 
 
-@pytest.mark.gpu(2)
-@pytest.mark.timeout(300)
 def test_a_killed_card_ends_the_run_and_leaves_its_checkpoint(tmp_path: Path) -> None:
     kill_one_rank(tmp_path, *CAPTURED)
 
 
-@pytest.mark.gpu(2)
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_two_shards_on_gpus_train_as_one_process(
     precision: str, tiny: Callable[..., Path], tmp_path: Path

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from embedlab.errors import UserError
 
 R = TypeVar("R", Tensor, tuple[Tensor, ...])
 _draws: RepeatedDraws | None = None
@@ -133,6 +136,48 @@ class RepeatedDraws:
             for generator in pair:
                 generator.manual_seed((own.initial_seed() + _STRIDE * (offset + 1) + _PAIR * i) % 2**63)
         own.set_offset(offset + 4)  # a draw's worth
+
+    def check(self) -> None:
+        """With all pairs taken once, before a step is captured.
+
+        Raises:
+            UserError: in a graph the second pass drops otherwise with this torch: its gradients would be wrong.
+        """
+        if self._pairs and not _drop_alike(self.device):
+            why = f"torch {torch.__version__} drops otherwise in the second pass of a captured step"
+            raise UserError(why, key="optimizer.chunk", fix="step=compile")
+
+
+@cache
+def _drop_alike(device: torch.device) -> bool:
+    """Whether a small graph drops the same in both passes, in each of three replays, and another set in each."""
+    draws, rows = RepeatedDraws(device), torch.eye(12, device=device)
+    weight = torch.nn.Parameter(torch.ones(12, 64, device=device))
+
+    def step() -> Tensor:
+        weight.grad = None
+        with draws.on():
+            out = cached(lambda part: torch.nn.functional.dropout(part @ weight, 0.5), rows, chunk=5)
+        out.sum().backward()
+        return out.detach()
+
+    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    draws.register(graph)
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        out = step()
+    seen = []
+    for _ in range(3):
+        draws.renew()
+        graph.replay()
+        assert weight.grad is not None
+        seen.append((out != 0).clone())
+        if not torch.equal(weight.grad != 0, seen[-1]):  # a row has weights of its own
+            return False
+    return not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
 
 
 _STRIDE, _PAIR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # ranks have seeds that follow one another

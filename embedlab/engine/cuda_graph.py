@@ -157,6 +157,7 @@ class StepGraphs(WholeStep):
             )
             del loss, logged
         torch.cuda.current_stream().wait_stream(self._stream)
+        self._draws.check()
         torch.cuda.set_rng_state(random_state, self.device)
         graph = torch.cuda.CUDAGraph()
         self._draws.register(graph)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from embedlab.encoders import grad_cache
 from embedlab.encoders.grad_cache import RepeatedDraws, cached
+from embedlab.errors import UserError
 from embedlab.objectives.info_nce import info_nce
 
 BATCH = 7
@@ -238,3 +239,19 @@ def test_compiled_attention_drops_the_same_in_both_passes(
     assert weight.grad is not None
     inner = float((weight.grad.float() * weight.detach().float()).sum())
     assert inner == pytest.approx(float(z.detach().square().sum()), rel=0.02 if cuda else 1e-5)
+
+
+def test_a_torch_that_drops_otherwise_in_a_graphs_second_pass_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draws = RepeatedDraws(torch.device("cuda", 0))
+    monkeypatch.setattr(grad_cache, "_drop_alike", lambda device: False)
+    draws.check()  # a step without cached gradients took no pair
+    draws._pairs.append((torch.Generator(), torch.Generator()))
+    with pytest.raises(UserError, match=r"second pass.*step=compile"):
+        draws.check()
+
+
+@pytest.mark.gpu
+def test_a_small_graph_drops_the_same_in_both_passes() -> None:
+    assert grad_cache._drop_alike(torch.device("cuda", 0))

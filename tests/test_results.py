@@ -92,6 +92,21 @@ def test_a_changed_score_changes_the_page(tmp_path: Path, monkeypatch: pytest.Mo
         TOOL.page(reading)
 
 
+def test_a_start_without_a_seed_is_what_each_seed_is_compared_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TOOL, "RUNS", tmp_path)
+    for folder, score in (("start", 50.0), ("arm-0", 51.0), ("arm-1", 53.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "sts.json").write_text(json.dumps({"scores": {AVERAGE: score}}))
+    rows = {"start": "start/sts.json", "arm": "arm-*/sts.json"}
+    shown = TOOL.Block("T", rows, {AVERAGE: "Avg. 7"}, pairs=(("arm", "start"), ("start", "arm")))
+    with pytest.raises(UserError, match="no seed in common: start, arm"):
+        shown.table()
+    (row,) = TOOL.replace(shown, pairs=(("arm", "start"),)).table().rows
+    assert row[:5] == ("arm", "start", "Avg. 7", "+2.00 [-10.71, +14.71]", "2")
+
+
 def test_the_summary_states_no_other_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in a row, where the page that it links to counts, nor in the text."""
     tables = {"a": ["| x | 1.25 |"], "b": ["| x | 2.5 |"]}

@@ -3,9 +3,9 @@
     python -m benchmarks.supervised --model FOLDER --data FOLDER --losses in_batch cosent angle matryoshka \
         --seeds 0 1 2 --json OUT
 
-Each arm trains and is then scored by ``embedlab evaluate suite=sts``. ``in_batch`` reads nli/nli_triples_en.tsv.gz of
-the folder, the others sts/stsb_train.tsv.gz; ``angle`` is sentence-transformers' (the angle alone), ``matryoshka`` is
-CoSENT of all columns, a half and a quarter of them, scored at the quarter too.
+Each arm trains and is then scored by ``embedlab evaluate suite=sts`` on `--tasks`. ``in_batch`` reads
+nli/nli_triples_en.tsv.gz of the folder, the others sts/stsb_train.tsv.gz; ``angle`` is sentence-transformers' (the
+angle alone), ``matryoshka`` is CoSENT of all columns, a half and a quarter of them, scored at the quarter too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from datasets import Dataset
 from embedlab.cli.main import main as command
 from embedlab.data.kinds import data_config, data_kind
 from embedlab.data.rows import read_rows
+from embedlab.evaluation.sts.sts import SEVEN
 
 KINDS = {"in_batch": ("nli", "nli/nli_triples_en.tsv.gz", None)}
 _SCORED = ("scored", "sts/stsb_train.tsv.gz", [0, 5])
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--steps", type=int, default=-1)
+    parser.add_argument("--tasks", nargs="+", default=list(SEVEN))
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -57,9 +59,9 @@ def main() -> None:
                     export, seconds = train(options, loss, seed, Path(place))
                     total = time.perf_counter() - began
                     found = {"loss": loss, "arm": arm, "seed": seed, "seconds": seconds, "with_start": total}
-                    found |= scored(export, options.data, None)
+                    found |= scored(export, options, None)
                     if loss == "matryoshka":
-                        found["quarter"] = scored(export, options.data, width(options.model) // 4)
+                        found["quarter"] = scored(export, options, width(options.model) // 4)
                 results.append(found)
                 print(json.dumps(found), flush=True)
                 if options.json:
@@ -144,17 +146,27 @@ def rows(data: Path, loss: str) -> Any:
     return Dataset.from_dict(dict(zip(names, map(list, columns), strict=True)))
 
 
-def scored(export: Path, data: Path, dim: int | None) -> dict[str, float]:
-    """Mean of the seven STS tasks and STS-B test, Spearman x 100."""
+def scored(export: Path, options: argparse.Namespace, dim: int | None) -> dict[str, float]:
+    """Spearman x 100 on the test sets of the tasks, and the mean of all seven."""
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "scores.json"
         more = [] if dim is None else [f"dim={dim}"]
+        tasks = f"tasks=[{','.join(options.tasks)}]"
         if command(
-            ["evaluate", f"ckpt={export}", "suite=sts", f"data_dir={data / 'sts'}", f"out={out}", *more]
+            [
+                "evaluate",
+                f"ckpt={export}",
+                "suite=sts",
+                f"data_dir={options.data / 'sts'}",
+                f"out={out}",
+                tasks,
+                *more,
+            ]
         ):
             raise RuntimeError("the encoder cannot be scored")
         found = json.loads(out.read_text(encoding="utf-8"))["scores"]
-    return {"sts7": found["sts7/spearman"], "stsb": found["stsb/spearman"]}
+    wanted = [*options.tasks, *(["sts7"] if {*SEVEN} <= {*options.tasks} else [])]
+    return {task: found[f"{task}/spearman"] for task in wanted}
 
 
 if __name__ == "__main__":

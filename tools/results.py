@@ -52,7 +52,8 @@ class Block:
         digits: after the point; given, rows keep their order and nothing is compared.
         baseline: the row that all others are compared with.
         metric: to sort and compare by; none: as `embedlab report`.
-        pairs: rows to compare by each of the metrics, first minus second.
+        pairs: rows to compare by each of the metrics, first minus second; of a second without a seed (a start), its one
+            score.
         correlate: scores to hold against the STS average over all runs.
         records, columns: instead of rows: a file's list (``FILE:KEY``), and its columns as heading, scale and digits.
     """
@@ -101,7 +102,7 @@ class Block:
         rows = []
         for one, other in self.pairs:
             for key, heading in self.metrics.items():
-                found = paired_difference(groups[one].values(key), groups[other].values(key))
+                found = paired_difference(*_by_seed(groups[one].values(key), groups[other].values(key)))
                 if found is None:
                     raise UserError(f"no seed in common: {one}, {other}", key=key)
                 detectable = "–" if math.isnan(found.detectable) else f"{found.detectable:.2f}"
@@ -127,6 +128,13 @@ class Block:
         patterns = " ".join([*self.rows.values(), self.records or ""]).split()
         names = dict.fromkeys(pattern.split("/")[0] for pattern in patterns)
         return "From " + ", ".join(f"[docs/runs/{name}](../runs/{name})" for name in names) + ".\n"
+
+
+def _by_seed(values: Mapping[int, float], baseline: Mapping[int, float]) -> tuple[Mapping[int, float], ...]:
+    """Scores and those of the baseline; an encoder without a seed, such as a start, stands against each of them."""
+    if baseline.keys() == {-1}:
+        baseline = dict.fromkeys(values, baseline[-1])
+    return values, baseline
 
 
 def _scaled(value: str | float, scale: float, digits: int) -> str:

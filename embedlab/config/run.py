@@ -58,6 +58,10 @@ class MethodConfig:
         """Whether the loss compares a sentence with others of its batch, so that one alone teaches nothing."""
         return False
 
+    def of(self, objective: str | None) -> MethodConfig:
+        """The same for a data set of a mix that may have an objective of its own."""
+        return self
+
     def why_not_captured(self, data: DataConfig) -> str | None:
         """Why one CUDA graph cannot compute every step (``a captured step …``); None: it can."""
         return None

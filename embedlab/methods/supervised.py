@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -34,6 +34,15 @@ TAKES: dict[str, tuple[str, ...]] = {
     "kl": ("triplets",),
 }
 """The kinds of data that have what an objective compares."""
+READS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("hard_negative_weight", "directions", "hardness", "hardness_strength"), ("in_batch",)),
+    **dict.fromkeys(("guide", "cached", "margin", "margin_kind", "anchors", "positives"), ("gist",)),
+    **dict.fromkeys(("cosent_weight", "in_batch_weight", "angle_weight", "positive_from"), ("angle",)),
+    **dict.fromkeys(("score_scale", "add_in_batch"), ("margin_mse", "kl")),
+    "scale": ("cosent", "angle"),
+    "temperature": ("kl",),
+}
+"""The objectives that read a key; what is not here all do, or those of one softmax."""
 _LACKS = {"cosent": "score", "multi_positive": "label", "margin_mse": "scores", "kl": "scores"}
 
 
@@ -64,9 +73,6 @@ class SupervisedConfig(LossConfig):
         objectives = [objective_of(self, run.data, data) for data in sets]
         for objective, data in zip(objectives, sets, strict=True):
             self._check_data(objective, data)
-        if self.cached and "gist" not in objectives:
-            fix = "method.objective=gist method.guide=FOLDER, or method.cached=false"
-            raise UserError("there is no guide", key="method.cached", value=True, fix=fix)
         if self.score_scale is not None and not self.score_scale > 0:
             raise UserError("must be positive", key="method.score_scale", value=self.score_scale)
         if self.hard_negative_weight != 0 and (self.directions != "forward" or self.hardness is not None):
@@ -81,12 +87,25 @@ class SupervisedConfig(LossConfig):
         for key, weight in terms.items():
             if weight < 0 or not any(terms.values()):
                 raise UserError("must be positive, or 0 beside others", key=f"method.{key}", value=weight)
+        self._check_read(objectives)
         if self.objective == "angle" and self.in_batch_weight == self.cosent_weight == 0:
             warnings.append(
                 "method.objective=angle alone: its similarity takes opposite vectors for equal ones, and is not"
                 " symmetric; leave method.in_batch_weight=1"
             )
         return warnings
+
+    def _check_read(self, objectives: Sequence[str]) -> None:
+        usual = SupervisedConfig()
+        for key, readers in READS.items():
+            value = getattr(self, key)
+            if value != getattr(usual, key) and not {*objectives} & {*readers}:
+                left = getattr(usual, key)
+                left = "null" if left is None else str(left).lower()
+                raise UserError(
+                    f"objective={' or '.join(dict.fromkeys(objectives))} does not read it", key=f"method.{key}",
+                    value=value, fix=f"method.{key}={left}, or method.objective={' or '.join(readers)}",
+                )  # fmt: skip
 
     def _check_data(self, objective: str, data: DataConfig) -> None:
         if kind_name(data.name) not in TAKES[objective]:
@@ -108,8 +127,9 @@ class SupervisedConfig(LossConfig):
                 fix="method.guide=FOLDER of an encoder",
             )
 
-    def of(self, objective: str) -> SupervisedConfig:
-        """The same for an objective, with its temperature in numbers."""
+    def of(self, objective: str | None) -> SupervisedConfig:
+        """The same for an objective (None: the method's own), with its temperature in numbers."""
+        objective = objective or self.objective
         usual = 0.01 if objective == "gist" else 0.05
         tau = usual if self.tau is None else self.tau
         return replace(self, objective=cast("Objective", objective), tau=tau)

@@ -11,7 +11,7 @@ from typing import Any
 from embedlab.backbones import probe
 from embedlab.backbones.architecture import can_be_captured, check_adapter, check_blocks, has_blocks
 from embedlab.config.backbone import BackboneInfo
-from embedlab.config.data import kind_name
+from embedlab.config.data import DataConfig, kind_name
 from embedlab.config.run import RunConfig
 from embedlab.data.kinds import has_negatives
 from embedlab.data.plan import BatchPlan
@@ -77,19 +77,25 @@ def check_rows(run: RunConfig, rows: int | None) -> None:
         BatchPlan(rows, run.data.batch_size, world=_world(run), drop_last=run.data.drop_last)
 
 
+def compared(run: RunConfig) -> dict[str, DataConfig]:
+    """The run's data, or those of its mix by name, whose rows the loss compares with each other; of a run that does not
+    train none."""
+    sets = {name: (one.config, run.method.of(one.objective)) for name, one in run.data.sets.items()}
+    found = (sets or {"": (run.data, run.method)}).items()
+    return {name: data for name, (data, method) in found if method.needs_others and not run.method.idle}
+
+
 def check_distinct(run: RunConfig, report: Mapping[str, Any]) -> None:
     """Raises UserError where all rows of the data report, or of a set of its mix, are one, and a method compares each
     with the others."""
-    if not run.method.needs_others or run.method.idle:
-        return
-    sets = {f"data.mix.{name}": (one.config, report["sets"][name]) for name, one in run.data.sets.items()}
-    for key, (data, found) in (sets or {"data": (run.data, report)}).items():
+    for name, data in compared(run).items():
+        found = report["sets"][name] if name else report
         if found["duplicates"] == found["rows"] - 1 and not has_negatives(data):
             rows = "there is one row" if found["rows"] == 1 else f"all {found['rows']:,} rows are the same"
             raise UserError(
                 f"{rows}: no step would change anything",
                 file=data.source,
-                key=key,
+                key=f"data.mix.{name}" if name else "data",
                 fix="text with different sentences",
             )
 
@@ -199,7 +205,7 @@ def _check_backbone(run: RunConfig) -> None:
 
 def _check_batch(run: RunConfig) -> None:
     in_batch = run.data.batch_size * _world(run)
-    if in_batch == 1 and run.method.needs_others and not has_negatives(run.data):
+    if in_batch == 1 and not all(map(has_negatives, compared(run).values())):
         raise UserError(
             f"method={run.method.name} compares a sentence with the others of its batch, and there are none",
             key="data.batch_size",

@@ -56,6 +56,7 @@ from embedlab.run.callbacks.train_log import TrainLog
 from embedlab.run.check import (
     check_distinct,
     check_run,
+    compared,
     planned_steps,
     resolved_packing,
     resolved_step,
@@ -370,7 +371,7 @@ def _banner(config: RunConfig, trainer: Trainer, data: SentenceDataModule, check
     if config.data.leaves_rows and plan.left:
         log.info("%s of %s rows fit into no batch of an epoch.", f"{plan.left:,}", f"{data.n_rows:,}")
     candidates = ""
-    if config.method.needs_others and not config.method.idle:
+    if compared(config):
         met = per_device * (world if getattr(config.method, "gather_negatives", True) else 1)
         candidates = f"{met} in-batch candidates an anchor, "
     log.info(

@@ -21,7 +21,7 @@ from embedlab.errors import UserError
 from embedlab.methods import method_config
 from embedlab.methods.alignment import AlignmentConfig, Vectors, align
 from embedlab.methods.contrast import ContrastConfig, Matryoshka
-from embedlab.methods.supervised import TAKES, Supervised, SupervisedConfig, view_names
+from embedlab.methods.supervised import READS, TAKES, Supervised, SupervisedConfig, view_names
 from embedlab.methods.supervised_losses import OBJECTIVES
 from embedlab.objectives.cosent import cosine, ranking
 from embedlab.objectives.info_nce import info_nce
@@ -291,7 +291,8 @@ INFO = BackboneInfo("encoder", 2, 64, 64, True, 0.1, "bert", False)
 @pytest.mark.parametrize("objective", TAKES)
 @pytest.mark.parametrize("kind", ["pairs", "triplets", "scored", "labelled", "nli", "parallel"])
 def test_an_objective_takes_the_data_that_has_what_it_compares(objective: str, kind: str) -> None:
-    config = method_config({"name": "supervised", "objective": objective, "guide": "mini"})
+    guide = {"guide": "mini"} if objective == "gist" else {}
+    config = method_config({"name": "supervised", "objective": objective, **guide})
     run = run_of()
     run.data = data_config({"name": kind, "files": "x", **({"scores": True} if kind == "triplets" else {})})
     if kind in TAKES[objective]:
@@ -314,13 +315,44 @@ def test_an_objective_takes_the_data_that_has_what_it_compares(objective: str, k
     ({"objective": "angle", "angle_weight": -0.1}, r"method\.angle_weight"),
     ({"objective": "angle", "angle_weight": 0.0, "in_batch_weight": 0.0}, "0 beside others"),
     ({"tau": -1.0}, r"method\.tau"),
-    ({"cached": True}, r"there is no guide.*method\.cached=True.*method\.objective=gist"),
 ])  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], says: str) -> None:
     run = run_of()
     run.data = data_config({"name": "triplets", "files": "x"})
     with pytest.raises(UserError, match=says):
         method_config({"name": "supervised", **settings}).check(INFO, run)
+
+
+OTHER = {
+    "hard_negative_weight": 0.5, "directions": "joint", "hardness": "hard", "hardness_strength": 2.0,
+    "guide": "mini", "cached": True, "margin": 0.1, "margin_kind": "relative", "anchors": False, "positives": False,
+    "cosent_weight": 1.0, "in_batch_weight": 0.5, "angle_weight": 1.0, "positive_from": 0.5,
+    "score_scale": 20.0, "add_in_batch": True, "scale": 10.0, "temperature": 2.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", OTHER)
+def test_a_key_is_refused_where_no_objective_of_the_run_reads_it(key: str) -> None:
+    assert OTHER.keys() == READS.keys()
+    for objective in TAKES:
+        kind = TAKES[objective][0]
+        scores = {"scores": True} if kind == "triplets" else {}
+        sets = {"own": {"name": kind, "files": "x", "objective": objective, **scores}}
+        sets["more"] = {"name": "labelled", "files": "y", "objective": "multi_positive"}
+        guide = {"guide": "mini"} if objective == "gist" else {}
+        config = method_config({"name": "supervised", "objective": objective, **guide, key: OTHER[key]})
+        for data in (sets["own"] | {"objective": None}, {"mix": sets}):
+            data.pop("objective", None)
+            run = run_of()
+            run.data = data_config(data)
+            if objective in READS[key]:
+                config.check(INFO, run)
+            else:
+                says = (
+                    rf"{objective}.* does not read it.*method\.{key}=.*Fix: method\.{key}=.*{READS[key][0]}"
+                )
+                with pytest.raises(UserError, match=says):
+                    config.check(INFO, run)
 
 
 def test_the_angle_alone_is_warned_of() -> None:

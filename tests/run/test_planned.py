@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.trainer import TrainerConfig
 from embedlab.errors import UserError
-from embedlab.run.check import check_distinct, check_run, planned_steps
+from embedlab.run.check import check_distinct, check_run, compared, planned_steps
 from embedlab.run.run import train
 
 
@@ -85,12 +86,20 @@ def test_rows_are_the_same_where_all_repeat_the_first(  # type: ignore[no-untype
         check_distinct(compose_run(), report)
 
 
-def test_a_set_of_a_mix_whose_rows_are_the_same_is_named(compose_run, tmp_path):  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    ("method", "own"), [("in_batch", None), ("kl", "in_batch"), ("margin_mse", "sigmoid")]
+)
+def test_a_set_of_a_mix_whose_rows_are_the_same_is_named(method, own, compose_run, tmp_path):  # type: ignore[no-untyped-def]
     for name, rows in (("same", ["a cat,a dog"] * 9), ("pairs", [f"a cat {n},a dog" for n in range(9)])):
         (tmp_path / f"{name}.csv").write_text("\n".join(["anchor,positive", *rows]) + "\n")
-    mix = [f"data.mix.{name}={{name: pairs, files: {tmp_path / name}.csv}}" for name in ("pairs", "same")]
+    objective = f", objective: {own}" if own else ""
+    mix = [
+        f"data.mix.{name}={{name: pairs, files: {tmp_path / name}.csv{objective}}}"
+        for name in ("pairs", "same")
+    ]
     run = compose_run(
         "method=supervised",
+        f"method.objective={method}",
         "data=mix",
         "data.batch_size=4",
         "data.max_length=32",
@@ -99,6 +108,10 @@ def test_a_set_of_a_mix_whose_rows_are_the_same_is_named(compose_run, tmp_path):
     )
     with pytest.raises(UserError, match=r"same\.csv: all 9 rows are the same.*\(data\.mix\.same\)"):
         train(run, tmp_path / "run")
+    assert set(compared(run)) == {"pairs", "same"}
+    one_row = replace(run, data=replace(run.data, batch_size=1))
+    with pytest.raises(UserError, match=r"data\.batch_size=1"):
+        check_run(one_row)
 
 
 @pytest.mark.parametrize("trainer", ["ddp", "fsdp", "gpu", "cpu", "auto"])

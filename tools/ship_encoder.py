@@ -63,7 +63,12 @@ def store(encoder: Encoder, folder: Path, texts: list[str]) -> dict[str, Any]:
         encoder.save(folder, dtype="float16")
         kind, found = "float16", least_cosine(encoder, embedlab.load(folder), texts)
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return {"weights": kind, "least cosine to fp32": round(found, 6), "texts": len(texts), "bytes of weights": size}
+    return {
+        "weights": kind,
+        "least cosine to fp32": round(found, 6),
+        "texts": len(texts),
+        "bytes of weights": size,
+    }
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -24,4 +24,5 @@ def test_each_encoder_has_a_record(tiny: Callable[..., Path], tmp_path: Path) ->
     assert 14 < shipped["megabytes"] < 14.7
     for row in (small, shipped):
         assert row["fastest"] >= row["median"] > 0
+        assert row["per_processor_second"] > 0
     assert small["parameters"] < shipped["parameters"]

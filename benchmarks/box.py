@@ -46,7 +46,7 @@ def measure(ckpts: Sequence[str], texts: list[str], rounds: int) -> list[dict[st
     return [
         {
             "encoder": Path(ckpt).name,
-            "blocks": getattr(encoder.backbone.info, "layers", 0),
+            "blocks": encoder.towers[0].backbone.info.layers,
             "dim": encoder.dim,
             "parameters": sum(p.numel() for p in encoder.parameters()) / 1e6,
             "megabytes": megabytes(ckpt),

@@ -1,9 +1,9 @@
 """embedlab: train, score and inspect sentence encoders.
 
-`load` takes ``mini`` (shipped with the package), a run folder, a checkpoint, a Hugging Face folder or hub id:
+`load` takes a run folder, a checkpoint, a Hugging Face folder or hub id; none: ``mini-sentence``, in the package:
 
 >>> import embedlab
->>> embedlab.load("mini").encode(["a cat", "a dog"]).shape
+>>> embedlab.load().encode(["a cat", "a dog"]).shape
 (2, 256)
 """
 

@@ -35,22 +35,18 @@ def conf_dir() -> Path:
 
 
 def assets_dir() -> Path:
-    """What is shipped with the package, such as the encoder ``mini``."""
+    """What is shipped with the package: encoders."""
     return _PACKAGE / "assets"
 
 
 SENTENCE_ENCODER = "mini-sentence"
-"""The shipped encoder to use; ``mini``, whose body it has, is the one to train from."""
+"""The shipped encoder to use, and the one that is meant where none is named; ``mini``, whose body it has, is the one to
+train from."""
 
 
 def shipped_encoders() -> list[str]:
     """Names of the encoders that this installation has in its box."""
     return sorted(path.parent.name for path in assets_dir().glob("*/embedlab.json"))
-
-
-def default_encoder() -> str:
-    """The shipped encoder where none is named: the sentence encoder, or ``mini`` where the box has no other."""
-    return SENTENCE_ENCODER if SENTENCE_ENCODER in shipped_encoders() else "mini"
 
 
 def cache_dir() -> Path:

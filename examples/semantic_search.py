@@ -9,7 +9,9 @@ from pathlib import Path
 import embedlab
 
 
-def nearest(lines: list[str], question: str, name: str = "mini", most: int = 3) -> list[tuple[float, str]]:
+def nearest(
+    lines: list[str], question: str, name: str = "mini-sentence", most: int = 3
+) -> list[tuple[float, str]]:
     """The lines with the highest cosines to the question, best first."""
     encoder = embedlab.load(name)
     # Models that were trained with prompts have one for each side; without any the two are the same.

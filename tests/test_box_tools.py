@@ -82,9 +82,26 @@ def test_a_run_becomes_the_folder_that_is_shipped(
     a, b = (encoder.encode(SENTENCES[:3], normalize=True) for encoder in (shipped, trained))
     assert (a * b).sum(1).min() > 0.999
     assert told["weights"] == "int8 rows"
-    assert told["bytes"] < sum(f.stat().st_size for f in (tmp_path / "run" / "export").iterdir())
+    assert told["bytes of weights"] < (tmp_path / "run" / "export" / "model.safetensors").stat().st_size
     assert shipped.card["training"]["teacher"] == "a teacher"
     card = (folder / "README.md").read_text()
     assert "- kept: 5" in card
     assert str(tmp_path) not in card + (folder / "embedlab.json").read_text(), "no path of this machine"
     np.testing.assert_array_equal(embedlab.load(folder).encode("x"), shipped.encode("x"))
+    stored = {file.name: file.read_bytes() for file in folder.glob("*.safetensors")}
+    block = {
+        "suite": "sts",
+        "name": "sts7_raw",
+        "data": {"stsb": {"source": f"{tmp_path}/a.gz, {tmp_path}/b.gz"}},
+    }
+    (tmp_path / "sts.json").write_text(json.dumps({"scores": {"sts7/spearman": 61.5}, "protocol": block}))
+    assert run("ship_encoder.py", folder, folder, "--scores", tmp_path / "sts.json") == told
+    scored = embedlab.load(folder).card
+    assert scored["scores"] == {**shipped.card["scores"], "sts7/spearman": 61.5}
+    assert scored["protocol"]["sts"]["data"]["stsb"]["source"] == "a.gz, b.gz"
+    assert scored["training"] == shipped.card["training"]
+    assert {file.name: file.read_bytes() for file in folder.glob("*.safetensors")} == stored
+    card = (folder / "README.md").read_text()
+    assert "| sts7/spearman | 61.50 |" in card
+    assert "- kept: 5" in card
+    assert str(tmp_path) not in card + (folder / "embedlab.json").read_text()

@@ -1,11 +1,13 @@
 """Makes the folder of a shipped encoder, `embedlab/assets/NAME`, of a run: its weights in a byte each, and its card.
 
     python tools/ship_encoder.py RUN embedlab/assets/NAME --texts FILE [--max-length 256] [--scores FILE ...]
-                                 [--overlap FILE] [--teacher TEXT] [--hardware TEXT]
+                                 [--overlap FILE] [--teacher TEXT] [--hardware TEXT] [--command TEXT]
+    python tools/ship_encoder.py embedlab/assets/NAME embedlab/assets/NAME --scores FILE ...
 
 FILE of --texts has a text a line (plain or .xz); vectors of a thousand of them say whether a byte is enough: where the
 least cosine to those of the run's weights is under .999, the weights are stored in half precision. --scores are files
-of `embedlab evaluate`, --overlap is that of tools/distil_text.py.
+of `embedlab evaluate`, --overlap is that of tools/distil_text.py. The second form leaves the weights as they are and
+puts what they score into the card, in the place of the run's scores in these suites.
 """
 
 from __future__ import annotations
@@ -25,12 +27,19 @@ from embedlab.errors import UserError
 from embedlab.export.card import model_card
 
 ENOUGH = 0.999
-LICENCE = "Apache-2.0 (code and weights); learned from Wikipedia text, CC BY-SA 4.0, and sets of sentences named below"
+LICENCE = (
+    "Apache-2.0 (code, weights, teacher); learned from Wikipedia (CC BY-SA), NLI sets (SNLI CC BY-SA 4.0, MultiNLI "
+    "OANC and others, SciTail Apache-2.0, some without a stated licence) and captions of Multi30k, whose source, "
+    "Flickr30k, is for research"
+)
+OF_THE_RUN = """Scores whose protocol names another checkpoint than the one above are of the run's weights, before
+they were stored and without a limit of tokens."""
 LIMITS = """## Limits
 
 English only: the body has read nothing else. What the teacher gets wrong, it gets wrong too, and it was not filtered
 for bias: like its teacher and its text, it holds some jobs, origins and genders nearer to each other than they are.
-Vectors are for cosine similarity; negation and numbers move them little. It reads {length} tokens of a text."""
+Vectors are for cosine similarity; negation and numbers move them little. It reads {length} tokens of a text. Its
+teacher searches documents and classifies better: docs/results/box.md."""
 
 
 def texts_of(path: Path, count: int = 1000) -> list[str]:
@@ -53,8 +62,13 @@ def store(encoder: Encoder, folder: Path, texts: list[str]) -> dict[str, Any]:
     if found < ENOUGH:
         encoder.save(folder, dtype="float16")
         kind, found = "float16", least_cosine(encoder, embedlab.load(folder), texts)
-    size = sum(file.stat().st_size for file in folder.iterdir())
-    return {"weights": kind, "least cosine to fp32": round(found, 6), "texts": len(texts), "bytes": size}
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return {
+        "weights": kind,
+        "least cosine to fp32": round(found, 6),
+        "texts": len(texts),
+        "bytes of weights": size,
+    }
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -65,12 +79,15 @@ def read(path: Path) -> dict[str, Any]:
 def card_of(encoder: Encoder, name: str, args: argparse.Namespace) -> dict[str, Any]:
     """What the folder says of itself: the run's recipe and time, scores, overlap."""
     card = encoder.card
-    training = {**(card.get("training") or {}), "teacher": args.teacher, "hardware": args.hardware}
+    told = {key: getattr(args, key) for key in ("teacher", "hardware", "command") if getattr(args, key)}
+    training = {**(card.get("training") or {}), **told}
     scores, protocol = dict(card.get("scores") or {}), dict(card.get("protocol") or {})
     for file in args.scores:
         content = read(file)
         scores |= content["scores"]
         protocol[content["protocol"]["suite"]] = content["protocol"]
+    for data in (data for block in protocol.values() for data in block.get("data", {}).values()):
+        data["source"] = ", ".join(Path(source).name for source in data["source"].split(", "))
     config = {key: value for key, value in (card.get("config") or {}).items() if key != "evaluation"}
     config.get("data", {})["files"] = [
         Path(file).name for file in _listed(config.get("data", {}).get("files"))
@@ -78,16 +95,24 @@ def card_of(encoder: Encoder, name: str, args: argparse.Namespace) -> dict[str, 
     method = config.get("method", {})
     method["teacher"] = [Path(teacher).name for teacher in _listed(method.get("teacher"))]
     found = {"name": name, "training": training, "config": config, "scores": scores, "protocol": protocol}
-    return {**found, "licence": LICENCE, "overlap": read(args.overlap) if args.overlap else None}
+    overlap = read(args.overlap) if args.overlap else card.get("overlap")
+    return {**found, "licence": LICENCE, "overlap": overlap, "stored": card.get("stored")}
 
 
 def _listed(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value or [])
 
 
-def readme(encoder: Encoder, name: str, stored: dict[str, Any]) -> str:
+def write_card(encoder: Encoder, folder: Path) -> None:
+    """The card of a shipped folder, in embedlab.json and as text."""
+    (folder / "README.md").write_text(readme(encoder, folder.name), encoding="utf-8")
+    record = read(folder / "embedlab.json") | {"card": encoder.card}
+    (folder / "embedlab.json").write_text(json.dumps(record, indent=2), encoding="utf-8")
+
+
+def readme(encoder: Encoder, name: str) -> str:
     """The card as text: the export's, the overlap counts, the limits."""
-    lines = [model_card(encoder, name), f"## Stored\n\n{_bullets(stored)}\n"]
+    lines = [model_card(encoder, name), f"## Stored\n\n{_bullets(encoder.card['stored'])}\n\n{OF_THE_RUN}\n"]
     if overlap := encoder.card.get("overlap"):
         lines.append("## Text and its overlap with the evaluation sets\n")
         lines += [f"{source}:\n\n{_bullets(counts)}\n" for source, counts in overlap["training"].items()]
@@ -107,20 +132,25 @@ def main() -> None:
     )
     parser.add_argument("run")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--texts", type=Path, required=True)
+    parser.add_argument("--texts", type=Path)
     parser.add_argument("--max-length", type=int, default=256)
     parser.add_argument("--scores", type=Path, nargs="*", default=[])
     parser.add_argument("--overlap", type=Path)
     parser.add_argument("--teacher")
     parser.add_argument("--hardware")
+    parser.add_argument("--command")
     args = parser.parse_args()
     encoder = embedlab.load(args.run)
-    settings = encoder.tokenization.to_dict() | {"max_length": args.max_length}
-    encoder.tokenization = Tokenization.from_dict(encoder.tokenizer, settings)
+    again = Path(args.run).resolve() == args.folder.resolve()
+    if not again and args.texts is None:
+        parser.error("--texts: vectors of which texts are to be near?")
     encoder.card = card_of(encoder, args.folder.name, args)
-    stored = store(encoder, args.folder, texts_of(args.texts))
-    (args.folder / "README.md").write_text(readme(encoder, args.folder.name, stored), encoding="utf-8")
-    print(json.dumps(stored, indent=2))
+    if not again:
+        settings = encoder.tokenization.to_dict() | {"max_length": args.max_length}
+        encoder.tokenization = Tokenization.from_dict(encoder.tokenizer, settings)
+        encoder.card["stored"] = store(encoder, args.folder, texts_of(args.texts))
+    write_card(encoder, args.folder)
+    print(json.dumps(encoder.card["stored"], indent=2))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.imports import first_import
 from embedlab.errors import UserError
-from embedlab.files import default_encoder
+from embedlab.files import SENTENCE_ENCODER
 
 if TYPE_CHECKING:
     from embedlab.encoders.base import Encoder
@@ -24,9 +24,8 @@ def named(ckpt: str | None) -> str:
     """`ckpt`, or where it is null the encoder in the box, of which standard error is told."""
     if ckpt is not None:
         return str(ckpt)
-    name = default_encoder()
-    print(f"embedlab: ckpt={name}, the encoder in the box", file=sys.stderr)
-    return name
+    print(f"embedlab: ckpt={SENTENCE_ENCODER}, the encoder in the box", file=sys.stderr)
+    return SENTENCE_ENCODER
 
 
 def load_encoder(

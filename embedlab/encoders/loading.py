@@ -32,7 +32,6 @@ from embedlab.files import (
     SENTENCE_ENCODER,
     assets_dir,
     corruption,
-    default_encoder,
     packed,
     scratch_folder,
     shipped_encoders,
@@ -51,8 +50,8 @@ def load(
     """An encoder, in evaluation mode.
 
     Args:
-        path: one that is shipped with the package, such as ``mini`` (a folder of that name goes before it; None: the
-            one to use); the folder of an encoder; that of a run (its ``export``, else its ``best``); a Lightning
+        path: one that is shipped with the package, ``mini-sentence`` (None) or ``mini`` (a folder of that name
+            goes before it); the folder of an encoder; that of a run (its ``export``, else its ``best``); a Lightning
             checkpoint; a folder of sentence-transformers, or a plain Hugging Face one (mean pooling, with a warning);
             or the name of such a model on the hub, ``ORG/NAME`` or ``ORG/NAME@REVISION``, which is read as its folder.
         revision: on the hub: a branch, tag or commit.
@@ -61,7 +60,7 @@ def load(
     Raises:
         UserError: nothing of the kind is there, or a setting of it is not known here.
     """
-    name = default_encoder() if path is None else os.fspath(path)
+    name = SENTENCE_ENCODER if path is None else os.fspath(path)
     given = Path(name).expanduser()
     if not given.exists() and (name in ("mini", SENTENCE_ENCODER) or name in shipped_encoders()):
         given = _shipped(name)

@@ -17,7 +17,7 @@ from embedlab.backbones.int8_rows import FILE, from_int8, in_int8, write_int8
 from embedlab.backbones.load import load_backbone
 from embedlab.config.backbone import BackboneConfig
 from embedlab.errors import UserError
-from embedlab.files import assets_dir
+from embedlab.files import shipped_encoders
 from tests.support import SENTENCES
 
 TEXTS = list(SENTENCES)
@@ -78,9 +78,8 @@ def test_what_is_not_whole_is_refused_in_a_line(small: Path, damage: str) -> Non
     assert str(small) in str(caught.value)
 
 
-def test_a_shipped_encoders_export_has_its_vectors(tmp_path: Path) -> None:
-    """Of the sentence encoder, where it is in the box; the body else."""
-    name = "mini-sentence" if (assets_dir() / "mini-sentence").is_dir() else "mini"
+@pytest.mark.parametrize("name", shipped_encoders())
+def test_a_shipped_encoders_export_has_its_vectors(tmp_path: Path, name: str) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
     encoder = embedlab.load(name)
     encoder.to_sentence_transformers(tmp_path / "st")

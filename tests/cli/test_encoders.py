@@ -23,26 +23,22 @@ def box(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return tmp_path / "box"
 
 
-@pytest.mark.parametrize("gone", [[], ["mini-sentence"]])
-def test_the_sentence_encoder_goes_before_the_body(
-    box: Path,
-    tmp_path: Path,
-    gone: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_sentence_encoder_is_taken_and_not_the_body(
+    box: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in gone:
-        (box / name).rename(tmp_path / "gone")
-    taken = "mini" if gone else "mini-sentence"
     Path("in.txt").write_text("\n".join(SENTENCES[:3]) + "\n")
     assert main(["encode", "in.txt", "out.npy"]) == 0
-    assert f"embedlab: ckpt={taken}, the encoder in the box" in capsys.readouterr().err
-    expected = embedlab.load(box / taken).encode(SENTENCES[:3])
+    assert "embedlab: ckpt=mini-sentence, the encoder in the box" in capsys.readouterr().err
+    expected = embedlab.load(box / "mini-sentence").encode(SENTENCES[:3])
     np.testing.assert_allclose(np.load("out.npy"), expected, atol=1e-6)
     np.testing.assert_array_equal(embedlab.load().encode(SENTENCES[:3]), expected)
-    assert main(["encode", "in.txt", "named.npy", f"ckpt={box / 'mini'}"]) == 0
+    assert main(["encode", "in.txt", "named.npy", "ckpt=mini"]) == 0
     assert "in the box" not in capsys.readouterr().err
+    assert not np.allclose(np.load("named.npy"), expected, atol=1e-6)
+    (box / "mini-sentence").rename(tmp_path / "gone")
+    assert main(["encode", "in.txt", "none.npy"]) == 2
+    assert "ships no encoder mini-sentence, but mini" in capsys.readouterr().err
 
 
 def test_evaluate_names_its_scores_by_the_encoder_that_it_took(

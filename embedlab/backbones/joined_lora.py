@@ -55,7 +55,7 @@ class _Group:
         share = float(getattr(dropout, "p", 0.0)) if dropout.training else 0.0
         seed = torch.randint(2**31 - 1, (1,), device=x.device)
         with torch.autocast(kind, enabled=False):
-            y, _ = lora_linear(
+            y, *_ = lora_linear(
                 x.reshape(-1, x.shape[-1]).to(dtype),
                 torch.stack(downs).to(dtype),
                 weight[:, x.shape[-1] :],
@@ -136,9 +136,9 @@ def _fits(layer: Any) -> bool:
         return False
     if down.bias is not None or up.bias is not None or type(drop) not in (nn.Dropout, nn.Identity):
         return False
-    rank, width = down.weight.shape
+    rank = len(down.weight)
     drawn = base.weight.is_cuda and type(drop) is nn.Dropout
-    if drawn and not (has_triton() and rank in (16, 32, 64, 128) and width % 4 == 0):
+    if drawn and not (has_triton() and rank in (16, 32, 64, 128)):
         return False
     return not any(has_foreign_hooks(m) for m in inside)
 

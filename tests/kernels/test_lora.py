@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from embedlab.kernels.lora import lora_linear
+from embedlab.kernels.lora import _draw, lora_linear
 from tests.interpreted import DEVICE, NEEDS
 
 SHAPES = pytest.mark.parametrize(
     ("tokens", "width", "outputs", "rank"),
-    [(5, 64, (64,), 16), (70, 100, (32, 48), 16), (131, 64, (96, 32, 32), 32)],
+    [(5, 64, (64,), 16), (70, 100, (32, 48), 16), (131, 65, (96, 32, 32), 32)],
 )
 
 
@@ -75,48 +76,74 @@ def test_wide_sums_keep_the_share_of_an_update_that_has_only_begun_to_learn() ->
     assert errors[1] < 0.02 < 0.5 < errors[0]
 
 
-def test_the_operator_keeps_the_rules_of_operators() -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.05])
+def test_the_operator_keeps_the_rules_of_operators(dropout: float) -> None:
     (x, downs, up), frozen, _ = layers(5, 64, (32,), 16, torch.float32)
     weight = torch.cat([frozen, up.detach()], 1)
-    torch.library.opcheck(lora_linear, (x, downs, up, weight, torch.tensor([3]), 0.0))
+    torch.library.opcheck(lora_linear, (x, downs, up, weight, torch.tensor([3]), dropout))
 
 
 @pytest.mark.parametrize("dropout", [0.05, 0.5])
 def test_each_update_has_its_own_mask_drawn_alike_in_both_passes(dropout: float) -> None:
     trained, frozen, grad = layers(400, 64, (32, 32), 16, torch.float64)
-    masks = drawn(400, 64, 2, 16, dropout, "cpu")
+    masks = drawn(400, 64, 2, dropout, "cpu")
     check_masks(masks, dropout)
     found = []
-    for out in (together(trained, frozen, dropout), apart(trained, frozen, masks.double())):
+    for out in (together(trained, frozen, dropout), apart(trained, frozen, masks)):
         found.append([out, *torch.autograd.grad(out, trained, grad)])
     torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-6)
+    assert torch.equal(together(trained, frozen, dropout), found[0][0])
     assert not torch.equal(together(trained, frozen, dropout, seed=4), found[0][0])
 
 
-def drawn(tokens: int, width: int, updates: int, rank: int, dropout: float, device: str) -> torch.Tensor:
-    """The masks [n, T, D] of seed 3: what unit vectors as A make of a 1."""
-    found = []
-    for first in range(0, width, rank):
-        downs = torch.zeros(updates, rank, width, device=device)
-        seen = min(rank, width - first)
-        downs[:, torch.arange(seen), first + torch.arange(seen)] = 1
-        weight = torch.zeros(1, width + updates * rank, device=device)
-        number = torch.tensor([3], device=device)
-        x = torch.ones(tokens, width, device=device)
-        _, joined = lora_linear(x, downs, weight[:, width:], weight, number, dropout)
-        found.append(joined[:, width:].view(tokens, updates, rank)[..., :seen])
-    return torch.cat(found, -1).transpose(0, 1)
+def drawn(tokens: int, width: int, updates: int, dropout: float, device: str, seed: int = 3) -> torch.Tensor:
+    """The masks [n, T, D] in fp64: 0, or 1 / (1 - p) of the probability that is drawn."""
+    down = torch.zeros(updates, 16, width, device=device)
+    weight = torch.zeros(1, width + updates * 16, device=device)
+    x, number = torch.ones(tokens, width, device=device), torch.tensor([seed], device=device)
+    bits = lora_linear(x, down, weight[:, width:], weight, number, dropout)[2].cpu()
+    assert bits.shape == (updates, tokens, -(-width // 32))
+    each = np.unpackbits(bits.numpy().view(np.uint8), axis=-1, bitorder="little")[..., :width]
+    return torch.from_numpy(each).to(device, torch.float64) / (1 - round(dropout * 2**16) / 2**16)
 
 
 def check_masks(masks: torch.Tensor, dropout: float) -> None:
     kept = masks > 0
-    assert kept.float().mean().item() == pytest.approx(1 - dropout, abs=0.02)
-    torch.testing.assert_close(masks[kept], torch.full_like(masks[kept], 1 / (1 - dropout)))
+    assert kept.float().mean().item() == pytest.approx(1 - dropout, abs=0.005)
     for one, other in ((kept[0], kept[-1]), (kept[0][1:], kept[0][:-1]), (kept[0][:, 1:], kept[0][:, :-1])):
         if one is not other and len(one):  # independent of the next update, token and column
             assert (one == other).float().mean().item() == pytest.approx(
                 1 - 2 * dropout * (1 - dropout), abs=0.03
             )
+
+
+@pytest.mark.parametrize("dropped", [1, 3277, 2**15, 2**16 - 1])
+def test_of_all_sixteen_bits_so_many_drop(dropped: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bits of a value are those that 16 draws give it: each of 2^16 values once."""
+    draws = iter(range(16))
+
+    def random_(self: torch.Tensor, *limits: int, generator: torch.Generator) -> torch.Tensor:
+        digit = next(draws)
+        return self.copy_(-(torch.arange(2**16, dtype=torch.int32).view_as(self) >> digit & 1))
+
+    monkeypatch.setattr(torch.Tensor, "random_", random_)
+    bits = torch.empty(1, 1, 2**16, dtype=torch.int32)
+    _draw(bits, torch.tensor([0]), dropped / 2**16)
+    assert int((bits == 0).sum()) == dropped
+    assert int((bits == -1).sum()) == 2**16 - dropped
+
+
+def philox(seed: int, first: np.ndarray, third: int, rounds: int) -> list[np.ndarray]:
+    """Salmon et al. 2011: Philox-4x32 of the counters (first, 0, third, 0)."""
+    low, zero = np.uint64(2**32 - 1), np.zeros(len(first), np.uint64)
+    c = [first.astype(np.uint64), zero, zero + np.uint64(third), zero]
+    keys = [seed, 0]
+    for _ in range(rounds):
+        a, b = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        high = [p >> np.uint64(32) for p in (b, a)]
+        c = [high[0] ^ c[1] ^ np.uint64(keys[0]), b & low, high[1] ^ c[3] ^ np.uint64(keys[1]), a & low]
+        keys = [(k + step) % 2**32 for k, step in zip(keys, (0x9E3779B9, 0xBB67AE85), strict=True)]
+    return c
 
 
 class TestKernels:
@@ -127,48 +154,68 @@ class TestKernels:
         """Interpreted kernels take tensors of the CPU."""
         from embedlab.kernels import lora, lora_triton
 
-        def linear(x, down, up, weight, seed, dropout):  # type: ignore[no-untyped-def]
-            joined = x.new_full((len(x), weight.shape[1]), float("nan"))
-            lora_triton.launch_down(x, down, seed, joined, dropout)
-            return joined @ weight.T, joined
-
-        class Linear(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx, x, down, up, weight, seed, dropout, wide=False):  # type: ignore[no-untyped-def,override]
-                out, joined = linear(x, down, up, weight, seed, dropout)
-                ctx.save_for_backward(joined, down, weight, seed)
-                ctx.dropout = dropout
-                return out, joined
-
-            @staticmethod
-            def backward(ctx, grad, _):  # type: ignore[no-untyped-def,override]
-                joined, down, weight, seed = ctx.saved_tensors
-                above = grad @ weight
-                of_x, of_down = lora_triton.launch_backward(above, joined, down, seed, ctx.dropout)
-                return of_x, of_down, grad.T @ joined[:, down.shape[2] :], None, None, None, None
-
         if DEVICE == "cpu":
-            monkeypatch.setitem(globals(), "lora_linear", Linear.apply)
-        else:
-            monkeypatch.setitem(globals(), "lora_linear", lora.lora_linear)
+            monkeypatch.setattr(lora, "_kernels", lambda x, dropout: lora_triton if dropout > 0 else None)
 
     @SHAPES
     @pytest.mark.parametrize("dropout", [0.05, 0.5])
     def test_values_and_gradients(
-        self, tokens: int, width: int, outputs: tuple[int, ...], rank: int, dropout: float
+        self,
+        tokens: int,
+        width: int,
+        outputs: tuple[int, ...],
+        rank: int,
+        dropout: float,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Against layers one by one in fp64 with the masks that the kernels draw."""
+        if dropout == 0.5:  # several blocks of tokens to a program, the last of them beyond the end
+            monkeypatch.setattr("embedlab.kernels.lora_triton._PROGRAMS", 1)
         trained, frozen, grad = layers(tokens, width, outputs, rank, torch.float32, DEVICE)
-        masks = drawn(tokens, width, len(outputs), rank, dropout, DEVICE)
+        masks = drawn(tokens, width, len(outputs), dropout, DEVICE)
         out = together(trained, frozen, dropout)
         mine = [out, *torch.autograd.grad(out, trained, grad)]
         exact = [x.detach().double().requires_grad_() for x in trained]
-        want = apart(exact, frozen.double(), masks.double())
+        want = apart(exact, frozen.double(), masks)
         for a, b in zip(mine, [want, *torch.autograd.grad(want, exact, grad.double())], strict=True):
             torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=2e-5 * b.abs().max().item())
 
-    def test_masks(self) -> None:
-        check_masks(drawn(400, 64, 3, 16, 0.05, DEVICE), 0.05)
+    @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float16, 2e-3)])
+    def test_both_forms_give_the_same_of_the_same_masks(
+        self, dtype: torch.dtype, most: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from embedlab.kernels import lora
+
+        trained, frozen, grad = layers(70, 100, (32, 48), 16, dtype, DEVICE)
+        found = []
+        for form in (lora._kernels, lambda *_: None):
+            monkeypatch.setattr(lora, "_kernels", form)
+            out = together(trained, frozen, 0.3)
+            masks = out.grad_fn.saved_tensors[1]  # type: ignore[union-attr]
+            monkeypatch.setattr(lora, "_draw", lambda bits, *_, same=masks: bits.copy_(same))
+            found.append([out, *torch.autograd.grad(out, trained, grad)])
+        for mine, plain in zip(*found, strict=True):
+            assert (mine - plain).float().norm() < most * plain.float().norm()
+
+    @pytest.mark.parametrize(("updates", "tokens", "width"), [(3, 400, 64), (2, 70, 100), (1, 5, 30)])
+    def test_masks(self, updates: int, tokens: int, width: int) -> None:
+        """Bit for bit: what is drawn is of seed and shape alone, on any device."""
+        masks, words = drawn(tokens, width, updates, 0.05, DEVICE), -(-width // 32)
+        kept = np.full(updates * tokens * words, 2**32 - 1, np.uint64)
+        for i in range(4):
+            for j, word in enumerate(philox(3, np.arange(len(kept)), i, 6)):
+                kept = kept & word if 3277 >> (4 * i + j) & 1 else kept | word
+        each = np.unpackbits(kept.astype(np.uint32).view(np.uint8), bitorder="little")
+        want = each.reshape(updates, tokens, 32 * words)[..., :width]
+        assert torch.equal((masks > 0).cpu(), torch.from_numpy(want) > 0)
+        if tokens == 400:
+            check_masks(masks, 0.05)
+            assert not torch.equal(masks, drawn(tokens, width, updates, 0.05, DEVICE, seed=4))
+
+    def test_the_operator_keeps_the_rules_of_operators(self) -> None:
+        (x, downs, up), frozen, _ = layers(5, 64, (32,), 16, torch.float32, DEVICE)
+        weight, seed = torch.cat([frozen, up.detach()], 1), torch.tensor([3], device=DEVICE)
+        torch.library.opcheck(lora_linear, (x, downs, up, weight, seed, 0.05))
 
     @pytest.mark.gpu
     @SHAPES
@@ -177,11 +224,11 @@ class TestKernels:
         self, tokens: int, width: int, outputs: tuple[int, ...], rank: int, wide: bool
     ) -> None:
         trained, frozen, grad = layers(tokens, width, outputs, rank, torch.bfloat16, "cuda")
-        masks = drawn(tokens, width, len(outputs), rank, 0.05, "cuda")
+        masks = drawn(tokens, width, len(outputs), 0.05, "cuda")
         out = together(trained, frozen, 0.05, wide=wide)
         assert out.dtype == (torch.float32 if wide else torch.bfloat16)
         mine = [out, *torch.autograd.grad(out, trained, grad.to(out.dtype))]
         exact = [x.detach().double().requires_grad_() for x in trained]
-        want = apart(exact, frozen.double(), masks.double())
+        want = apart(exact, frozen.double(), masks)
         for a, b in zip(mine, [want, *torch.autograd.grad(want, exact, grad.double())], strict=True):
             assert (a.double() - b).norm() < 0.02 * b.norm()

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(out)]
+    # Not --quiet, with which mkdocs counts no warnings.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
     env = {k: v for k, v in os.environ.items() if k != "EMBEDLAB_REPOSITORY"} | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -65,6 +66,18 @@ def test_results_stand_once_and_links_to_them_lead_there(site: Path) -> None:
     page = text(site / "results.html")
     assert 'href="methods/s2sent.html#results"' in page
     assert 'href="results/same_start.html"' in page
+
+
+def test_a_block_that_is_a_file_shows_its_name(site: Path) -> None:
+    pages = {
+        path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "extending").glob("*.md")
+    }
+    for name, text in pages.items():
+        files = re.findall(r"^```\w+ ([\w./-]+)$", text, re.MULTILINE)
+        page = (site / "extending" / f"{'index' if name == 'README' else name}.html").read_text(
+            encoding="utf-8"
+        )
+        assert re.findall(r'class="filename">([^<]+)<', page) == files
 
 
 def test_formulas_are_drawn_without_a_script(site: Path) -> None:

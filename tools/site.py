@@ -59,6 +59,8 @@ LIGHTNING = dict.fromkeys(
 )
 _MATH: list[str] = []
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+_FILE_NAME = re.compile(r"\A(```\w+) ([\w./-]+)$", re.MULTILINE)
+"""Of a block of code, as README's tests read it; the site shows it above the block."""
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 
 
@@ -93,6 +95,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         markdown += method_parts(PurePosixPath(place).stem)
     parts = _CODE.split(markdown)
     parts[::2] = [_formulas(_links(text, place, files)) for text in parts[::2]]
+    parts[1::2] = [_FILE_NAME.sub(r'\1 title="\2"', code) for code in parts[1::2]]
     return "".join(parts)
 
 
@@ -175,6 +178,7 @@ def key_table(group: str, values: Mapping[str, Any], name: str = "") -> Iterator
     yield "| key | default | meaning |\n|---|---|---|"
     for key, value in values.items():
         meaning = str(said.get(key, Meaning())).replace("|", "\\|").replace("<", "&lt;").replace("$", "\\$")
+        meaning = re.sub(r"\](?= ?\[)", r"\\]", meaning)  # [SEP] [CLS] would be a reference
         shown = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
         default = shown.replace("|", "\\|")
         yield f"| `{group + '.' if group else ''}{key}` | `{default}` | {meaning} |"

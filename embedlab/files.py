@@ -160,10 +160,13 @@ def write_header(file: IO[bytes], dtype: DTypeLike, shape: tuple[int, ...]) -> N
     np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
 
 
-def write_array(file: IO[bytes], array: NDArray[Any]) -> None:
+def write_array(file: IO[bytes] | Path, array: NDArray[Any]) -> None:
     """As `np.save`, which may end well on a full disk: what the C library still held is lost without a word."""
     import numpy as np
 
+    if isinstance(file, Path):
+        with file.open("wb") as opened:
+            return write_array(opened, array)
     write_header(file, array.dtype, array.shape)
     file.write(np.ascontiguousarray(array).data)
 

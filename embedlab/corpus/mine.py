@@ -115,8 +115,7 @@ def _write_pairs(
     both = both[both[:, 0].argsort(kind="stable")]
     bounds = np.searchsorted(both[:, 0], np.arange(new_query.sum() + 1))
     for name, values in (("rows", both[:, 1]), ("bounds", bounds)):
-        with (folder / f"{name}.npy").open("wb") as file:
-            write_array(file, values)
+        write_array(folder / f"{name}.npy", values)
 
 
 def _first(hashes: array[int]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:

@@ -236,8 +236,7 @@ class _TextsFile:
 
     def __exit__(self, *error: object) -> None:
         self._stream.close()
-        with (self._folder / "offsets.npy").open("wb") as file:
-            write_array(file, np.asarray(self._offsets, dtype=np.int64))
+        write_array(self._folder / "offsets.npy", np.asarray(self._offsets, dtype=np.int64))
 
 
 def _finished(

@@ -246,8 +246,7 @@ def _copied(source: Source, work: Path) -> tuple[list[Part], Codes]:
         if not target.count or codes is None:
             raise UserError("there is no vector", file=source.files[0])
         target.close()
-    with (work / "rows.npy").open("wb") as stream:
-        write_array(stream, np.concatenate(numbers))
+    write_array(work / "rows.npy", np.concatenate(numbers))
     return [Part(Path("vectors.npy"), target.count)], codes
 
 

@@ -31,8 +31,7 @@ def write_texts(folder: Path, texts: Iterable[str]) -> None:
     with (folder / "texts.bin").open("wb") as file:
         for text in texts:
             offsets.append(offsets[-1] + file.write(text.encode()))
-    with (folder / "offsets.npy").open("wb") as file:
-        write_array(file, np.array(offsets, dtype=np.int64))
+    write_array(folder / "offsets.npy", np.array(offsets, dtype=np.int64))
 
 
 def mapped(file: Path, fix: str = "remove this file: it is made again") -> NDArray[Any]:
@@ -100,8 +99,8 @@ class UnitVectors:
             if not file.is_file():
                 some = self.texts[part * PART : (part + 1) * PART]
                 vectors = unit(embed(encoder, some)).numpy()
-                with whole_file(file) as new, new.open("wb") as stream:
-                    write_array(stream, vectors)
+                with whole_file(file) as new:
+                    write_array(new, vectors)
             on_part(min((part + 1) * PART, len(self)))
 
     def _file(self, part: int) -> Path:

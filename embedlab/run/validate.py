@@ -91,8 +91,8 @@ class Vectors(Callback):
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         vectors = gather_rows(torch.cat(self._parts), self._rows, self.data.n_rows)
         if trainer.is_global_zero:
-            with whole_file(self.path) as new, new.open("wb") as file:
-                write_array(file, vectors.cpu().numpy())
+            with whole_file(self.path) as new:
+                write_array(new, vectors.cpu().numpy())
             print(f"Vectors {tuple(vectors.shape)}: {self.path}")
 
 

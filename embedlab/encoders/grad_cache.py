@@ -126,6 +126,17 @@ class RepeatedDraws:
             for generator in pair:
                 graph.register_generator_state(generator)
 
+    def captured(self, step: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """The graph of a small step, which is run once before, and what it gives in every replay."""
+        stream, graph = torch.cuda.Stream(self.device), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        self.register(graph)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            return graph, step()
+
     def renew(self) -> None:
         """Other draws from now on, which follow from the device's own state (a resumed run draws the same)."""
         if not self._pairs:
@@ -161,14 +172,7 @@ def _drop_alike(device: torch.device) -> bool:
         out.sum().backward()
         return out.detach()
 
-    stream, graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    draws.register(graph)
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        out = step()
+    graph, out = draws.captured(step)
     seen = []
     for _ in range(3):
         draws.renew()

@@ -379,14 +379,7 @@ def test_both_passes_of_cached_gradients_drop_the_same_in_every_replay() -> None
         (z.square().sum() / 2).backward()
         return z.detach()
 
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    draws.register(graph)
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        z = step()
+    graph, z = draws.captured(step)
     seen = []
     for replay in range(3):
         draws.renew()

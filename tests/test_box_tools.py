@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 import embedlab
 from embedlab.config.run import RunConfig
 from embedlab.run.run import train
 from tests.support import SENTENCES
+from tools import questions
 
 ROOT = Path(__file__).parents[1]
 LONG = "The committee that met on Monday in the old town hall will vote on the new law tomorrow at noon."
@@ -54,10 +57,12 @@ def test_what_stands_in_an_evaluation_set_is_no_training_text(tmp_path: Path) ->
         f"x\t{c}\twho are you, then? my friend",
     )
     pack(data / "parallel" / "multi30k_train.tsv.gz", "en\tde", "A dog.\tEin Hund.")
+    pack(data / "glue" / "qnli_dev.tsv.gz", "label\tpremise\thypothesis", "x\tWhere is Rome ?\tb")
+    pack(data / "retrieval" / "tydiqa_goldp_train" / "en.tsv.gz", "qid\tquestion", "1\twhere is rome")
     pack(data / "pretrain" / "wiki_paragraphs_00.txt.xz", f"{SENTENCES[4]} " * 40, "")
     counts = run("distil_text.py", data, tmp_path / "out")["training"]
     with lzma.open(tmp_path / "out" / "sentences.txt.xz", "rt") as file:
-        assert file.read().splitlines() == [b, c, "A dog."]
+        assert file.read().splitlines() == [b, c, "A dog.", "Where is Rome ?"]
     with lzma.open(tmp_path / "out" / "paragraphs.txt.xz", "rt") as file:
         (paragraph,) = file.read().splitlines()
     assert 1300 < len(paragraph) <= 1400
@@ -66,6 +71,31 @@ def test_what_stands_in_an_evaluation_set_is_no_training_text(tmp_path: Path) ->
         "left out: empty or a repeat": 1,
     }  # fmt: skip
     assert counts["nli"]["equal of transfer"] == 1
+
+
+def made_of(sentence: str) -> set[str]:
+    """All questions that may be made of a sentence, without the question mark."""
+    return {
+        text.rstrip(" ?") for seed in range(60) for text in questions.questions([sentence], seed=seed) if text
+    }
+
+
+def test_questions_ask_in_the_forms_that_their_statement_allows() -> None:
+    told = made_of(
+        "In 1885, Ada Lovelace joined Princeton in May 1843 (AL), where she wrote three long letters home."
+    )
+    starts = {" ".join(text.split()[:2]) for text in told}
+    assert {"Who joined", "How did", "Why did", "What did", "When did", "Where did"} <= starts
+    assert {"When did Ada Lovelace join Princeton", "What does AL stand for"} <= told
+    assert made_of("Tirana is the capital of Albania.") >= {"What is Tirana", "Name the capital of Albania"}
+    assert not made_of("There is no news.")
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=("Cs", "Cc"))))
+def test_questions_are_short_and_end_as_questions(sentence: str) -> None:
+    for text in questions.questions([sentence, f"The old {sentence} was {sentence} in May 1990 ."]):
+        assert text.endswith("?")
+        assert 2 < len(text.split()) <= questions.LONGEST + 8
 
 
 def test_a_run_becomes_the_folder_that_is_shipped(

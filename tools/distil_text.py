@@ -1,10 +1,12 @@
 """The text of `experiment=distil_mini`, without any that stands in the sets on which its result is scored.
 
-    python tools/distil_text.py DATA OUT [--paragraphs 150000]
+    python tools/distil_text.py DATA OUT [--paragraphs 250000] [--questions 150000]
 
-DATA has the folders sentences/, nli/, parallel/ and pretrain/ to take text from, and sts/, transfer/ and retrieval/ to
-hold it against (docs/data.md). OUT gets sentences.txt.xz, paragraphs.txt.xz and overlap.json: what was left out, as
-`embedlab.data.contamination` finds it (equal texts, windows of 13 words), and what it was held against.
+DATA has the folders sentences/, nli/, parallel/, glue/, retrieval/ and pretrain/ to take text from, and sts/,
+transfer/ and retrieval/ to hold it against (docs/data.md). Questions are those of QNLI and TyDi QA, and some that
+tools/questions.py makes of Wikipedia's sentences. OUT gets sentences.txt.xz, paragraphs.txt.xz and overlap.json: what
+was left out, as `embedlab.data.contamination` finds it (equal texts, windows of 13 words), and what it was held
+against.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from questions import questions
+
 from embedlab.data.contamination.overlap import HeldOut, Overlap, words_of
 from embedlab.encoders.windows import windows
 
@@ -29,6 +33,7 @@ NLI = (
 )
 """English ones of nli/; those left out are evaluation sets (PAWS-X, XNLI)."""
 CAPTIONS = ("parallel/multi30k_train.tsv.gz", "parallel/multi30k_val.tsv.gz")
+ASKED = (("glue/qnli_dev.tsv.gz", "premise"), ("retrieval/tydiqa_goldp_train/en.tsv.gz", "question"))
 PARAGRAPHS = ("pretrain/wiki_paragraphs_0?.txt.xz",)
 SIDES = ("premise", "hypothesis", "sent0", "sent1", "hard_neg", "en")
 SCORED = {
@@ -87,6 +92,14 @@ def documents(root: Path, patterns: Iterable[str]) -> Iterator[str]:
         yield from filter(None, (record.get("title"), record["text"]))
 
 
+def asked(root: Path, count: int, seed: int = 42) -> Iterator[str]:
+    """Questions that people asked, and a random sample of those made of Wikipedia's sentences."""
+    for file, column in ASKED:
+        yield from columns(root, [file], [column])
+    made = list(questions(lines(root, SENTENCES), seed))
+    yield from random.Random(seed).sample(made, min(count, len(made)))
+
+
 def sample(texts: list[str], count: int, seed: int = 42) -> list[str]:
     """A random sample of paragraphs, each cut at a space."""
     chosen = random.Random(seed).sample(texts, min(count, len(texts)))
@@ -99,7 +112,8 @@ def main() -> None:
     )
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--paragraphs", type=int, default=150_000)
+    parser.add_argument("--paragraphs", type=int, default=250_000)
+    parser.add_argument("--questions", type=int, default=150_000, help="made ones")
     args = parser.parse_args()
     root: Path = args.data
     held = {
@@ -116,6 +130,7 @@ def main() -> None:
             "wikipedia": lines(root, SENTENCES),
             "nli": nli,
             "captions": columns(root, CAPTIONS, SIDES),
+            "questions": asked(root, args.questions),
         },
         "paragraphs": {"wikipedia paragraphs": paragraphs},
     }

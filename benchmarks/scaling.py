@@ -13,7 +13,7 @@ adds where five more steps spend their time on the first device. `--one` takes w
 
 The gradient error is in fp32 on four-layer models without dropout: the largest difference of any gradient, as a share
 of the largest gradient, and that of the loss, for SimCSE with hard negatives, JTCSE, CSE-SFP and BEPA.
-`--tiny` shrinks all of it for a test on a CPU.
+`--tiny` shrinks all of it for a test on a CPU, where captured steps are eager ones.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback
 from torch import Tensor, nn
+
+from benchmarks.training_step import sync
 
 GRADIENTS = ("simcse", "jtcse", "csesfp", "bepa")
 ROWS = 32  # of the gradients' batch
@@ -145,7 +147,7 @@ def rank_main(options: argparse.Namespace) -> None:
         torch.set_num_threads(1)
     dist.init_process_group("nccl" if cuda else "gloo")
     work = Path(options.work)
-    found: dict[str, Any] = {"world": world, "throughput": {}, "gradients": {}}
+    found: dict[str, Any] = {"world": world, "throughput": {}, "gradients": {}, "failed": []}
     began = time.perf_counter()
     for kind in options.steps.split(","):
         for load in WORKLOADS:
@@ -158,6 +160,7 @@ def rank_main(options: argparse.Namespace) -> None:
                 found["throughput"][name] = throughput(load, kind, work, world, options.tiny, options.profile)
             except Exception as error:  # the other workloads are still worth their time
                 print(f"{name} on {world}: {type(error).__name__}: {error}", file=sys.stderr)
+                found["failed"].append(name)
                 if world > 1:
                     raise
             if rank == 0:
@@ -196,10 +199,10 @@ class Profile(Callback):
         if self._profile is None:
             return
         if trainer.global_step == self.first:
-            torch.cuda.synchronize()
+            sync()
             self._profile.start()
         if trainer.global_step == self.first + self.STEPS:
-            torch.cuda.synchronize()
+            sync()
             self._profile.stop()
             self.found = self._read()
 
@@ -271,8 +274,7 @@ def throughput(
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             done = trainer.global_step - warm
             if 0 <= done <= WINDOWS * steps and done % steps == 0:
-                if cuda:
-                    torch.cuda.synchronize()
+                sync()
                 dist.barrier()
                 now = time.perf_counter()
                 if done:
@@ -284,7 +286,8 @@ def throughput(
     line = [
         "backbone=local", *(part.format(**names) for part in load.line), f"data.batch_size={rows}",
         f"data.files={work / 'text.txt'}", f"data.cache_dir={work / 'cache'}", "data.report=false",
-        f"data.limit={rows * world * batches * (4 if batches == 2 else 1)}", f"step={kind}",
+        f"data.limit={rows * world * batches * (4 if batches == 2 else 1)}",
+        f"step={kind if cuda or kind != 'graph' else 'eager'}",
         f"trainer={'gpu' if cuda else 'cpu'}", f"trainer.devices={world}",
         f"trainer.strategy={'ddp' if world > 1 else 'auto'}", "trainer.max_epochs=999",
         f"trainer.max_steps={total + (2 * Profile.STEPS if profiled else 0)}",
@@ -513,6 +516,8 @@ def main(argv: list[str]) -> None:
         )
     if options.markdown:
         options.markdown.write_text(text + "\n")
+    if failed := [name for one in found.values() for name in one.get("failed", ())]:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

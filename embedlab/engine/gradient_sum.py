@@ -68,6 +68,10 @@ class GradientSum:
         for dtype, some in by_type.items():
             for members in _filled(some, dtype):
                 self._add_bucket(members, dtype, device)
+        # NCCL connects devices when the first message of a kind is sent (NCCL_RUNTIME_CONNECT). That must not be
+        # within a capture.
+        for message in (*(bucket.whole for bucket in self._buckets), self._account):
+            dist.all_reduce(message)
         self._hooks: list[RemovableHandle] = []
         self._known: dict[Any, Counter[int]] = {}
         """By the shapes of a step: how often each parameter's gradient comes in one backward pass."""

@@ -24,6 +24,7 @@ from embedlab.data.build import build_token_table
 from embedlab.data.table import TableWriter, TokenTable
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
+from tests.children import children_of
 from tests.data.standin import WordTokenization
 from tests.support import SENTENCES, tiny_tokenizer
 
@@ -437,11 +438,6 @@ def test_large_vocabularies_take_four_bytes_a_token(many: Path) -> None:
     assert int(table.fields["sentence"].ids.max()) > 1 << 16
     text = many.read_text().splitlines()[16]
     assert table.fields["sentence"].row(16).tolist() == large.ids_and_cut([text])[0][0]
-
-
-def children_of(pid: int) -> list[int]:
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(child) for child in path.read_text().split()] if path.exists() else []
 
 
 def is_running(pid: int) -> bool:

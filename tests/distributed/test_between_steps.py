@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from embedlab.run.callbacks.checkpoints import LAST, step_of
+from tests.children import children_of
 from tests.distributed.captured_ranks import Spec, train_on_ranks
 from tests.distributed.captured_runs import WORLD, line, ranks
-from tests.distributed.test_captured import CPU, _children
+from tests.distributed.test_captured import CPU
 from tests.methods.golden import Inputs
 
 STEPS = 60
@@ -42,13 +43,13 @@ def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(rank: int, tmp_path: Pa
     endless = ("trainer.max_steps=100000", "trainer.max_epochs=100000", "callbacks.checkpoint.every_steps=5")
     run = line(inputs, "simcse", WORLD, *CPU, *endless, f"hydra.run.dir={folder}")
     command = [sys.executable, "-m", "embedlab", "train", *run]
-    starter = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": os.getcwd()}, stderr=subprocess.PIPE)
+    starter = subprocess.Popen(command, stderr=subprocess.PIPE)
     try:
         while not (folder / LAST).exists():
             assert starter.poll() is None
             time.sleep(0.1)
         before = step_of(folder / LAST)
-        os.kill(_children(starter.pid)[rank], signal.SIGTERM)
+        os.kill(children_of(starter.pid)[rank], signal.SIGTERM)
         said = starter.communicate(timeout=120)[1].decode()
     finally:
         starter.kill()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from embedlab.run.callbacks.checkpoints import find_checkpoint
+from tests.children import children_of
 from tests.distributed.captured_ranks import Spec, check_ended, train_each
 from tests.distributed.captured_runs import (
     EPOCHS,
@@ -109,6 +110,15 @@ def test_a_run_that_fails_says_why_and_the_next_is_trained(tmp_path: Path) -> No
         assert len(column(tmp_path / name, "train/loss")) == 1
 
 
+def test_ranks_that_cannot_begin_fail_every_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    runs = {str(tmp_path / name): Spec(()) for name in ("first", "second")}
+    train_each(runs, WORLD, tmp_path)
+    for run in runs:
+        with pytest.raises(pytest.fail.Exception, match="ended with status 1"):
+            check_ended(Path(run))
+
+
 @pytest.mark.timeout(300)
 def test_a_killed_rank_ends_the_run_and_leaves_its_checkpoint(tmp_path: Path) -> None:
     kill_one_rank(tmp_path, *CPU)
@@ -124,18 +134,13 @@ def kill_one_rank(tmp_path: Path, *more: str) -> None:
         "from pathlib import Path; from tests.distributed.captured_ranks import Spec, train_on_ranks\n"
         f"sys.exit(train_on_ranks({{{str(folder)!r}: Spec({run!r})}}, 2, Path({str(tmp_path)!r})))"
     )
-    starter = subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": os.getcwd()})
+    starter = subprocess.Popen([sys.executable, "-c", code])
     try:
         while not (folder / "last.ckpt").exists():
             assert starter.poll() is None
             time.sleep(0.1)
-        os.kill(_children(starter.pid)[1], signal.SIGKILL)
+        os.kill(children_of(starter.pid)[1], signal.SIGKILL)
         assert starter.wait(120) != 0
     finally:
         starter.kill()
     assert find_checkpoint("last", folder) is not None
-
-
-def _children(pid: int) -> list[int]:
-    """Processes that it has started, the oldest first."""
-    return [int(n) for n in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -46,9 +46,13 @@ def worker(rank: int, port: int, out: str) -> None:
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     net = Net().double()
     names = {id(p): n for n, p in net.named_parameters()}
+    sizes: list[int] = []
+    send = dist.all_reduce
+    dist.all_reduce = lambda x, *a, **k: [sizes.append(len(x)), send(x, *a, **k)][1]
     sums = GradientSum(list(net.parameters()), {}, False, torch.device("cpu"))
     for p in net.parameters():
         sums.watch(p, [p])
+    connected = sizes.copy()
     batches = torch.randn(2, 4, 5, dtype=torch.float64)
     found: list[dict[str, Any]] = []
     for step in range(2 * STEPS):
@@ -64,7 +68,8 @@ def worker(rank: int, port: int, out: str) -> None:
         got = {names[k]: v.clone() for k, v in total.items()}
         found.append({"sent": sent, "sums": got, "mean": float(mean), "failed": float(failed)})
     if rank == 0:
-        torch.save({"steps": found, "batches": batches, "buckets": len(sums._buckets)}, out)
+        torch.save({"steps": found, "batches": batches, "buckets": len(sums._buckets),
+                    "connected": connected, "sent": sizes[len(connected):]}, out)  # fmt: skip
     dist.barrier()
     dist.destroy_process_group()
 
@@ -73,6 +78,7 @@ def worker(rank: int, port: int, out: str) -> None:
 def test_sums_are_those_of_both_ranks(tmp_path: Path) -> None:
     mp.spawn(worker, args=(free_port(), str(tmp_path / "found")), nprocs=2)
     found = torch.load(tmp_path / "found", weights_only=True)
+    assert set(found["sent"]) == set(found["connected"])
     net = Net().double()
     for step, one in enumerate(found["steps"]):
         odd = step % 3 != 2

@@ -1,13 +1,13 @@
 """Makes the folder of a shipped encoder, `embedlab/assets/NAME`, of a run: its weights in a byte each, and its card.
 
-    python tools/ship_encoder.py RUN embedlab/assets/NAME --texts FILE [--max-length 256] [--scores FILE ...]
-                                 [--overlap FILE] [--teacher TEXT] [--hardware TEXT] [--command TEXT]
+    python tools/ship_encoder.py RUN embedlab/assets/NAME --texts FILE [--max-length 256] [--overlap FILE]
+                                 [--teacher TEXT] [--hardware TEXT] [--command TEXT]
     python tools/ship_encoder.py embedlab/assets/NAME embedlab/assets/NAME --scores FILE ...
 
 FILE of --texts has a text a line (plain or .xz); vectors of a thousand of them say whether a byte is enough: where the
-least cosine to those of the run's weights is under .999, the weights are stored in half precision. --scores are files
-of `embedlab evaluate`, --overlap is that of tools/distil_text.py. The second form leaves the weights as they are and
-puts what they score into the card, in the place of the run's scores in these suites.
+least cosine to those of the run's weights is under .999, the weights are stored in half precision. --overlap is that of
+tools/distil_text.py. The second form leaves the weights as they are and puts what they score into the card: --scores
+are files of `embedlab evaluate ckpt=embedlab/assets/NAME`. The run's scores are other weights', and never in the card.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ LICENCE = (
     "OANC and others, SciTail Apache-2.0, some without a stated licence) and captions of Multi30k, whose source, "
     "Flickr30k, is for research"
 )
-OF_THE_RUN = """Scores whose protocol names another checkpoint than the one above are of the run's weights, before
-they were stored and without a limit of tokens."""
 LIMITS = """## Limits
 
 English only: the body has read nothing else. What the teacher gets wrong, it gets wrong too, and it was not filtered
@@ -81,7 +79,8 @@ def card_of(encoder: Encoder, name: str, args: argparse.Namespace) -> dict[str, 
     card = encoder.card
     told = {key: getattr(args, key) for key in ("teacher", "hardware", "command") if getattr(args, key)}
     training = {**(card.get("training") or {}), **told}
-    scores, protocol = dict(card.get("scores") or {}), dict(card.get("protocol") or {})
+    scores: dict[str, Any] = {}
+    protocol: dict[str, Any] = {}
     for file in args.scores:
         content = read(file)
         scores |= content["scores"]
@@ -112,7 +111,7 @@ def write_card(encoder: Encoder, folder: Path) -> None:
 
 def readme(encoder: Encoder, name: str) -> str:
     """The card as text: the export's, the overlap counts, the limits."""
-    lines = [model_card(encoder, name), f"## Stored\n\n{_bullets(encoder.card['stored'])}\n\n{OF_THE_RUN}\n"]
+    lines = [model_card(encoder, name), f"## Stored\n\n{_bullets(encoder.card['stored'])}\n"]
     if overlap := encoder.card.get("overlap"):
         lines.append("## Text and its overlap with the evaluation sets\n")
         lines += [f"{source}:\n\n{_bullets(counts)}\n" for source, counts in overlap["training"].items()]
@@ -142,6 +141,8 @@ def main() -> None:
     args = parser.parse_args()
     encoder = embedlab.load(args.run)
     again = Path(args.run).resolve() == args.folder.resolve()
+    if again != bool(args.scores):
+        parser.error("--scores: of the shipped folder, which is RUN and FOLDER then")
     if not again and args.texts is None:
         parser.error("--texts: vectors of which texts are to be near?")
     encoder.card = card_of(encoder, args.folder.name, args)

@@ -24,6 +24,7 @@ def capturing(graph: torch.cuda.CUDAGraph, **arguments: Any) -> Iterator[None]:
         arguments: of `torch.cuda.graph`, such as ``pool`` and ``stream``.
     """
     capture = torch.cuda.graph(graph, capture_error_mode="thread_local", **arguments)
+    assert capture.capture_stream is not None
     with capture:
         yield
     torch.cuda.current_stream().wait_stream(capture.capture_stream)

@@ -49,6 +49,7 @@ from embedlab.encoders.tokenization import Tokenization
 from embedlab.engine.module import Method
 from embedlab.engine.optimizer import build_optimizer
 from embedlab.engine.precision import ComputeCopy, copyable
+from embedlab.kernels.capture import capturing
 from embedlab.methods import method_class, method_config
 from embedlab.pooling import build_pooling
 from embedlab.run.check import check_run, resolved_step
@@ -235,7 +236,7 @@ class Bench:
         graph = torch.cuda.CUDAGraph()
         # One pool for all arms: each replay is over before the next begins, and five pools do not fit a card.
         self.pool = self.pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        with capturing(graph, pool=self.pool):
             body()
 
         def step() -> None:

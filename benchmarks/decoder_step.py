@@ -35,6 +35,7 @@ from typing import Any
 import torch
 
 from benchmarks.training_step import matrix_peak, sync, this_project
+from embedlab.kernels.capture import capturing
 
 WIDTH, INNER, HEADS, SHARED, RANK, TEXT = 576, 1536, 9, 3, 16, 32
 ARMS: dict[str, tuple[str, str, str]] = {
@@ -175,7 +176,7 @@ def captured(call: Callable[[], object], times: int) -> torch.cuda.CUDAGraph:
         for _ in range(2):
             call()
     torch.cuda.current_stream().wait_stream(stream)
-    with torch.cuda.graph(graph, stream=stream):
+    with capturing(graph, stream=stream):
         for _ in range(times):
             call()
     return graph

@@ -26,6 +26,7 @@ from embedlab.engine.optimizer import ReplayableAdamW
 from embedlab.engine.step import StepRunner
 from embedlab.engine.whole_step import Shapes, WholeStep, finalize_step
 from embedlab.kernels.available import kernel_options
+from embedlab.kernels.capture import capturing
 
 _WARM_UPS = 2
 """Lazily compiled kernels, library handles and work spaces exist after the first; the second is quiet."""
@@ -103,12 +104,10 @@ class StepGraphs(WholeStep):
         self._graphs: dict[Any, torch.cuda.CUDAGraph] = {}
         self._stream = torch.cuda.Stream()
         self.capture_arguments: dict[str, Any] = {
-            "pool": torch.cuda.graph_pool_handle(), "stream": self._stream, "capture_error_mode": "thread_local",
-        }  # fmt: skip
-        """Of `torch.cuda.graph`: memory and stream of the graphs, which run one after another.
-
-        Only calls of the capturing thread can spoil a capture: the loader's thread goes on pinning memory meanwhile.
-        """
+            "pool": torch.cuda.graph_pool_handle(),
+            "stream": self._stream,
+        }
+        """Memory and stream of the graphs, which run one after another."""
         self._draws = RepeatedDraws(self.device)
         self._finalize_step = torch.compile(finalize_step, dynamic=False)
 
@@ -161,7 +160,7 @@ class StepGraphs(WholeStep):
         torch.cuda.set_rng_state(random_state, self.device)
         graph = torch.cuda.CUDAGraph()
         self._draws.register(graph)
-        with torch.cuda.graph(graph, **self.capture_arguments):
+        with capturing(graph, **self.capture_arguments):
             self._body(shapes)
         torch.cuda.set_rng_state(random_state, self.device)
         return graph

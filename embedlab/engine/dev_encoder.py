@@ -13,6 +13,7 @@ from embedlab.engine.cuda_graph import CapturedStep, StepGraphs
 from embedlab.engine.module import Method
 from embedlab.engine.whole_step import packs
 from embedlab.kernels.available import kernel_options
+from embedlab.kernels.capture import capturing
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class DevEncoder:
                 with torch.cuda.stream(stream):
                     self._encode(self._packs)
                 torch.cuda.current_stream().wait_stream(stream)
-                with torch.cuda.graph(graph, **arguments):
+                with capturing(graph, **arguments):
                     self._encode(self._packs)
         except RuntimeError as error:
             torch.cuda.synchronize()

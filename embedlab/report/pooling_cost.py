@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from embedlab.kernels.capture import capturing
+
 Encode = Callable[[], Tensor]
 
 
@@ -88,7 +90,7 @@ def captured(encode: Encode) -> Encode:
             encode()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with capturing(graph):
         result = encode()
 
     def replay() -> Tensor:

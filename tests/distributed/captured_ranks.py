@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from embedlab.cli.compose import compose
-from embedlab.distributed.gather import rank
+from embedlab.distributed.gather import rank, world_size
 from embedlab.engine.module import Method
 from embedlab.engine.step import NonFiniteLoss
+from embedlab.engine.whole_step import WholeStep
 from embedlab.run.callbacks.checkpoints import Interrupted, LastCheckpoint
 from embedlab.run.parse import parse_run
 from embedlab.run.processes import start_ranks
@@ -37,13 +38,14 @@ LIMIT_SECONDS = 120
 
 @dataclass(frozen=True)
 class Spec:
-    """One run: its overrides, the step at which a signal stops it, one at which rank 1 has no loss, and whether
-    messages and waits are counted."""
+    """One run: its overrides, the step at which a signal stops it, one at which rank 1 has no loss, whether messages
+    and waits are counted, and which of `FAULTS` it has."""
 
     line: Sequence[str]
     stop: int | None = None
     poisoned: int | None = None
     counted: bool = False
+    fault: str = ""
 
 
 def train_all(runs: dict[str, Spec]) -> None:
@@ -93,6 +95,8 @@ def _train(folder: str, spec: Spec) -> None:
         if spec.poisoned is not None and rank() == 1:
             _poison(patch, spec.poisoned)
         counts = _count(patch) if spec.counted else {}
+        if spec.fault:
+            FAULTS[spec.fault](patch)
         run, error = Run(parse_run(compose("train", list(spec.line))), Path(folder)), ""
         try:
             run.fit()
@@ -170,6 +174,35 @@ def _poison(patch: pytest.MonkeyPatch, step: int) -> None:
         return (loss * float("nan") if self.global_step == step else loss), logged
 
     patch.setattr(Method, "total", poisoned)
+
+
+def _scaled(patch: pytest.MonkeyPatch, scale: Callable[[], float]) -> None:
+    total = Method.total
+
+    def scaled(self: Method, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, logged = total(self, batch)
+        return loss * scale(), logged
+
+    patch.setattr(Method, "total", scaled)
+
+
+def _without_a_row(patch: pytest.MonkeyPatch) -> None:
+    load = WholeStep.load
+
+    def loaded(self: WholeStep, batch: dict[str, Any]) -> bool:
+        rows = batch["rows"].clone()
+        rows[-1] = rows[-1 - rank()]
+        return load(self, batch | {"rows": rows})
+
+    patch.setattr(WholeStep, "load", loaded)
+
+
+FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "a rank's share left out": lambda patch: _scaled(patch, lambda: 1.0 - rank()),
+    "not divided by the number of ranks": lambda patch: _scaled(patch, world_size),
+    "a row of a rank missing": _without_a_row,
+}
+"""Of the sum over ranks: what the bounds of the tests that compare runs have to find."""
 
 
 def _count(patch: pytest.MonkeyPatch) -> dict[str, int]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ import torch
 
 from embedlab.run.callbacks.checkpoints import find_checkpoint
 from tests.children import children_of
-from tests.distributed.captured_ranks import Spec, check_ended, train_each
+from tests.distributed.captured_ranks import FAULTS, Spec, check_ended, train_each
 from tests.distributed.captured_runs import (
     EPOCHS,
     EXACT,
+    ON_A_CARD,
     WORLD,
+    check_norms,
     checkpoint,
     column,
     compared,
@@ -50,6 +53,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     two["parts"] = Spec(longer(60), stop=3)  # which the ranks agree upon within 20 steps
     two["poisoned"] = Spec(longer(9, "trainer.precision=32-true"), poisoned=2)
     train_each({str(root / "two" / name): spec for name, spec in two.items()}, WORLD, root)
+    faulty = {
+        str(root / "faulty" / fault / name): replace(two[name], fault=fault)
+        for fault in FAULTS
+        for name in ("simcse_supervised", "half")
+    }
+    train_each(faulty, WORLD, root)
     train_each({str(root / "two" / "parts"): Spec(longer(60, "ckpt_path=last"))}, WORLD, root)
     return root
 
@@ -63,17 +72,25 @@ def test_the_gradient_is_that_of_the_whole_batch(name: str, trained: Path) -> No
 @pytest.mark.parametrize("name", EPOCHS)
 def test_a_run_on_two_ranks_is_the_run_on_one(name: str, trained: Path) -> None:
     one, two = (trained / w / name for w in ("one", "two"))
-    norms = column(one, "train/grad_norm")
-    assert len(norms) == EPOCHS[name]
-    half = name.startswith("half")
-    assert column(two, "train/grad_norm") == pytest.approx(norms, rel=2e-2 if half else 1e-3)
+    check_norms(name, column(one, "train/grad_norm"), column(two, "train/grad_norm"), near=1e-3)
     a, b = (checkpoint(f)["state_dict"] for f in (one, two))
-    if half:  # Adam makes whole steps of gradients that are all rounding, as those of the keys' biases are
+    if name.startswith("half"):  # as those of the keys' biases are all rounding
         apart = torch.cat([(b[key] - value).flatten() for key, value in a.items()])
         assert float(apart.abs().mean()) < 2e-4
         return
     for key, value in a.items():
         torch.testing.assert_close(b[key], value, rtol=1e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_wrong_with_a_sum_is_far_beyond_the_bounds_of_a_card(fault: str, trained: Path) -> None:
+    one, faulty = trained / "one", trained / "faulty" / fault
+    error = gradient_error(one / "simcse_supervised", faulty / "simcse_supervised")
+    assert error > 100 * ON_A_CARD["simcse_supervised"]
+    norms = [column(folder / "half", "train/grad_norm") for folder in (one, faulty)]
+    assert max(abs(b / a - 1) for a, b in zip(*norms, strict=True)) > 0.15
+    with pytest.raises(AssertionError):
+        check_norms("half", *norms, near=0.0)
 
 
 def test_ranks_stay_the_same_and_draw_differently(trained: Path) -> None:

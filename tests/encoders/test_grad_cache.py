@@ -245,13 +245,13 @@ def test_a_torch_that_drops_otherwise_in_a_graphs_second_pass_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draws = RepeatedDraws(torch.device("cuda", 0))
-    monkeypatch.setattr(grad_cache, "_drop_alike", lambda device: False)
+    monkeypatch.setattr(grad_cache, "_fault", lambda device: "the second pass drops otherwise")
     draws.check()  # a step without cached gradients took no pair
     draws._pairs.append((torch.Generator(), torch.Generator()))
-    with pytest.raises(UserError, match=r"second pass.*step=compile"):
+    with pytest.raises(UserError, match=r"second pass drops otherwise of a captured step.*step=compile"):
         draws.check()
 
 
 @pytest.mark.gpu
 def test_a_small_graph_drops_the_same_in_both_passes() -> None:
-    assert grad_cache._drop_alike(torch.device("cuda", 0))
+    assert grad_cache._fault(torch.device("cuda", 0)) == ""

@@ -33,6 +33,18 @@ class TokenRows(NamedTuple):
         flags = np.zeros(len(rows), np.bool_) if cut is None else np.array(cut, np.bool_)
         return cls(ids, _bounds(lengths), flags)
 
+    def filled(
+        self, filler: int, left: bool, multiple: int = 1
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """The rows as one matrix ``[n, L]``, and where it is no filler; L is rounded up to `multiple`."""
+        lengths = np.diff(self.bounds)[:, None]
+        length = max(1, -(-int(lengths.max(initial=0)) // multiple) * multiple)
+        place = np.arange(length)
+        real = place >= length - lengths if left else place < lengths
+        ids = np.full(real.shape, filler, dtype=np.int64)
+        ids[real] = self.ids
+        return ids, real
+
     @classmethod
     def framed(
         cls,

@@ -391,13 +391,7 @@ class Tokenization:
 
         Filled up on the tokenizer's `padding_side`.
         """
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        length = max(1, -(-int(lengths.max(initial=0)) // multiple) * multiple)
-        place = np.arange(length)
-        left = self.tokenizer.padding_side == "left"
-        real = place >= length - lengths[:, None] if left else place < lengths[:, None]
-        ids = np.full(real.shape, self.pad_id, dtype=np.int64)
-        ids[real] = TokenRows.of(rows).ids
+        ids, real = TokenRows.of(rows).filled(self.pad_id, self.tokenizer.padding_side == "left", multiple)
         return {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(real.astype(np.int64))}
 
     # identity
@@ -414,9 +408,8 @@ class Tokenization:
 
     def _hash(self, more: dict[str, str]) -> str:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            vocabulary = json.dumps(self.tokenizer.get_vocab(), sort_keys=True)
-        else:
+        vocabulary = json.dumps(self.tokenizer.get_vocab(), sort_keys=True) if backend is None else ""
+        if backend is not None:
             backend.no_truncation()
             backend.no_padding()
             vocabulary = backend.to_str()
@@ -431,9 +424,8 @@ class Tokenization:
         }
         if self.tokenizer.truncation_side != "right":
             settings["cut"] = self.tokenizer.truncation_side
-        digest = hashlib.sha256(vocabulary.encode())
-        digest.update(json.dumps(settings, sort_keys=True).encode())
-        return digest.hexdigest()[:32]
+        content = vocabulary + json.dumps(settings, sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def to_dict(self) -> dict[str, Any]:
         """Template and limit as plain values; the tokenizer is saved by itself."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -97,6 +97,15 @@ def check_writable(path: Path, key: str = "out") -> None:
         raise UserError(
             f"cannot be written ({place}: {error.strerror})", file=path, key=key, fix="write elsewhere"
         ) from error
+
+
+def like(path: Path, otherwise: str) -> str:
+    """The fix where nothing is at a path: what lies beside it under a name like its own, else `otherwise`."""
+    try:
+        near = nearest(path.name, os.listdir(path.parent))
+    except OSError:
+        near = []
+    return f"did you mean {path.with_name(near[0])}?" if near else otherwise
 
 
 def check_replaceable(folder: Path, marks: Sequence[str], what: str, overwrite: bool = True) -> None:

@@ -4,16 +4,19 @@ import pickle
 
 import pytest
 
-from embedlab.errors import UserError, printable
+from embedlab.errors import UserError, nearest, one_of, printable
 
 
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (UserError("no rows"), "no rows"),
-        (UserError("no rows.", file="a.csv"), "a.csv: no rows"),
-        (UserError("not UTF-8", file="a.csv", row=7), "a.csv:7: not UTF-8"),
-        (UserError("too many blocks", key="pooling.n", value=13), "too many blocks (pooling.n=13)"),
+        (UserError("no rows", fix="add one"), "no rows. Fix: add one"),
+        (UserError("no rows.", file="a.csv", fix="add one"), "a.csv: no rows. Fix: add one"),
+        (UserError("not UTF-8", file="a.csv", row=7, fix="iconv"), "a.csv:7: not UTF-8. Fix: iconv"),
+        (
+            UserError("too many blocks", key="pooling.n", value=13, fix="1 to 12"),
+            "too many blocks (pooling.n=13). Fix: 1 to 12",
+        ),
         (
             UserError("missing", key="data.files", fix="add data.files=…"),
             "missing (data.files). Fix: add data.files=…",
@@ -29,7 +32,7 @@ from embedlab.errors import UserError, printable
             ),
             "a.csv:1: no such column (data.columns.sentence=text). Fix: one of a, b",
         ),
-        (UserError("zero counts", key="seed", value=0), "zero counts (seed=0)"),
+        (UserError("zero counts", key="seed", value=0, fix="1"), "zero counts (seed=0). Fix: 1"),
     ],
 )
 def test_the_line(error: UserError, line: str) -> None:
@@ -37,14 +40,34 @@ def test_the_line(error: UserError, line: str) -> None:
 
 
 def test_the_line_stays_one_line_whatever_is_in_it() -> None:
-    line = str(UserError("bad\nvalue", key="k", value="a\x00b\x1b[31m\r\nc", file="odd\nname"))
-    assert line == r"odd name: bad value (k=a\x00b\x1b[31m c)"
+    line = str(UserError("bad\nvalue", key="k", value="a\x00b\x1b[31m\r\nc", file="odd\nname", fix="a\nb"))
+    assert line == r"odd name: bad value (k=a\x00b\x1b[31m c). Fix: a b"
 
 
 def test_a_long_value_is_shortened() -> None:
-    line = str(UserError("too long", key="k", value="x" * 100_000))
+    line = str(UserError("too long", key="k", value="x" * 100_000, fix="less"))
     assert len(line) < 200
     assert "(100000 characters)" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "fix"),
+    [
+        ("mini_sentence", ["mini", "mini-sentence"], "did you mean mini-sentence?"),
+        ("minisentence", ["mini", "mini-sentence"], "did you mean mini-sentence?"),
+        ("MINI", ["mini", "mini-sentence"], "did you mean mini?"),
+        ("int9", ["float32", "int8", "uint8"], "did you mean int8 or uint8?"),
+        ("zzz", ["sts", "lee"], "one of sts, lee"),
+        (None, ["sts"], "one of sts"),
+        (3, [1, 2], "one of 1, 2"),
+    ],
+)
+def test_the_fix_for_a_name_that_is_not_known(given: object, known: list[object], fix: str) -> None:
+    assert one_of(given, known) == fix
+    assert one_of(given, known, "key=") == fix.replace(" mean ", " mean key=").replace(
+        "of ", "of key="
+    ).replace(" or ", " or key=").replace(", ", ", key=")
+    assert nearest(given, known) == ([fix.split()[3].rstrip("?")] if "mean" in fix else [])
 
 
 def test_it_survives_the_way_back_from_a_worker_process() -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from embedlab.backbones.architecture import check_adapter, without_decoder
 from embedlab.config.adapter import Adapter, AdapterConfig
 from embedlab.distributed.devices import local_rank
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -139,7 +139,7 @@ def _targets(model: nn.Module, blocks: list[nn.Module], wanted: tuple[str, ...])
                 "no linear layer of this backbone has that name",
                 key="adapter.targets",
                 value=name,
-                fix=f"some of {', '.join(known)}, or [] for all",
+                fix=f"{one_of(name, known)} [] is all",
             )
     return [n for n in names if n.rsplit(".", 1)[-1] in wanted]
 

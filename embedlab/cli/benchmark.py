@@ -12,7 +12,7 @@ from typing import Any
 
 from embedlab.cli.compose import compose
 from embedlab.console import print_table
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.files import check_writable, write_whole
 
 _LEAST = {"batch_size": 1, "length": 8, "threads": 1}
@@ -60,7 +60,7 @@ def _formats(given: Any) -> list[str]:
     formats = [str(form) for form in (given if isinstance(given, list) else [given])]
     for form in formats:
         if form not in known:
-            raise UserError("no such format", key="format", value=form, fix=", ".join(known))
+            raise UserError("no such format", key="format", value=form, fix=one_of(form, known))
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing and formats != ["torch"]:
         raise UserError(

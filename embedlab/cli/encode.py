@@ -17,7 +17,7 @@ from embedlab.cli.encoders import named
 from embedlab.cli.texts import open_texts
 from embedlab.data.sources import find_files
 from embedlab.distributed.devices import global_rank, launched, local_rank, world_size
-from embedlab.errors import UserError, blamed_on
+from embedlab.errors import UserError, blamed_on, one_of
 from embedlab.files import check_writable, is_ours, writing
 from embedlab.locks import WorkFolder
 from embedlab.run.processes import STARTER, end_with_starter, start_ranks
@@ -111,8 +111,7 @@ def _job(config: dict[str, Any]) -> Job:
         ("format", ("parquet", "npy")),
     ):
         if config[key] not in choices:
-            fix = f"{', '.join(choices[:-1])} or {choices[-1]}"
-            raise UserError("no such choice", key=key, value=config[key], fix=fix)
+            raise UserError("no such choice", key=key, value=config[key], fix=one_of(config[key], choices))
     from embedlab.corpus.inputs import Texts
 
     out = Path(str(config["output"]))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.files import check_replaceable, check_writable, whole_folder
 from embedlab.locks import sole_writer
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     if config["out"] in (None, ""):
         raise UserError("no folder is named", key="out", value=config["out"], fix="out=FOLDER")
     if target not in FORMATS:
-        raise UserError("no such format", key="to", value=target, fix=f"one of {', '.join(FORMATS)}")
+        raise UserError("no such format", key="to", value=target, fix=one_of(target, FORMATS))
     precision = str(config["precision"])
     if precision not in PRECISIONS or (precision == "int8" and target != "onnx"):
         fix = "float32; or to=onnx precision=int8"

@@ -5,7 +5,6 @@ A command is a function ``(argv: Sequence[str]) -> int`` with a line in `COMMAND
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import sys
@@ -14,7 +13,7 @@ from functools import partial
 
 import embedlab
 from embedlab.cli.exits import guarded
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 COMMANDS = {
     "train": "train an encoder, or a sweep of them with -m",
@@ -76,9 +75,7 @@ def _dispatch(argv: list[str]) -> int:
         print(usage(), file=sys.stderr)
         return 2
     if name not in (*COMMANDS, WORKER):
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        fix = f"embedlab {close[0]}" if close else f"one of {', '.join(COMMANDS)}"
-        raise UserError(f"there is no command {name!r}", fix=fix)
+        raise UserError(f"there is no command {name!r}", fix=one_of(name, COMMANDS))
     try:
         os.getcwd()
     except FileNotFoundError:

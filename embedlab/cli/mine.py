@@ -222,7 +222,11 @@ class _Tables:
         for table, row, texts, _ in self.kind.rows(self.readers, _ROLES, self.config, Counter()):
             for role, text in zip(_ROLES, texts, strict=True):
                 if not isinstance(text, str | None):
-                    raise self.readers[table].error(f"the {role} is {text!r:.60}, not text", row)
+                    told, fix = (
+                        f"the {role} is {text!r:.60}, not text",
+                        f"columns.{role}=NAME of a column of texts",
+                    )
+                    raise self.readers[table].error(told, row, fix=fix)
             query, positive = (str(text or "") for text in texts)
             if query.strip() and positive.strip():
                 yield query, positive
@@ -242,5 +246,5 @@ def _keys_of_mine() -> Iterator[None]:
     except UserError as error:
         for theirs, ours in (("data.files", "input"), ("data.columns", "columns"), ("data.header", "header")):
             error.key = error.key and error.key.replace(theirs, ours)
-            error.fix = error.fix and error.fix.replace(theirs, ours)
+            error.fix = error.fix.replace(theirs, ours)
         raise

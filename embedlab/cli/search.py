@@ -15,7 +15,7 @@ from embedlab.console import progress_bar
 from embedlab.corpus.plan import KINDS
 from embedlab.data.reader import FileReader
 from embedlab.data.sources import find_files
-from embedlab.errors import UserError, printable
+from embedlab.errors import UserError, one_of, printable
 from embedlab.files import check_writable, conf_dir
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _USAGE = (
     " | embedlab search query INDEX TEXT [k=10] | embedlab search serve INDEX"
     " | embedlab search export INDEX OUT.parquet"
 )
+_VECTORS = "a .npy file that embedlab encode wrote"
 _COUNTS = ("nlist", "m", "train_rows", "nprobe", "rescore")
 
 
@@ -51,7 +52,7 @@ def _index(argv: Sequence[str]) -> int:
     source = Path(str(config["input"]))
     check_writable(Path(str(config["index"])), key="index")
     if config["kind"] not in KINDS:
-        raise UserError("no such kind", key="kind", value=config["kind"], fix=f"one of {', '.join(KINDS)}")
+        raise UserError("no such kind", key="kind", value=config["kind"], fix=one_of(config["kind"], KINDS))
 
     from embedlab.corpus.stored import find_vectors
 
@@ -183,9 +184,10 @@ def _queries(config: Mapping[str, Any], encoder: Any) -> tuple[list[int], Tensor
         try:
             shape = np.load(path, mmap_mode="r").shape
         except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
-            raise UserError(f"cannot be read ({error})", file=path, key="queries") from None
+            raise UserError(f"cannot be read ({error})", file=path, key="queries", fix=_VECTORS) from None
         if len(shape) != 2 or not shape[0]:
-            raise UserError(f"is no table of vectors, but an array {shape}", file=path, key="queries")
+            told = f"is no table of vectors, but an array {shape}"
+            raise UserError(told, file=path, key="queries", fix=_VECTORS)
         stored = Stored([Part(path, shape[0])], Codes("float32", shape[1]), fix="encode it again")
         return list(range(1, shape[0] + 1)), torch.cat([stored.block(*piece) for piece in stored.pieces()])
     reader, column = open_texts(path, config)
@@ -200,7 +202,7 @@ def _queries(config: Mapping[str, Any], encoder: Any) -> tuple[list[int], Tensor
         rows.append(row)
         texts.append(text)
     if not texts:
-        raise reader.error("no row with text", key="queries")
+        raise reader.error("no row with text", key="queries", fix="a file with a question a line")
     with placing(reader, rows.__getitem__):
         return rows, unit(embed(Prompted(encoder, "query"), texts))
 

@@ -254,7 +254,7 @@ def _unpack(kept: _Kept, state: Mapping[str, Tensor], path: Path, folder: Path) 
         target = folder / file
         if not target.resolve().is_relative_to(folder.resolve()):
             problem = "a file name in the checkpoint leads out of its folder"
-            raise UserError(problem, file=path, value=file)
+            raise UserError(f"{problem}: {file}", file=path, fix="a checkpoint that you trust")
         target.parent.mkdir(parents=True, exist_ok=True)
     for file, text in kept.files.items():
         (folder / file).write_text(text, encoding="utf-8")

@@ -90,7 +90,8 @@ def _own(place: Path, prompts: Mapping[str, str]) -> Dev:
             log.warning("%s: %d judgements name texts that are not there", place, collection.dangling)
         return DevRetrieval(collection, prompts.get("anchor", ""), prompts.get("positive", ""))
     if not place.is_file():
-        raise UserError("no such file or folder", key="evaluation.dev", value=str(place))
+        fix = "a file of pairs or a folder of retrieval, or null"
+        raise UserError("no such file or folder", key="evaluation.dev", value=str(place), fix=fix)
     scored = data_config({"name": "scored", "files": str(place), "overlong": "truncate"})
     with _named():
         stream = read_rows(scored)
@@ -104,7 +105,10 @@ def _own(place: Path, prompts: Mapping[str, str]) -> Dev:
     )
     gold = np.array([row[2] for row in rows], np.float64)
     if len(set(gold.tolist())) < 2:
-        raise UserError("all scores are the same, which orders nothing", key="evaluation.dev", file=place)
+        fix = "pairs of different scores"
+        raise UserError(
+            "all scores are the same, which orders nothing", key="evaluation.dev", file=place, fix=fix
+        )
     name = place.name.partition(".")[0]
     pairs = STSPairs(name, "dev", "raw", first, second, gold, None, str(place), dropped=stream.dropped)
     # Four fifths of the scale, as 4 of STS-B's 5.

@@ -49,7 +49,7 @@ def test_so_does_the_hubs_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_an_error_without_key_or_fix_stays_as_it_is() -> None:
     with pytest.raises(UserError) as caught, keys_named(KEYS, None):
-        raise UserError("no rows")
+        raise UserError("no rows", fix="f")
     assert str(caught.value) == "no rows"
 
 

@@ -176,7 +176,8 @@ def _list_lines(entry: str) -> list[str] | None:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read ({error})", file=path, key="tasks", value=entry) from error
+        fix = "a text file with a task's name a line"
+        raise UserError(f"cannot be read ({error})", file=path, key="tasks", value=entry, fix=fix) from error
 
 
 def _expand(entry: str) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.evaluation.bitext.parallel_texts import NTREX, ParallelTable, parallel_table
 from embedlab.evaluation.core import geometry
 from embedlab.evaluation.core.correlation import flat
@@ -148,9 +148,7 @@ class Languages(Suite):
         _check_probe(len(table), table.source)
         pivot = str(settings.get("pivot") or table.languages[0])
         if pivot not in table.languages:
-            raise UserError(
-                "is not there", key="pivot", value=pivot, fix=f"one of {', '.join(table.languages)}"
-            )
+            raise UserError("is not there", key="pivot", value=pivot, fix=one_of(pivot, table.languages))
         whole(settings, "neighbours", 10)
         return table
 

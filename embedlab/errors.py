@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 _LONGEST_VALUE = 120
+_FEW = 8
+"""Names that a line has room for."""
 
 
 class UserError(Exception):
@@ -74,7 +76,7 @@ def nearest(given: Any, known: Iterable[Any], n: int = 1, cutoff: float = 0.6) -
 
 
 def one_of(given: Any, known: Iterable[Any], start: str = "") -> str:
-    """The fix for a name that is not known: those that it resembles, else all.
+    """The fix for a name that is not known: those that it resembles, and all where they are few or it resembles none.
 
     Args:
         given: the name.
@@ -82,8 +84,10 @@ def one_of(given: Any, known: Iterable[Any], start: str = "") -> str:
         start: what goes before each (``suite=``).
     """
     names = [str(name) for name in known]
-    if near := nearest(given, names, n=3):
-        return f"did you mean {' or '.join(start + name for name in near)}?"
+    few = len(names) <= _FEW
+    if near := nearest(given, names, n=1 if few else 3):
+        of = f" (of {', '.join(names)})" if few and len(names) > 1 else ""
+        return f"did you mean {' or '.join(start + name for name in near)}{of}?"
     return f"one of {', '.join(start + name for name in names)}"
 
 

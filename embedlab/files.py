@@ -99,13 +99,15 @@ def check_writable(path: Path, key: str = "out") -> None:
         ) from error
 
 
-def like(path: Path, otherwise: str) -> str:
-    """The fix where nothing is at a path: what lies beside it under a name like its own, else `otherwise`."""
+def like(path: Path, also: Sequence[str] = ()) -> str:
+    """The fix where nothing is at a path: what lies beside it, or is `also` known, under a name like its own; "" where
+    there is none."""
     try:
-        near = nearest(path.name, os.listdir(path.parent))
+        beside = os.listdir(path.parent)
     except OSError:
-        near = []
-    return f"did you mean {path.with_name(near[0])}?" if near else otherwise
+        beside = []
+    near = nearest(path.name, [*beside, *also])
+    return f"did you mean {path.with_name(near[0])}?" if near else ""
 
 
 def check_replaceable(folder: Path, marks: Sequence[str], what: str, overwrite: bool = True) -> None:

@@ -50,24 +50,34 @@ def test_a_long_value_is_shortened() -> None:
     assert "(100000 characters)" in line
 
 
+BOX = ["mini", "mini-sentence"]
+MANY = [*"abcdefg", "uint8", "int8"]
+
+
 @pytest.mark.parametrize(
-    ("given", "known", "fix"),
+    ("given", "known", "start", "fix"),
     [
-        ("mini_sentence", ["mini", "mini-sentence"], "did you mean mini-sentence?"),
-        ("minisentence", ["mini", "mini-sentence"], "did you mean mini-sentence?"),
-        ("MINI", ["mini", "mini-sentence"], "did you mean mini?"),
-        ("int9", ["float32", "int8", "uint8"], "did you mean int8 or uint8?"),
-        ("zzz", ["sts", "lee"], "one of sts, lee"),
-        (None, ["sts"], "one of sts"),
-        (3, [1, 2], "one of 1, 2"),
+        ("mini_sentence", BOX, "", "did you mean mini-sentence (of mini, mini-sentence)?"),
+        ("minisentence", BOX, "ckpt=", "did you mean ckpt=mini-sentence (of mini, mini-sentence)?"),
+        ("MINI", ["mini"], "", "did you mean mini?"),
+        ("int9", MANY, "store=", "did you mean store=int8 or store=uint8?"),
+        ("zzz", ["sts", "lee"], "suite=", "one of suite=sts, suite=lee"),
+        (None, ["sts"], "", "one of sts"),
+        (3, [1, 2], "", "one of 1, 2"),
     ],
 )
-def test_the_fix_for_a_name_that_is_not_known(given: object, known: list[object], fix: str) -> None:
-    assert one_of(given, known) == fix
-    assert one_of(given, known, "key=") == fix.replace(" mean ", " mean key=").replace(
-        "of ", "of key="
-    ).replace(" or ", " or key=").replace(", ", ", key=")
-    assert nearest(given, known) == ([fix.split()[3].rstrip("?")] if "mean" in fix else [])
+def test_the_fix_for_a_name_that_is_not_known(
+    given: object, known: list[object], start: str, fix: str
+) -> None:
+    assert one_of(given, known, start) == fix
+
+
+@pytest.mark.parametrize(
+    "given", ["mini_sentence", "mini-sentense", "minisentence", "Mini-Sentence", "mini-sentences"]
+)
+def test_a_slip_of_the_pen_is_understood(given: str) -> None:
+    assert nearest(given, BOX) == ["mini-sentence"]
+    assert nearest("bert-base-uncased", BOX) == []
 
 
 def test_it_survives_the_way_back_from_a_worker_process() -> None:

@@ -22,7 +22,7 @@ from embedlab.backbones.hub import TEXT, snapshot
 from embedlab.config.backbone import BackboneConfig, BackboneInfo, known
 from embedlab.config.read import read_values
 from embedlab.errors import UserError, one_line
-from embedlab.files import PACKED, assets_dir, corruption, packed
+from embedlab.files import PACKED, assets_dir, corruption, like, packed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -70,7 +70,7 @@ def resolve(config: BackboneConfig, weights: bool = True) -> Source:
             file=path,
             key="backbone.path",
             value=config.path,
-            fix="the path of a model folder",
+            fix=like(path) or "the path of a model folder",
         )
     if not path.is_dir():
         raise UserError(

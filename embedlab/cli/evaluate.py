@@ -16,7 +16,7 @@ from embedlab.console import has_bars
 from embedlab.errors import UserError, printable
 from embedlab.evaluation.core.protocol import write_scores
 from embedlab.evaluation.core.suite import SHARED_KEYS, Suite, check_keys, check_names, keys_named, suite
-from embedlab.files import check_writable
+from embedlab.files import check_writable, like
 from embedlab.run.run_folder import owned, run_around
 
 _TO_CHOOSE = ("tasks", "languages")
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
     names = _names(config["suite"])
     folder = config["data_dir"]
     if folder is not None and not Path(str(folder)).is_dir():
-        fix = "give the folder of the suites' data"
+        fix = like(Path(str(folder))) or "give the folder of the suites' data"
         raise UserError("no such folder", key="data_dir", value=folder, fix=fix)
     check_names(names)
     suites = {name: suite(name) for name in names}

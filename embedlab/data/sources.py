@@ -66,16 +66,12 @@ def find_files(files: str | Sequence[str], key: str = "data.files") -> list[Path
         elif glob.has_magic(str(path)):
             matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
             if not any(match.is_file() for match in matches):
-                fix = f"{key}='FOLDER/*.txt', from {Path.cwd()}"
+                fix = f"{key}='FOLDER/*.txt', seen from {Path.cwd()}"
                 raise UserError("the pattern matches no file", key=key, value=given, fix=fix)
             found |= {match: None for match in matches if match.is_file()}
         else:
-            raise UserError(
-                "no such file",
-                key=key,
-                value=given,
-                fix=like(path, "a file that is there, or a pattern of some"),
-            )
+            fix = like(path) or f"a file that is there, seen from {Path.cwd()}"
+            raise UserError("no such file", key=key, value=given, fix=fix)
     return list(found)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from embedlab.config.read import read_values
 from embedlab.console import markdown_text
 from embedlab.errors import UserError
+from embedlab.files import like
 from embedlab.evaluation.core.files import read_tsv
 from embedlab.evaluation.mteb.mteb import task_type
 from embedlab.evaluation.retrieval.retrieval import ndcg_by_query
@@ -226,7 +227,9 @@ def read_results(folder: Path) -> dict[str, Result]:
         UserError: no such folder, none in it, two of a task, a damaged file.
     """
     if not folder.is_dir():
-        raise UserError("no such folder", file=folder, key="mteb", fix="a folder of mteb's results")
+        raise UserError(
+            "no such folder", file=folder, key="mteb", fix=like(folder) or "a folder of mteb's results"
+        )
     found: dict[str, Result] = {}
     for path in sorted(folder.rglob("*.json")):
         if path.name.endswith(_PREDICTIONS):

@@ -15,6 +15,7 @@ from embedlab.config.trainer import ScoringConfig
 from embedlab.data.kinds import data_config, data_kind
 from embedlab.data.rows import read_rows
 from embedlab.errors import UserError
+from embedlab.files import like
 from embedlab.evaluation.core.files import is_there
 from embedlab.evaluation.core.suite import keys_named
 from embedlab.evaluation.retrieval.beir import is_collection, load_collection
@@ -90,7 +91,7 @@ def _own(place: Path, prompts: Mapping[str, str]) -> Dev:
             log.warning("%s: %d judgements name texts that are not there", place, collection.dangling)
         return DevRetrieval(collection, prompts.get("anchor", ""), prompts.get("positive", ""))
     if not place.is_file():
-        fix = "a file of pairs or a folder of retrieval, or null"
+        fix = like(place) or "a file of pairs or a folder of retrieval, or null"
         raise UserError("no such file or folder", key="evaluation.dev", value=str(place), fix=fix)
     scored = data_config({"name": "scored", "files": str(place), "overlong": "truncate"})
     with _named():

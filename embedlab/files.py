@@ -110,6 +110,13 @@ def like(path: Path, also: Sequence[str] = ()) -> str:
     return f"did you mean {path.with_name(near[0])}?" if near else ""
 
 
+def check_absent(path: Path, overwrite: bool) -> None:
+    """UserError where an output that a command was given is there, and it was not told to replace it."""
+    if path.exists() and not overwrite:
+        fix = "overwrite=true, or another place"
+        raise UserError("is there already", file=path, key="overwrite", value="false", fix=fix)
+
+
 def check_replaceable(folder: Path, marks: Sequence[str], what: str, overwrite: bool = True) -> None:
     """Whether a folder may be written: it is not there, or empty, or holds `what` (one of the files `marks`).
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from embedlab import console
 from embedlab.backbones.architecture import (
     check_config,
     check_sizes,
@@ -136,14 +137,16 @@ def pretrained_options(config: BackboneConfig, source: Source) -> dict[str, Any]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers without its progress bars and load reports: what matters in them is checked here."""
+    """transformers without its progress bars and load reports, and what it imports without its hints: what matters in
+    them is checked here."""
     from transformers.utils import logging as theirs
 
     level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
     theirs.set_verbosity(logging.CRITICAL)
     theirs.disable_progress_bar()
     try:
-        yield
+        with console.quiet(console.KERNEL_HINTS):
+            yield
     finally:
         theirs.set_verbosity(level)
         if bars:

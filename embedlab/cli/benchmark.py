@@ -13,7 +13,7 @@ from typing import Any
 from embedlab.cli.compose import compose
 from embedlab.console import print_table
 from embedlab.errors import UserError, one_of
-from embedlab.files import check_writable, write_whole
+from embedlab.files import check_absent, check_writable, write_whole
 
 _LEAST = {"batch_size": 1, "length": 8, "threads": 1}
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -26,17 +26,19 @@ def main(argv: Sequence[str]) -> int:
     config = compose("benchmark", [_LIST.sub(r"\1=[\2]", argument) for argument in argv])
     formats, numbers = _formats(config["format"]), {key: _numbers(config, key) for key in _LEAST}
     if config["out"] is not None:
+        check_absent(Path(str(config["out"])), config["overwrite"])
         check_writable(Path(str(config["out"])))
     if type(config["calls"]) is not int or config["calls"] < 1:
         raise UserError("not a whole number", key="calls", value=config["calls"], fix="1 or more")
 
     import torch
 
-    from embedlab.cli.encoders import check_device, load_encoder
+    from embedlab.cli.encoders import check_device, load_encoder, named
     from embedlab.export.latency import latency_table, measure, record
 
     device = check_device(config["device"])
-    encoder = load_encoder(config["ckpt"], config["max_length"], dim=config["dim"])
+    ckpt = named(config["ckpt"])
+    encoder = load_encoder(ckpt, config["max_length"], dim=config["dim"])
     rows = []
     threads = numbers["threads"] or [torch.get_num_threads()]
     for row in measure(
@@ -49,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         )
     print_table(latency_table(rows))
     if config["out"] is not None:
-        content = record(rows, encoder, str(config["ckpt"]), config["calls"])
+        content = record(rows, encoder, ckpt, config["calls"])
         write_whole(Path(str(config["out"])), json.dumps(content, indent=2) + "\n")
         print(f"Latency: {config['out']}")
     return 0

@@ -18,7 +18,7 @@ from embedlab.cli.texts import open_texts
 from embedlab.data.sources import find_files
 from embedlab.distributed.devices import global_rank, launched, local_rank, world_size
 from embedlab.errors import UserError, blamed_on, one_of
-from embedlab.files import check_writable, is_ours, writing
+from embedlab.files import check_absent, check_writable, is_ours, writing
 from embedlab.locks import WorkFolder
 from embedlab.run.processes import STARTER, end_with_starter, start_ranks
 
@@ -128,7 +128,7 @@ def _job(config: dict[str, Any]) -> Job:
     if parts:
         from embedlab.corpus.parts import check_folder
 
-        check_folder(out)
+        check_folder(out, config["overwrite"])
         check_writable(out, key="output")
         suffix, rows = f".{config['format']}", config["part_rows"] or _PART_ROWS
         job = Job(texts, out, out, suffix, rows, shard, shards, processes)
@@ -136,7 +136,7 @@ def _job(config: dict[str, Any]) -> Job:
         work = out.with_name(f".{out.name}.parts")
         rows = config["chunk"] * max(1, _KEPT // config["chunk"])
         job = Job(texts, out, work, out.suffix.lower(), rows, processes=processes)
-        _check_file(job, sources)
+        _check_file(job, sources, config["overwrite"])
     if config["empty"] == "skip" and job.suffix == ".npy":
         problem = "rows of a .npy file have no numbers, so skipping would shift them"
         fix = "write to a .parquet file, or use empty=zero"
@@ -144,7 +144,7 @@ def _job(config: dict[str, Any]) -> Job:
     return job
 
 
-def _check_file(job: Job, sources: Sequence[Path]) -> None:
+def _check_file(job: Job, sources: Sequence[Path], overwrite: bool) -> None:
     """UserError where a single file cannot be the output."""
     from embedlab.corpus.vector_files import check_place, vector_file
 
@@ -158,6 +158,10 @@ def _check_file(job: Job, sources: Sequence[Path]) -> None:
         raise UserError("several processes write a folder of parts", file=out, key="output", fix=folder)
     if out.exists() and any(source.samefile(out) for source in sources):
         raise UserError("input and output are the same file", file=out, fix="write to another file")
+    if not (
+        job.folder / job.work.mark
+    ).exists():  # else it goes on, once the manifest says that it may (`_clear`)
+        check_absent(out, overwrite)
     check_place(out)
 
 
@@ -202,7 +206,7 @@ def _encode(job: Job, config: dict[str, Any]) -> Parts:
     codes = _codes(config, configured.dim)
     manifest = _manifest(job, config, configured, codes)
     if job.single:
-        _clear(job, manifest)
+        _clear(job, manifest, config["overwrite"])
     parts = Parts.begin(job.folder, manifest, codes)
     number = attrgetter("line" if job.single else "row")
     chunks = Chunks(config["chunk"], config["window"] << 20, config["empty"], number)
@@ -294,13 +298,15 @@ def _work_folder(job: Job) -> Iterator[None]:
         raise
 
 
-def _clear(job: Job, manifest: Manifest) -> None:
-    """Empty the hidden folder of a single file, unless its parts are of this manifest."""
+def _clear(job: Job, manifest: Manifest, overwrite: bool) -> None:
+    """Empty the hidden folder of a single file, unless its parts are of this manifest: a run that was stopped was let
+    write its output."""
     from embedlab.corpus.parts import MANIFEST, Manifest
 
     try:
         manifest.check(Manifest.read(job.folder), job.folder / MANIFEST)
     except UserError:
+        check_absent(job.out, overwrite)
         job.work.empty()
 
 

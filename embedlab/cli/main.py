@@ -13,6 +13,7 @@ from functools import partial
 
 import embedlab
 from embedlab.cli.exits import guarded
+from embedlab.console import KERNEL_HINTS
 from embedlab.errors import UserError, one_of
 
 COMMANDS = {
@@ -123,8 +124,7 @@ def _set_environment() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # W&B prints thirty lines at the end of a run; where it records stands in the log (embedlab/run/loggers.py).
     os.environ.setdefault("WANDB_SILENT", "true")
-    # bitsandbytes, which peft imports, warns of a kernel that 4-bit weights alone would use, and that is not needed.
-    logging.getLogger("bitsandbytes.backends").setLevel(logging.ERROR)
+    logging.getLogger(KERNEL_HINTS).setLevel(logging.ERROR)
     if "TOKENIZERS_PARALLELISM" not in os.environ:
         # Said outright, tokenizers neither warns nor turns itself off when a process is started later. The
         # danger that it warns of, a deadlock, is in a forked child only.

@@ -15,17 +15,19 @@ from embedlab.cli.compose import compose
 from embedlab.config.mine import MineSettings, check_output
 from embedlab.console import print_table, progress_bar
 from embedlab.errors import UserError
-from embedlab.files import check_writable, write_whole
+from embedlab.files import check_absent, check_writable, write_whole
 from embedlab.locks import WorkFolder, sole_writer
 
 if TYPE_CHECKING:
     from embedlab.cli.encoders import Configured
     from embedlab.corpus.cross_encoder import CrossEncoderScores
     from embedlab.corpus.mine import Judge, Judging, Pairs
+    from embedlab.corpus.mined import Statistics
     from embedlab.corpus.search import Index
     from embedlab.data.reader import FileReader
 
 _ROLES = ("anchor", "positive")
+_SETTINGS = "settings.json"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,16 +39,20 @@ def main(argv: Sequence[str]) -> int:
     tables = _Tables(config)
     work = Path(str(config["work"] or f"{out}.work"))
     tables.check_apart(out)
+    if config["work"] is not None or not (work / _SETTINGS).exists():  # else a run that was stopped goes on
+        check_absent(out, config["overwrite"])
     check_writable(out, key="output")
     check_writable(work, key="work")
 
-    from embedlab.cli.encoders import Configured, load_encoder
+    from embedlab.cli.encoders import Configured, load_encoder, named
 
-    encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"], dim=config["dim"]), config)
+    encoder = Configured.of(
+        load_encoder(named(config["ckpt"]), config["max_length"], dim=config["dim"]), config
+    )
     teacher = _teacher(config)
     index = _index(config, encoder, teacher)
     names = r"texts|model|teacher|mined-[0-9a-f]{16}"
-    folder = WorkFolder(work, "settings.json", names, kept="model/*/*.npy")
+    folder = WorkFolder(work, _SETTINGS, names, kept="model/*/*.npy")
     with sole_writer(out, "output"), folder.held(work, "work", stays=config["work"] is not None):
         _check_work(work, tables, encoder, teacher, index)
         _mine(config, settings, tables, work, out, encoder, teacher, index)
@@ -76,10 +82,13 @@ def _mine(
     told = json.dumps({"block": block} | vars(settings))
     name = f"mined-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     miner = Miner(work / name, pairs, candidates, model, settings, block, judge)
+
+    def keep(found: Statistics) -> None:
+        write_whole(Path(f"{out}.json"), json.dumps(found.to_dict() | {"corpus": size}, indent=2) + "\n")
+
     with progress_bar("mining", "queries", len(pairs.queries)) as move:
-        found = write_mined(out, miner, config["format"], settings.scores, lambda done: move(done, done))
-    numbers = found.to_dict() | {"corpus": size}
-    write_whole(Path(f"{out}.json"), json.dumps(numbers, indent=2) + "\n")
+        kind, on_block = config["format"], lambda done: move(done, done)
+        found = write_mined(out, miner, kind, settings.scores, on_block, keep)
     print_table(found.table())
     print("\n".join(found.lines()))
     for warning in found.warnings():
@@ -161,7 +170,7 @@ def _check_work(
     ours |= {"ckpt": encoder.encoder.fingerprint(), "teacher": None if model is None else model.fingerprint()}
     ours["search"] = "exact" if index is None else asdict(index.info)
     ours |= {"dtype": encoder.arguments["dtype"], "batch_size": encoder.arguments["batch_size"]}
-    file = work / "settings.json"
+    file = work / _SETTINGS
     if not file.exists():
         write_whole(file, json.dumps(ours, indent=2) + "\n")
         return

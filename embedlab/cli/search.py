@@ -16,7 +16,7 @@ from embedlab.corpus.plan import KINDS
 from embedlab.data.reader import FileReader
 from embedlab.data.sources import find_files
 from embedlab.errors import UserError, one_of, printable
-from embedlab.files import check_writable, conf_dir
+from embedlab.files import check_absent, check_writable, conf_dir
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from embedlab.corpus.search import Hit, Index, IndexInfo, Layout
 
 _USAGE = (
-    "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search index VECTORS INDEX"
+    "usage: embedlab search index TEXTS INDEX [ckpt=…] | embedlab search index VECTORS INDEX"
     " | embedlab search query INDEX TEXT [k=10] | embedlab search serve INDEX"
     " | embedlab search export INDEX OUT.parquet"
 )
@@ -302,6 +302,7 @@ def _export(argv: Sequence[str]) -> int:
     out = Path(str(config["output"]))
     if out.suffix != ".parquet":
         raise UserError("unknown kind of output", file=out, fix="end its name in .parquet")
+    check_absent(out, config["overwrite"])
 
     from embedlab.corpus.search import Index
     from embedlab.corpus.vector_files import ParquetFile, vector_file

@@ -17,10 +17,10 @@ import numpy as np
 from embedlab.config.read import read_values
 from embedlab.console import markdown_text
 from embedlab.errors import UserError
-from embedlab.files import like
 from embedlab.evaluation.core.files import read_tsv
 from embedlab.evaluation.mteb.mteb import task_type
 from embedlab.evaluation.retrieval.retrieval import ndcg_by_query
+from embedlab.files import like
 from embedlab.report.paired import CONFIDENCE
 
 FEWEST = 6

@@ -17,9 +17,9 @@ from embedlab.config.run import SAME_RECIPE
 from embedlab.config.run_files import SCORES as SCORES
 from embedlab.config.run_files import TRIAL, TrialEnd, read_scores_of_run
 from embedlab.errors import UserError, printable
-from embedlab.files import like
 from embedlab.evaluation import suite_names
 from embedlab.evaluation.core.protocol import read_scores
+from embedlab.files import like
 
 log = logging.getLogger(__name__)
 _SEED = re.compile(r"[-_.]?(?:seed)?\d+$")

@@ -15,13 +15,13 @@ from embedlab.config.trainer import ScoringConfig
 from embedlab.data.kinds import data_config, data_kind
 from embedlab.data.rows import read_rows
 from embedlab.errors import UserError
-from embedlab.files import like
 from embedlab.evaluation.core.files import is_there
 from embedlab.evaluation.core.suite import keys_named
 from embedlab.evaluation.retrieval.beir import is_collection, load_collection
 from embedlab.evaluation.retrieval.dev import DevRetrieval
 from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import STSPairs, load_sts
+from embedlab.files import like
 
 log = logging.getLogger(__name__)
 KEYS = {"data_dir": "evaluation.sts_dir", "sts_text": "evaluation.sts_text"}

@@ -58,6 +58,8 @@ class Suite(ABC):
     """Scores that the table at the end of a run shows."""
     quantities: ClassVar[tuple[Metric, ...]] = ()
     """Scores that are not of tasks: `tables` has a row for each of them."""
+    pictures: ClassVar[tuple[str, ...]] = ()
+    """Those of its keys that name a file to draw."""
 
     def fits(self, info: BackboneInfo | None, towers: int) -> str | None:
         """Why this suite cannot score an encoder, as far as is known without its weights.

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from embedlab.console import KERNEL_HINTS, quiet
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
@@ -249,7 +250,8 @@ def _adapter(encoder: Encoder, prompts: Mapping[str, str]) -> Any:
 
 def _mteb() -> Any:
     try:
-        import mteb
+        with quiet(KERNEL_HINTS):
+            import mteb
     except ImportError as error:
         raise UserError(
             f"mteb cannot be imported ({_first_line(error)})", fix="pip install 'embedlab[eval]'"

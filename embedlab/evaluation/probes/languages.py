@@ -140,6 +140,7 @@ class Languages(Suite):
     folders = ("parallel",)
     hub = False
     keys = ("languages", "limit", "table", "pivot", "neighbours", "figure", "map", "projection")
+    pictures = ("figure", "map")
 
     def load(self, settings: Settings) -> ParallelTable:
         """The table of translations."""

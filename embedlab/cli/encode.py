@@ -146,6 +146,7 @@ def _job(config: dict[str, Any]) -> Job:
 
 def _check_file(job: Job, sources: Sequence[Path], overwrite: bool) -> None:
     """UserError where a single file cannot be the output."""
+    from embedlab.corpus.parts import DONE
     from embedlab.corpus.vector_files import check_place, vector_file
 
     out, folder = job.out, f"part_rows={_PART_ROWS} for a folder of parts"
@@ -158,9 +159,7 @@ def _check_file(job: Job, sources: Sequence[Path], overwrite: bool) -> None:
         raise UserError("several processes write a folder of parts", file=out, key="output", fix=folder)
     if out.exists() and any(source.samefile(out) for source in sources):
         raise UserError("input and output are the same file", file=out, fix="write to another file")
-    if not (
-        job.folder / job.work.mark
-    ).exists():  # else it goes on, once the manifest says that it may (`_clear`)
+    if not (job.folder / DONE).exists():  # else a kill came between the last two steps (but see `_clear`)
         check_absent(out, overwrite)
     check_place(out)
 
@@ -299,8 +298,7 @@ def _work_folder(job: Job) -> Iterator[None]:
 
 
 def _clear(job: Job, manifest: Manifest, overwrite: bool) -> None:
-    """Empty the hidden folder of a single file, unless its parts are of this manifest: a run that was stopped was let
-    write its output."""
+    """Empty the hidden folder of a single file, unless its parts are of this manifest."""
     from embedlab.corpus.parts import MANIFEST, Manifest
 
     try:

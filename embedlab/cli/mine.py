@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from embedlab.data.reader import FileReader
 
 _ROLES = ("anchor", "positive")
-_SETTINGS = "settings.json"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,8 +38,7 @@ def main(argv: Sequence[str]) -> int:
     tables = _Tables(config)
     work = Path(str(config["work"] or f"{out}.work"))
     tables.check_apart(out)
-    if config["work"] is not None or not (work / _SETTINGS).exists():  # else a run that was stopped goes on
-        check_absent(out, config["overwrite"])
+    check_absent(out, config["overwrite"])
     check_writable(out, key="output")
     check_writable(work, key="work")
 
@@ -52,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
     teacher = _teacher(config)
     index = _index(config, encoder, teacher)
     names = r"texts|model|teacher|mined-[0-9a-f]{16}"
-    folder = WorkFolder(work, _SETTINGS, names, kept="model/*/*.npy")
+    folder = WorkFolder(work, "settings.json", names, kept="model/*/*.npy")
     with sole_writer(out, "output"), folder.held(work, "work", stays=config["work"] is not None):
         _check_work(work, tables, encoder, teacher, index)
         _mine(config, settings, tables, work, out, encoder, teacher, index)
@@ -170,7 +168,7 @@ def _check_work(
     ours |= {"ckpt": encoder.encoder.fingerprint(), "teacher": None if model is None else model.fingerprint()}
     ours["search"] = "exact" if index is None else asdict(index.info)
     ours |= {"dtype": encoder.arguments["dtype"], "batch_size": encoder.arguments["batch_size"]}
-    file = work / _SETTINGS
+    file = work / "settings.json"
     if not file.exists():
         write_whole(file, json.dumps(ours, indent=2) + "\n")
         return

@@ -336,7 +336,8 @@ INJECTS = """
 import transformers
 from embedlab.backbones.adapters import _inject
 from embedlab.config.adapter import AdapterConfig
-model = transformers.BertModel(transformers.BertConfig(10, 8, 1, 1, 8))
+size = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+model = transformers.BertModel(transformers.BertConfig(**size))
 _inject(model, ["encoder.layer.0.attention.self.query"], AdapterConfig(r=2))
 """
 WRITES = """

@@ -78,7 +78,10 @@ def test_an_unknown_command_suggests_the_nearest(
 ) -> None:
     monkeypatch.setattr(cli, "COMMANDS", {"train": "", "encode": ""})
     assert cli.main(["tarin"]) == 2
-    assert capsys.readouterr().err == "embedlab: there is no command 'tarin'. Fix: did you mean train?\n"
+    assert (
+        capsys.readouterr().err
+        == "embedlab: there is no command 'tarin'. Fix: did you mean train (of train, encode)?\n"
+    )
     assert cli.main(["xyz"]) == 2
     assert capsys.readouterr().err == "embedlab: there is no command 'xyz'. Fix: one of train, encode\n"
 

@@ -106,7 +106,7 @@ def like(path: Path, also: Sequence[str] = ()) -> str:
         beside = os.listdir(path.parent)
     except OSError:
         beside = []
-    near = nearest(path.name, [*beside, *also])
+    near = [n for n in nearest(path.name, [*beside, *also], n=3) if nearest(path.stem, [Path(n).stem])]
     return f"did you mean {path.with_name(near[0])}?" if near else ""
 
 

@@ -50,6 +50,11 @@ def test_a_long_value_is_shortened() -> None:
     assert "(100000 characters)" in line
 
 
+def test_a_refusal_says_a_fix() -> None:
+    with pytest.raises(TypeError, match="fix"):
+        UserError("no rows")  # type: ignore[call-arg]
+
+
 BOX = ["mini", "mini-sentence"]
 MANY = [*"abcdefg", "uint8", "int8"]
 

@@ -159,7 +159,9 @@ def _check_file(job: Job, sources: Sequence[Path], overwrite: bool) -> None:
         raise UserError("several processes write a folder of parts", file=out, key="output", fix=folder)
     if out.exists() and any(source.samefile(out) for source in sources):
         raise UserError("input and output are the same file", file=out, fix="write to another file")
-    if not (job.folder / DONE).exists():  # else a kill came between the last two steps (but see `_clear`)
+    begun = (job.folder / job.work.mark).exists()
+    unfinished = any(job.folder.glob(job.work.kept)) and not (job.folder / DONE).exists()
+    if unfinished or not begun:  # else it is this command's own: a kill came while its work was removed
         check_absent(out, overwrite)
     check_place(out)
 

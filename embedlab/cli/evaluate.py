@@ -31,7 +31,6 @@ _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("evaluate", [_as_list(argument) for argument in argv])
-    config["ckpt"] = named(config["ckpt"])
     names = _names(config["suite"])
     folder = config["data_dir"]
     if folder is not None and not Path(str(folder)).is_dir():
@@ -40,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     check_names(names)
     suites = {name: suite(name) for name in names}
     _check_keys(config, suites)
+    config["ckpt"] = named(config["ckpt"])
     out = _out(config["out"], names)
     paths = _paths(out, config, suites)
     with ExitStack() as stack:

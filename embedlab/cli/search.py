@@ -42,7 +42,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not argv or argv[0] not in actions:
         wanted = "search wants index, query, serve or export"
-        raise UserError(f"{wanted}, not {argv[0]!r}" if argv else wanted, fix=_USAGE)
+        fix = one_of(argv[0], actions, "embedlab search ") if argv else _USAGE
+        raise UserError(f"{wanted}, not {argv[0]!r}" if argv else wanted, fix=fix)
     return actions[argv[0]](argv[1:])
 
 

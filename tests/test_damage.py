@@ -145,7 +145,13 @@ def query(home: Path) -> list[str]:
 
 
 def encode(home: Path) -> list[str]:
-    return ["encode", str(home / "texts.txt"), str(home / "vectors.npy"), "overwrite=true", f"ckpt={home / 'encoder'}"]
+    return [
+        "encode",
+        str(home / "texts.txt"),
+        str(home / "vectors.npy"),
+        "overwrite=true",
+        f"ckpt={home / 'encoder'}",
+    ]
 
 
 def encode_by_modules(home: Path) -> list[str]:

@@ -306,11 +306,11 @@ class Parts:
 
 def check_folder(folder: Path, overwrite: bool = False) -> None:
     """UserError where a folder is a file, or holds other things than parts, or is to be replaced, which no folder of
-    parts is: what was begun with the same settings goes on.
+    parts is: others may write in it, and what was begun with the same settings goes on.
 
     Hidden ones do not count: a writer is about to name them.
     """
-    if overwrite and folder.exists():
+    if overwrite:
         fix = "leave it out to go on with what is there, or name another folder"
         raise UserError(
             "a folder of parts is not replaced", file=folder, key="overwrite", value="true", fix=fix

@@ -44,7 +44,7 @@ def test_a_folder_of_parts_goes_on_and_is_not_replaced(
     name: str, run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "there").mkdir()
-    assert run(name, tmp_path / "there", "overwrite=true") == 0, "there is nothing to replace"
+    assert run(name, tmp_path / "there") == 0
     before = seen(tmp_path / "there")
     assert run(name, tmp_path / "there") == 0
     assert seen(tmp_path / "there") == before

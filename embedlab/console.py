@@ -35,6 +35,11 @@ LEAF_SPEC = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
 """torch to Lightning, in every run: the pattern for `warnings.filterwarnings`."""
 
 
+KERNEL_HINTS = "bitsandbytes.backends"
+"""The logger by which bitsandbytes, which peft imports and sentence-transformers through it, warns of a kernel that is
+not installed: 4-bit weights on a CPU alone would use it, and it is not needed."""
+
+
 @contextmanager
 def quiet(*names: str, level: int = logging.ERROR) -> Iterator[None]:
     """Of the loggers `names` only what is at least of this level, inside."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 _LONGEST_VALUE = 120
+_FEW = 8
+"""Names that a line has room for."""
 
 
 class UserError(Exception):
@@ -18,11 +22,11 @@ class UserError(Exception):
 
     Args:
         message: what is wrong, as a clause without a full stop.
+        fix: what to write or do instead.
         file: the file at fault.
         row: the row in it, counted from 1 as an editor does.
         key: the configuration key at fault, as it is written on the command line (``pooling.n``).
         value: what was given for ``key``; long values are shortened.
-        fix: what to write instead.
         index: of the text at fault among those that were given, by whose source the caller puts file and row in.
     """
 
@@ -30,11 +34,11 @@ class UserError(Exception):
         self,
         message: str,
         *,
+        fix: str,
         file: str | os.PathLike[str] | None = None,
         row: int | None = None,
         key: str | None = None,
         value: Any = None,
-        fix: str | None = None,
         index: int | None = None,
     ) -> None:
         super().__init__(message)
@@ -52,9 +56,43 @@ class UserError(Exception):
         text = text.rstrip().rstrip(".")
         if self.key is not None:
             text += f" ({self.key})" if self.value is None else f" ({self.key}={_shorten(self.value)})"
-        if self.fix:
-            text += f". Fix: {self.fix}"
-        return one_line(text)
+        return one_line(f"{text}. Fix: {self.fix}")
+
+    def __reduce__(self) -> tuple[Any, ...]:  # an exception's own leaves keyword arguments out
+        return partial(UserError, fix=self.fix), (self.message,), vars(self)
+
+
+def nearest(given: Any, known: Iterable[Any], n: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Of the names that are known those that one resembles, best first; case and the kind of dash do not count.
+
+    Args:
+        given: a name that is not known, as a slip of the pen.
+        known: names.
+        n: how many at most.
+        cutoff: from which likeness on (`difflib.get_close_matches`).
+    """
+    plain = {_plain(name): str(name) for name in known}
+    return [plain[name] for name in get_close_matches(_plain(given), plain, n=n, cutoff=cutoff)]
+
+
+def one_of(given: Any, known: Iterable[Any], start: str = "") -> str:
+    """The fix for a name that is not known: those that it resembles, and all where they are few or it resembles none.
+
+    Args:
+        given: the name.
+        known: names.
+        start: what goes before each (``suite=``).
+    """
+    names = [str(name) for name in known]
+    few = len(names) <= _FEW
+    if near := nearest(given, names, n=1 if few else 3):
+        of = f" (of {', '.join(names)})" if few and len(names) > 1 else ""
+        return f"did you mean {' or '.join(start + name for name in near)}{of}?"
+    return f"one of {', '.join(start + name for name in names)}"
+
+
+def _plain(name: Any) -> str:
+    return str(name).casefold().replace("_", "-")
 
 
 @contextmanager

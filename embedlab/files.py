@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -97,6 +97,24 @@ def check_writable(path: Path, key: str = "out") -> None:
         raise UserError(
             f"cannot be written ({place}: {error.strerror})", file=path, key=key, fix="write elsewhere"
         ) from error
+
+
+def like(path: Path, also: Sequence[str] = ()) -> str:
+    """The fix where nothing is at a path: what lies beside it, or is `also` known, under a name like its own; "" where
+    there is none."""
+    try:
+        beside = os.listdir(path.parent)
+    except OSError:
+        beside = []
+    near = [n for n in nearest(path.name, [*beside, *also], n=3) if nearest(path.stem, [Path(n).stem])]
+    return f"did you mean {path.with_name(near[0])}?" if near else ""
+
+
+def check_absent(path: Path, overwrite: bool) -> None:
+    """UserError where an output that a command was given is there, and it was not told to replace it."""
+    if path.exists() and not overwrite:
+        fix = "overwrite=true, or another place"
+        raise UserError("is there already", file=path, key="overwrite", value="false", fix=fix)
 
 
 def check_replaceable(folder: Path, marks: Sequence[str], what: str, overwrite: bool = True) -> None:

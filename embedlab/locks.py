@@ -87,7 +87,10 @@ class WorkFolder:
 
     def empty(self) -> None:
         """Remove the work, but for the lock."""
-        for name in sorted(filter(self._own, os.listdir(self.path)), key=lambda name: name == self.mark):
+        names = sorted(
+            filter(self._own, os.listdir(self.path)), reverse=True
+        )  # what says that it is done, late
+        for name in sorted(names, key=lambda name: name == self.mark):
             remove(self.path / name)
 
     def clear(self) -> None:

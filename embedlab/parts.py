@@ -23,14 +23,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 GROUP = "embedlab.parts"
 
@@ -46,7 +45,10 @@ def packages() -> tuple[tuple[str, Path], ...]:
     for entry in entry_points(group=GROUP):
         spec = importlib.util.find_spec(entry.value)
         if spec is None or not spec.submodule_search_locations:
-            raise UserError(f"the entry point {entry.name} of {GROUP} names no package", value=entry.value)
+            told = f"the entry point {entry.name} of {GROUP} names no package: {entry.value}"
+            raise UserError(
+                told, fix=f"reinstall or remove {entry.dist.name if entry.dist else 'its distribution'}"
+            )
         found.append((entry.value, Path(next(iter(spec.submodule_search_locations)))))
     return tuple(found)
 
@@ -84,9 +86,8 @@ def find_part(room: str, name: Any, key: str) -> str:
     """
     names = part_names(room)
     if not isinstance(name, str) or name not in names:
-        near = get_close_matches(str(name), names, n=1)
-        fix = f"{key.split('.')[0]}={near[0]}" if near else f"one of {', '.join(sorted(names))}"
-        raise UserError(f"unknown {key.split('.')[0]}", key=key, value=name, fix=fix)
+        kind = key.split(".")[0]
+        raise UserError(f"unknown {kind}", key=key, value=name, fix=one_of(name, sorted(names), f"{kind}="))
     return names[name]
 
 

@@ -27,6 +27,7 @@ class EmbedlabLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from embedlab.cli.permission import check_permission
+        from embedlab.run.parse import parse_shared
         from embedlab.run.sweep import FINISHED, Trial, run_trials, summarise
 
         setup_globals()
@@ -41,6 +42,8 @@ class EmbedlabLauncher(Launcher):
             run = OmegaConf.masked_copy(config, [key for key in config if key != "hydra"])
             values = OmegaConf.to_container(run, resolve=True)
             check_permission(values, config.hydra.overrides.task)
+            if not values.get("stages"):  # a slip in the last of many trials is said before the first
+                parse_shared(values)
             trials.append(Trial(folder, values, filter_overrides(overrides)))
         statuses = run_trials(trials, sweep, self.parallel)
         summarise(sweep, trials)

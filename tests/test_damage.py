@@ -137,7 +137,7 @@ def train(home: Path, backbone: Path, *more: str) -> list[str]:
 
 
 def report(home: Path) -> list[str]:
-    return ["report", str(home / "run"), f"out={home / 'report'}"]
+    return ["report", str(home / "run"), f"out={home / 'report'}", "overwrite=true"]
 
 
 def query(home: Path) -> list[str]:
@@ -145,7 +145,13 @@ def query(home: Path) -> list[str]:
 
 
 def encode(home: Path) -> list[str]:
-    return ["encode", str(home / "texts.txt"), str(home / "vectors.npy"), f"ckpt={home / 'encoder'}"]
+    return [
+        "encode",
+        str(home / "texts.txt"),
+        str(home / "vectors.npy"),
+        "overwrite=true",
+        f"ckpt={home / 'encoder'}",
+    ]
 
 
 def encode_by_modules(home: Path) -> list[str]:

@@ -4,16 +4,19 @@ import pickle
 
 import pytest
 
-from embedlab.errors import UserError, printable
+from embedlab.errors import UserError, nearest, one_of, printable
 
 
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (UserError("no rows"), "no rows"),
-        (UserError("no rows.", file="a.csv"), "a.csv: no rows"),
-        (UserError("not UTF-8", file="a.csv", row=7), "a.csv:7: not UTF-8"),
-        (UserError("too many blocks", key="pooling.n", value=13), "too many blocks (pooling.n=13)"),
+        (UserError("no rows", fix="add one"), "no rows. Fix: add one"),
+        (UserError("no rows.", file="a.csv", fix="add one"), "a.csv: no rows. Fix: add one"),
+        (UserError("not UTF-8", file="a.csv", row=7, fix="iconv"), "a.csv:7: not UTF-8. Fix: iconv"),
+        (
+            UserError("too many blocks", key="pooling.n", value=13, fix="1 to 12"),
+            "too many blocks (pooling.n=13). Fix: 1 to 12",
+        ),
         (
             UserError("missing", key="data.files", fix="add data.files=…"),
             "missing (data.files). Fix: add data.files=…",
@@ -29,7 +32,7 @@ from embedlab.errors import UserError, printable
             ),
             "a.csv:1: no such column (data.columns.sentence=text). Fix: one of a, b",
         ),
-        (UserError("zero counts", key="seed", value=0), "zero counts (seed=0)"),
+        (UserError("zero counts", key="seed", value=0, fix="1"), "zero counts (seed=0). Fix: 1"),
     ],
 )
 def test_the_line(error: UserError, line: str) -> None:
@@ -37,14 +40,49 @@ def test_the_line(error: UserError, line: str) -> None:
 
 
 def test_the_line_stays_one_line_whatever_is_in_it() -> None:
-    line = str(UserError("bad\nvalue", key="k", value="a\x00b\x1b[31m\r\nc", file="odd\nname"))
-    assert line == r"odd name: bad value (k=a\x00b\x1b[31m c)"
+    line = str(UserError("bad\nvalue", key="k", value="a\x00b\x1b[31m\r\nc", file="odd\nname", fix="a\nb"))
+    assert line == r"odd name: bad value (k=a\x00b\x1b[31m c). Fix: a b"
 
 
 def test_a_long_value_is_shortened() -> None:
-    line = str(UserError("too long", key="k", value="x" * 100_000))
+    line = str(UserError("too long", key="k", value="x" * 100_000, fix="less"))
     assert len(line) < 200
     assert "(100000 characters)" in line
+
+
+def test_a_refusal_says_a_fix() -> None:
+    with pytest.raises(TypeError, match="fix"):
+        UserError("no rows")  # type: ignore[call-arg]
+
+
+BOX = ["mini", "mini-sentence"]
+MANY = [*"abcdefg", "uint8", "int8"]
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "start", "fix"),
+    [
+        ("mini_sentence", BOX, "", "did you mean mini-sentence (of mini, mini-sentence)?"),
+        ("minisentence", BOX, "ckpt=", "did you mean ckpt=mini-sentence (of mini, mini-sentence)?"),
+        ("MINI", ["mini"], "", "did you mean mini?"),
+        ("int9", MANY, "store=", "did you mean store=int8 or store=uint8?"),
+        ("zzz", ["sts", "lee"], "suite=", "one of suite=sts, suite=lee"),
+        (None, ["sts"], "", "one of sts"),
+        (3, [1, 2], "", "one of 1, 2"),
+    ],
+)
+def test_the_fix_for_a_name_that_is_not_known(
+    given: object, known: list[object], start: str, fix: str
+) -> None:
+    assert one_of(given, known, start) == fix
+
+
+@pytest.mark.parametrize(
+    "given", ["mini_sentence", "mini-sentense", "minisentence", "Mini-Sentence", "mini-sentences"]
+)
+def test_a_slip_of_the_pen_is_understood(given: str) -> None:
+    assert nearest(given, BOX) == ["mini-sentence"]
+    assert nearest("bert-base-uncased", BOX) == []
 
 
 def test_it_survives_the_way_back_from_a_worker_process() -> None:

@@ -29,19 +29,20 @@ from tests.report.test_report import write_run
 from tests.support import SENTENCES
 
 COMMANDS = {
-    "npy": ["encode", "{text}", "{out}.npy", "ckpt={encoder}"],
-    "parquet": ["encode", "{text}", "{out}.parquet", "ckpt={encoder}"],
+    "npy": ["encode", "{text}", "{out}.npy", "ckpt={encoder}", "overwrite=true"],
+    "parquet": ["encode", "{text}", "{out}.parquet", "ckpt={encoder}", "overwrite=true"],
     "index": ["search", "index", "{text}", "{out}", "ckpt={encoder}", "overwrite=true"],
     "lists": ["search", "index", "{vectors}", "{out}", "kind=ivf_flat", "overwrite=true"],
     "graph": ["search", "index", "{vectors}", "{out}", "kind=hnsw", "overwrite=true"],
     "work": ["search", "index", "{vectors}", "{out}", "kind=ivf_flat", "work={out}.w", "overwrite=true"],
-    "mine": ["mine", "{pairs}", "{out}.jsonl", "ckpt={encoder}", "device=cpu"],
-    "mine parquet": ["mine", "{pairs}", "{out}.parquet", "ckpt={encoder}", "device=cpu"],
-    "quantize": ["quantize", "{vectors}", "{out}.npy", "store=int8"],
-    "report": ["report", "{runs}", "out={out}"],
+    "mine": ["mine", "{pairs}", "{out}.jsonl", "ckpt={encoder}", "device=cpu", "overwrite=true"],
+    "mine parquet": ["mine", "{pairs}", "{out}.parquet", "ckpt={encoder}", "device=cpu", "overwrite=true"],
+    "quantize": ["quantize", "{vectors}", "{out}.npy", "store=int8", "overwrite=true"],
+    "report": ["report", "{runs}", "out={out}", "overwrite=true"],
     "hf": ["export", "ckpt={encoder}", "to=hf", "out={out}", "overwrite=true"],
     "sentence-transformers": ["export", "ckpt={encoder}", "to=sentence-transformers", "out={out}", "overwrite=true"],
-    "evaluate": ["evaluate", "ckpt={encoder}", "suite=sts", "tasks=stsb", "data_dir={sts}", "out={out}.json"],
+    "evaluate": ["evaluate", "ckpt={encoder}", "suite=sts", "tasks=stsb", "data_dir={sts}", "out={out}.json",
+                 "overwrite=true"],
 }  # fmt: skip
 LINE = r"embedlab: (?P<file>/.*?): (cannot be written \()?[Ff]ile too large after (?P<size>[\d,]+) bytes\)?\. Fix: "
 

@@ -61,7 +61,7 @@ def test_a_record_by_its_text_is_the_record(room: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["method.tau=-1"], "the temperature must be positive (method.tau=-1)"),
+        (["method.tau=-1"], "must be above 0 (method.tau=-1). Fix: method.tau=0.05"),
         (["method.mlp=both"], "method.mlp=both"),
         (["method=jtcse", "method.tower1=a", "method.tower2=b", "method.lambda_m=x"], "method.lambda_m=x"),
         (["pooling=s2sent", "pooling.n=0"], "pooling.n=0"),

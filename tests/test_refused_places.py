@@ -48,12 +48,13 @@ CASES = {
     "index parquet": Case("search index {parquet} {out} kind=ivf_flat"),
     "index work": Case("search index {in}.npy {out} kind=ivf_flat work={out}.work", r"a\.work(/.*)?"),
     "search export": Case("search export {index} {out}.parquet"),
-    "mine": Case("mine {pairs} {out}.jsonl ckpt={encoder} device=cpu", r"a\.jsonl(\.work(/.*)?)?"),
+    "mine": Case("mine {pairs} {out}.jsonl ckpt={encoder} device=cpu", r"a\.jsonl(\.json|\.work(/.*)?)"),
     "mine work": Case(
-        "mine {pairs} {out}.parquet ckpt={encoder} device=cpu work={out}.work", r"a\.parquet|a\.work(/.*)?"
+        "mine {pairs} {out}.parquet ckpt={encoder} device=cpu work={out}.work",
+        r"a\.parquet\.json|a\.work(/.*)?",
     ),
     "mine index": Case(
-        "mine {pairs} {out}.jsonl ckpt={encoder} device=cpu search={index}", r"a\.jsonl(\.work(/.*)?)?"
+        "mine {pairs} {out}.jsonl ckpt={encoder} device=cpu search={index}", r"a\.jsonl(\.json|\.work(/.*)?)"
     ),
     "export hf": Case("export to=hf out={out} ckpt={encoder}"),
     "export deep": Case("export to=hf out={out}/new/deep ckpt={encoder}"),
@@ -101,15 +102,13 @@ def home(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def run(
-    home: Path, sts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, Path], int]:
-    """run("encode npy", folder): the status of a command that writes in a folder."""
+def run(home: Path, sts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """run("encode npy", folder): the status of a command that writes in a folder, with further arguments."""
     monkeypatch.setenv("EMBEDLAB_CACHE", str(tmp_path / "cache"))
     names = {name: home / name for name in ("in", "encoder", "index", "parts", "runs", "mteb", "beir")}
     names |= {"pairs": home / "pairs.jsonl", "parquet": home / "vectors.parquet", "sts": sts_dir}
-    return lambda name, folder: main(
-        [part.format(**names, out=folder / "a") for part in CASES[name].command.split()]
+    return lambda name, folder, *more: main(
+        [*(part.format(**names, out=folder / "a") for part in CASES[name].command.split()), *more]
     )
 
 

@@ -314,7 +314,9 @@ def outputs() -> dict[str, Output]:
         importlib.import_module(f"embedlab.{name}")
     for name in ("sentence_transformers", "pyarrow.parquet", "matplotlib.pyplot", "scipy.stats"):
         importlib.import_module(name)
-    encode = _command("encode", "{given}/text.txt", "{out}", "ckpt={given}/encoder", "batch_size=16")
+    encode = _command(
+        "encode", "{given}/text.txt", "{out}", "ckpt={given}/encoder", "batch_size=16", "overwrite=true"
+    )
     index = _command(
         "search",
         "index",
@@ -329,7 +331,13 @@ def outputs() -> dict[str, Output]:
         for to in ("hf", "sentence-transformers")
     }
     evaluate = _command(
-        "evaluate", "ckpt={given}/encoder", "suite=sts", "tasks=stsb", "data_dir={given}", "out={out}"
+        "evaluate",
+        "ckpt={given}/encoder",
+        "suite=sts",
+        "tasks=stsb",
+        "data_dir={given}",
+        "out={out}",
+        "overwrite=true",
     )
     return {
         "token cache": Output("cache", _cache, replaces=False),
@@ -340,6 +348,6 @@ def outputs() -> dict[str, Output]:
         **{f"export {to}, new": Output("export", write, replaces=False) for to, write in export.items()},
         **{f"export {to}, overwrite": Output("export", write) for to, write in export.items()},
         "evaluate": Output("scores.json", evaluate),
-        "report": Output(".", _command("report", "{given}/runs", "--out", "{out}")),
+        "report": Output(".", _command("report", "{given}/runs", "--out", "{out}", "overwrite=true")),
         "SentenceEncoder.save": Output("saved", _save),
     }

@@ -80,7 +80,9 @@ class Block:
         groups = {label: group(label, patterns) for label, patterns in self.rows.items()}
         known = {key for g in groups.values() for run in g.runs for key in run.scores}
         if absent := [key for key in self.metrics if key not in known]:
-            raise UserError("no run has it", key=self.title, value=", ".join(absent))
+            raise UserError(
+                "no run has it", key=self.title, value=", ".join(absent), fix="score the runs with it"
+            )
         if self.pairs:
             found = self._differences(groups)
         elif self.correlate:
@@ -104,7 +106,9 @@ class Block:
             for key, heading in self.metrics.items():
                 found = paired_difference(*_by_seed(groups[one].values(key), groups[other].values(key)))
                 if found is None:
-                    raise UserError(f"no seed in common: {one}, {other}", key=key)
+                    raise UserError(
+                        f"no seed in common: {one}, {other}", key=key, fix="runs of the same seeds"
+                    )
                 detectable = "–" if math.isnan(found.detectable) else f"{found.detectable:.2f}"
                 rows.append((one, other, heading, found.text(), str(found.n), detectable, found.verdict))
         columns = ("", "minus", "score", "difference [95 % CI]", "n", "detectable", "verdict")
@@ -151,7 +155,9 @@ def group(label: str, patterns: str) -> Group:
     for pattern in patterns.split():
         places = sorted(RUNS.glob(pattern))
         if not places:
-            raise UserError("nothing in docs/runs", key=label, value=pattern)
+            raise UserError(
+                "nothing in docs/runs", key=label, value=pattern, fix="a pattern of folders there"
+            )
         for place in places:
             found = _read(place)
             seed = _seed(found)
@@ -230,7 +236,10 @@ def hold_summary(pages: Mapping[str, Sequence[str]]) -> None:
             linked = re.findall(r"\(results/(\w+)\.md\)", cells[0])
             hold(cells[2] + cells[4], [table for name in linked for table in pages[name]], SUMMARY)
         elif any(map(NUMBER.search, cells)):
-            raise UserError("a row without a link to its page", file=SUMMARY, key="claim", value=cells[0])
+            fix = "[claim](results/PAGE.md) in its first cell"
+            raise UserError(
+                "a row without a link to its page", file=SUMMARY, key="claim", value=cells[0], fix=fix
+            )
     hold("\n".join(text), [table for tables in pages.values() for table in tables], SUMMARY)
 
 

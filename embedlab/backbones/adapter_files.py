@@ -65,14 +65,14 @@ def read_adapter(
     )
     if base.source == "fresh":
         raise UserError(
-            "an adapter has no base of random weights", file=folder, key="adapter.base.source", value="fresh"
-        )
+            "an adapter has no base of random weights", file=folder, key="adapter.base.source", value="fresh",
+            fix="an adapter of weights that are in a file or on the hub",
+        )  # fmt: skip
     try:
         backbone, tokenizer = load_backbone(base)
     except UserError as error:
-        raise UserError(
-            f"this adapter needs its base model, which cannot be loaded: {error}", file=folder
-        ) from error
+        problem = f"this adapter needs its base model, which cannot be loaded: {error.message}"
+        raise UserError(problem, file=folder, key=error.key, value=error.value, fix=error.fix) from error
     if (found := weights_digest(backbone.model)) != saved.digest:
         raise UserError(
             f"the base model is not the one that the adapter was trained on (weights {found}, not {saved.digest})",

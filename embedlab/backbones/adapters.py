@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from embedlab.backbones.architecture import check_adapter, without_decoder
 from embedlab.config.adapter import Adapter, AdapterConfig
+from embedlab.console import KERNEL_HINTS, quiet
 from embedlab.distributed.devices import local_rank
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -139,14 +140,15 @@ def _targets(model: nn.Module, blocks: list[nn.Module], wanted: tuple[str, ...])
                 "no linear layer of this backbone has that name",
                 key="adapter.targets",
                 value=name,
-                fix=f"some of {', '.join(known)}, or [] for all",
+                fix=f"{one_of(name, known)} [] is all",
             )
     return [n for n in names if n.rsplit(".", 1)[-1] in wanted]
 
 
 def _quantize(model: nn.Module, names: list[str], config: AdapterConfig, device: torch.device | None) -> None:
     """Replace linear layers by 4-bit ones, one at a time, so that no second copy of the model exists."""
-    from bitsandbytes.nn.modules import Linear4bit, Params4bit
+    with quiet(KERNEL_HINTS):
+        from bitsandbytes.nn.modules import Linear4bit, Params4bit
     from transformers.pytorch_utils import Conv1D
 
     for name in names:
@@ -205,7 +207,8 @@ def _check_kernel(width: int, device: torch.device) -> None:
 
 
 def _inject(model: PreTrainedModel, targets: list[str], config: AdapterConfig) -> None:
-    from peft import LoraConfig, inject_adapter_in_model
+    with quiet(KERNEL_HINTS):
+        from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 
     assert config.r is not None

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from embedlab import console
 from embedlab.backbones.architecture import (
     check_config,
     check_sizes,
@@ -22,7 +23,7 @@ from embedlab.backbones.hub import TEXT, snapshot
 from embedlab.config.backbone import BackboneConfig, BackboneInfo, known
 from embedlab.config.read import read_values
 from embedlab.errors import UserError, one_line
-from embedlab.files import PACKED, assets_dir, corruption, packed
+from embedlab.files import PACKED, assets_dir, corruption, like, packed
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -70,7 +71,7 @@ def resolve(config: BackboneConfig, weights: bool = True) -> Source:
             file=path,
             key="backbone.path",
             value=config.path,
-            fix="the path of a model folder",
+            fix=like(path) or "the path of a model folder",
         )
     if not path.is_dir():
         raise UserError(
@@ -136,14 +137,16 @@ def pretrained_options(config: BackboneConfig, source: Source) -> dict[str, Any]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers without its progress bars and load reports: what matters in them is checked here."""
+    """transformers without its progress bars and load reports, and what it imports without its hints: what matters in
+    them is checked here."""
     from transformers.utils import logging as theirs
 
     level, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
     theirs.set_verbosity(logging.CRITICAL)
     theirs.disable_progress_bar()
     try:
-        yield
+        with console.quiet(console.KERNEL_HINTS):
+            yield
     finally:
         theirs.set_verbosity(level)
         if bars:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from embedlab.backbones.architecture import is_decoder
 from embedlab.config.backbone import TOKENIZERS
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -44,7 +44,8 @@ class FreshConfig:
         for key in ("layers", "width", "heads", "ffn", "vocab_size", "max_positions"):
             value = getattr(self, key)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError("not a whole number from 1 up", key=f"backbone.fresh.{key}", value=value)
+                key = f"backbone.fresh.{key}"
+                raise UserError("not a whole number from 1 up", key=key, value=value, fix=f"{key}=64")
         if self.width % self.heads:
             raise UserError(
                 f"the width {self.width} does not divide into the heads",
@@ -64,7 +65,7 @@ class FreshConfig:
                 "unknown tokenizer",
                 key="backbone.fresh.tokenizer.type",
                 value=self.tokenizer,
-                fix=f"one of {', '.join(TOKENIZERS)}",
+                fix=one_of(self.tokenizer, TOKENIZERS),
             )
 
     @classmethod
@@ -136,8 +137,9 @@ def fresh_config(fresh: FreshConfig, tokenizer: PreTrainedTokenizerFast | None =
             shape[f"{key}_token_id"] = getattr(tokenizer, f"{key}_token_id", None)
     for key, value in fresh.more.items():
         if not hasattr(config, key):
+            fix = f"leave it out, or one of transformers' {type(config).__name__}"
             raise UserError(
-                f"{fresh.model_type} has no such setting", key=f"backbone.fresh.{key}", value=value
+                f"{fresh.model_type} has no such setting", key=f"backbone.fresh.{key}", value=value, fix=fix
             )
         shape[key] = value
     config = AutoConfig.for_model(fresh.model_type, **shape)

@@ -12,8 +12,8 @@ from typing import Any
 
 from embedlab.cli.compose import compose
 from embedlab.console import print_table
-from embedlab.errors import UserError
-from embedlab.files import check_writable, write_whole
+from embedlab.errors import UserError, one_of
+from embedlab.files import check_absent, check_writable, write_whole
 
 _LEAST = {"batch_size": 1, "length": 8, "threads": 1}
 _PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -26,17 +26,19 @@ def main(argv: Sequence[str]) -> int:
     config = compose("benchmark", [_LIST.sub(r"\1=[\2]", argument) for argument in argv])
     formats, numbers = _formats(config["format"]), {key: _numbers(config, key) for key in _LEAST}
     if config["out"] is not None:
+        check_absent(Path(str(config["out"])), config["overwrite"])
         check_writable(Path(str(config["out"])))
     if type(config["calls"]) is not int or config["calls"] < 1:
         raise UserError("not a whole number", key="calls", value=config["calls"], fix="1 or more")
 
     import torch
 
-    from embedlab.cli.encoders import check_device, load_encoder
+    from embedlab.cli.encoders import check_device, load_encoder, named
     from embedlab.export.latency import latency_table, measure, record
 
     device = check_device(config["device"])
-    encoder = load_encoder(config["ckpt"], config["max_length"], dim=config["dim"])
+    ckpt = named(config["ckpt"])
+    encoder = load_encoder(ckpt, config["max_length"], dim=config["dim"])
     rows = []
     threads = numbers["threads"] or [torch.get_num_threads()]
     for row in measure(
@@ -49,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         )
     print_table(latency_table(rows))
     if config["out"] is not None:
-        content = record(rows, encoder, str(config["ckpt"]), config["calls"])
+        content = record(rows, encoder, ckpt, config["calls"])
         write_whole(Path(str(config["out"])), json.dumps(content, indent=2) + "\n")
         print(f"Latency: {config['out']}")
     return 0
@@ -60,7 +62,7 @@ def _formats(given: Any) -> list[str]:
     formats = [str(form) for form in (given if isinstance(given, list) else [given])]
     for form in formats:
         if form not in known:
-            raise UserError("no such format", key="format", value=form, fix=", ".join(known))
+            raise UserError("no such format", key="format", value=form, fix=one_of(form, known))
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing and formats != ["torch"]:
         raise UserError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from embedlab import files as _paths
 from embedlab.cli.config_errors import explain, no_flag, unknown_key, unreadable
-from embedlab.errors import UserError
+from embedlab.errors import UserError, nearest
 
 # What Hydra reads as an override; anything else, such as ./a=b.txt, is a positional argument.
 _OVERRIDE = re.compile(r"(~[A-Za-z_][\w.@/]*$)|((\+{0,2}|~)[A-Za-z_][\w.@/-]*=)")
@@ -135,7 +134,7 @@ def _parted(arguments: Sequence[str], config_name: str, places: int) -> tuple[li
 
 def _is_strange(override: str, known: Iterable[str]) -> bool:
     key = re.split(r"[.@/=]", override.lstrip("+~"), maxsplit=1)[0]
-    return not difflib.get_close_matches(key, [*known, "hydra", "pooling"], n=1, cutoff=0.6)
+    return not nearest(key, [*known, "hydra", "pooling"])
 
 
 def _defaults(config_name: str) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, nearest, one_of
 
 _NO_CHOICE = "Config group override must be a string or a list"  # Hydra's words for `method=null`
+HELP = "--help after the command lists the keys and what they take"
 _NO_DELETION = "Config group override deletion value must be a string"  # and for `~data=nan`
 
 
@@ -28,7 +28,8 @@ def explain(
     # A library that was not imported raised nothing, and importing it here would slow `embedlab --help`.
     if (yaml := sys.modules.get("yaml")) and isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         mark = error.problem_mark
-        return UserError(f"this is not YAML: {error.problem}", file=mark.name, row=mark.line + 1)
+        fix = "mend that line; a text with a colon or a bracket stands in quotes"
+        return UserError(f"this is not YAML: {error.problem}", file=mark.name, row=mark.line + 1, fix=fix)
     if str(error).startswith(_NO_CHOICE) and isinstance(error, ValueError):
         odd = [o for o in overrides if re.fullmatch(r"\+{0,2}[\w/@]+=(null|true|false|[-+.\w]*\d)", o, re.I)]
         key, _, value = (odd[0] if odd else "").partition("=")
@@ -58,7 +59,7 @@ def explain(
 def unknown_key(key: str, keys: Iterable[str], overrides: Sequence[str] = ()) -> UserError:
     """``key`` is not part of the configuration; suggests the keys that resemble it."""
     known = sorted(set(keys))
-    close = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+    close = nearest(key, known, n=3)
     if not close:  # the right name in another group: `tau` for `method.tau`
         last = key.rpartition(".")[2]
         close = [name for name in known if name.rpartition(".")[2] == last][:3]
@@ -99,7 +100,7 @@ def no_flag(arguments: Sequence[str], keys: Iterable[str], command: str) -> User
     own = [key for key in known if key.rpartition(".")[2] == name]
     near = min(own, key=lambda key: key.count("."), default=None)
     if near is None:
-        near = next(iter(difflib.get_close_matches(name, known, n=1)), None)
+        near = next(iter(nearest(name, known)), None)
     fix = f"{near}={value}" if near else f"{command} --help"
     return UserError(f"there is no flag {flag.partition('=')[0]}: keys are written key=value", fix=fix)
 
@@ -123,9 +124,8 @@ def _no_such_choice(missing: str, options: Sequence[str], text: str) -> UserErro
         fix = "pip install 'embedlab[cluster]'"
         return UserError("submitit is not installed", key=group, value=choice, fix=fix)
     if not options:
-        return UserError(text.splitlines()[0])
-    close = difflib.get_close_matches(choice, options, n=3)
-    fix = f"did you mean {' or '.join(close)}?" if close else f"one of {', '.join(options)}"
+        return UserError(text.splitlines()[0], fix=HELP)
+    fix = one_of(choice, options)
     return UserError("there is no such choice", key=group, value=choice, fix=fix)
 
 
@@ -151,7 +151,7 @@ def _not_composed(error: Exception, keys: Iterable[str], overrides: Sequence[str
         return unknown_key(missing.group(1), keys, overrides)
     if isinstance(error.__cause__, Exception) and (inner := explain(error.__cause__, keys, overrides)):
         return inner
-    return UserError(text.splitlines()[0] if text else type(error).__name__)
+    return UserError(text.splitlines()[0] if text else type(error).__name__, fix=HELP)
 
 
 def _invalid_value(error: Any, overrides: Sequence[str]) -> UserError:
@@ -165,4 +165,4 @@ def _invalid_value(error: Any, overrides: Sequence[str]) -> UserError:
     if isinstance(error, MissingMandatoryValue | InterpolationToMissingValueError):
         return UserError("this key needs a value", key=key, fix=f"add {key or 'key'}=…")
     message = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return UserError(message, key=key, value=_value_of(key or "", overrides))
+    return UserError(message, key=key, value=_value_of(key or "", overrides), fix=HELP)

@@ -13,7 +13,7 @@ from embedlab.data.reader import Layout
 from embedlab.data.readers import open_reader
 from embedlab.data.sources import find_files
 from embedlab.errors import UserError, printable
-from embedlab.files import check_writable, write_whole
+from embedlab.files import check_absent, check_writable, write_whole
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     if type(n) is not int or n < 5:
         raise UserError("must be a whole number from 5 up", key="n", value=n, fix="n=13")
     if out:
+        check_absent(out, config["overwrite"])
         check_writable(out)
     columns = config["columns"]
     columns = [columns] if isinstance(columns, str) else columns and [str(name) for name in columns]

@@ -17,8 +17,8 @@ from embedlab.cli.encoders import named
 from embedlab.cli.texts import open_texts
 from embedlab.data.sources import find_files
 from embedlab.distributed.devices import global_rank, launched, local_rank, world_size
-from embedlab.errors import UserError, blamed_on
-from embedlab.files import check_writable, is_ours, writing
+from embedlab.errors import UserError, blamed_on, one_of
+from embedlab.files import check_absent, check_writable, is_ours, writing
 from embedlab.locks import WorkFolder
 from embedlab.run.processes import STARTER, end_with_starter, start_ranks
 
@@ -111,8 +111,7 @@ def _job(config: dict[str, Any]) -> Job:
         ("format", ("parquet", "npy")),
     ):
         if config[key] not in choices:
-            fix = f"{', '.join(choices[:-1])} or {choices[-1]}"
-            raise UserError("no such choice", key=key, value=config[key], fix=fix)
+            raise UserError("no such choice", key=key, value=config[key], fix=one_of(config[key], choices))
     from embedlab.corpus.inputs import Texts
 
     out = Path(str(config["output"]))
@@ -129,7 +128,7 @@ def _job(config: dict[str, Any]) -> Job:
     if parts:
         from embedlab.corpus.parts import check_folder
 
-        check_folder(out)
+        check_folder(out, config["overwrite"])
         check_writable(out, key="output")
         suffix, rows = f".{config['format']}", config["part_rows"] or _PART_ROWS
         job = Job(texts, out, out, suffix, rows, shard, shards, processes)
@@ -137,7 +136,7 @@ def _job(config: dict[str, Any]) -> Job:
         work = out.with_name(f".{out.name}.parts")
         rows = config["chunk"] * max(1, _KEPT // config["chunk"])
         job = Job(texts, out, work, out.suffix.lower(), rows, processes=processes)
-        _check_file(job, sources)
+        _check_file(job, sources, config["overwrite"])
     if config["empty"] == "skip" and job.suffix == ".npy":
         problem = "rows of a .npy file have no numbers, so skipping would shift them"
         fix = "write to a .parquet file, or use empty=zero"
@@ -145,8 +144,9 @@ def _job(config: dict[str, Any]) -> Job:
     return job
 
 
-def _check_file(job: Job, sources: Sequence[Path]) -> None:
+def _check_file(job: Job, sources: Sequence[Path], overwrite: bool) -> None:
     """UserError where a single file cannot be the output."""
+    from embedlab.corpus.parts import DONE
     from embedlab.corpus.vector_files import check_place, vector_file
 
     out, folder = job.out, f"part_rows={_PART_ROWS} for a folder of parts"
@@ -159,6 +159,10 @@ def _check_file(job: Job, sources: Sequence[Path]) -> None:
         raise UserError("several processes write a folder of parts", file=out, key="output", fix=folder)
     if out.exists() and any(source.samefile(out) for source in sources):
         raise UserError("input and output are the same file", file=out, fix="write to another file")
+    begun = (job.folder / job.work.mark).exists()
+    unfinished = any(job.folder.glob(job.work.kept)) and not (job.folder / DONE).exists()
+    if unfinished or not begun:  # else it is this command's own: a kill came while its work was removed
+        check_absent(out, overwrite)
     check_place(out)
 
 
@@ -203,7 +207,7 @@ def _encode(job: Job, config: dict[str, Any]) -> Parts:
     codes = _codes(config, configured.dim)
     manifest = _manifest(job, config, configured, codes)
     if job.single:
-        _clear(job, manifest)
+        _clear(job, manifest, config["overwrite"])
     parts = Parts.begin(job.folder, manifest, codes)
     number = attrgetter("line" if job.single else "row")
     chunks = Chunks(config["chunk"], config["window"] << 20, config["empty"], number)
@@ -295,13 +299,14 @@ def _work_folder(job: Job) -> Iterator[None]:
         raise
 
 
-def _clear(job: Job, manifest: Manifest) -> None:
+def _clear(job: Job, manifest: Manifest, overwrite: bool) -> None:
     """Empty the hidden folder of a single file, unless its parts are of this manifest."""
     from embedlab.corpus.parts import MANIFEST, Manifest
 
     try:
         manifest.check(Manifest.read(job.folder), job.folder / MANIFEST)
     except UserError:
+        check_absent(job.out, overwrite)
         job.work.empty()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.imports import first_import
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.files import SENTENCE_ENCODER
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Configured:
         """
         device, dtype = check_device(config["device"]), config["dtype"]
         if dtype is not None and dtype not in DTYPES:
-            raise UserError("no such dtype", key="dtype", value=dtype, fix=f"one of {', '.join(DTYPES)}")
+            raise UserError("no such dtype", key="dtype", value=dtype, fix=one_of(dtype, DTYPES))
         arguments = {
             "batch_size": config["batch_size"],
             "dtype": dtype,

@@ -16,13 +16,13 @@ from embedlab.console import has_bars
 from embedlab.errors import UserError, printable
 from embedlab.evaluation.core.protocol import write_scores
 from embedlab.evaluation.core.suite import SHARED_KEYS, Suite, check_keys, check_names, keys_named, suite
-from embedlab.files import check_writable
+from embedlab.files import check_absent, check_writable, like
 from embedlab.run.run_folder import owned, run_around
 
 _TO_CHOOSE = ("tasks", "languages")
 """Keys that are given to choose from a suite; with several suites they are for those that read them."""
-_OWN_KEYS = ("ckpt", "suite", "out", "compare", "cross_attention", "batch_size", "max_length", "pooling",
-             "dim")  # fmt: skip
+_OWN_KEYS = ("ckpt", "suite", "out", "overwrite", "compare", "cross_attention", "batch_size", "max_length",
+             "pooling", "dim")  # fmt: skip
 _SHARED = ("tasks", "languages", "limit", "sts_text", "mode", "finetune")
 """Keys that the configuration always has; a suite that does not read one is not given it."""
 _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'\"]*)")
@@ -31,15 +31,15 @@ _LIST = re.compile(r"(\+{0,2}(?:suite|tasks|languages))=([^\[\]{}'\"]+,[^\[\]{}'
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("evaluate", [_as_list(argument) for argument in argv])
-    config["ckpt"] = named(config["ckpt"])
     names = _names(config["suite"])
     folder = config["data_dir"]
     if folder is not None and not Path(str(folder)).is_dir():
-        fix = "give the folder of the suites' data"
+        fix = like(Path(str(folder))) or "give the folder of the suites' data"
         raise UserError("no such folder", key="data_dir", value=folder, fix=fix)
     check_names(names)
     suites = {name: suite(name) for name in names}
     _check_keys(config, suites)
+    config["ckpt"] = named(config["ckpt"])
     out = _out(config["out"], names)
     paths = _paths(out, config, suites)
     with ExitStack() as stack:
@@ -154,13 +154,16 @@ def _compare(encoder: Any, other: Any, pairs: Any, config: Mapping[str, Any], ou
     )
     pairs = comparison.load(settings) if pairs is None else pairs
     changes, protocol = comparison.score(other, encoder, pairs, settings)
-    # A name of its own, by the other encoder: no scores, and no other comparison, are replaced.
-    name = "compare-" + re.sub(r"[^\w.-]+", "-", str(config["compare"])).strip("-")[-100:]
-    path = _path(out, str(config["ckpt"]), name, _reading(config))
-    if path == out:
-        path = out.with_name(f"{out.stem}-{name}.json")
+    path = _compared_path(out, config)
     names = (str(config["ckpt"]), str(config["compare"]))
     _put(path, changes, protocol, [comparison.table(names, changes, protocol["notes"][0])])
+
+
+def _compared_path(out: Path | None, config: Mapping[str, Any]) -> Path:
+    """The file of a comparison; by the other encoder's name in it, it replaces no scores and no other comparison."""
+    name = "compare-" + re.sub(r"[^\w.-]+", "-", str(config["compare"])).strip("-")[-100:]
+    path = _path(out, str(config["ckpt"]), name, _reading(config))
+    return path.with_name(f"{path.stem}-{name}.json") if path == out else path
 
 
 def _check_keys(config: Mapping[str, Any], suites: Mapping[str, Any]) -> None:
@@ -219,7 +222,7 @@ def _settings(config: Mapping[str, Any], folder: str | None, keys: Sequence[str]
 
 
 def _paths(out: Path | None, config: Mapping[str, Any], suites: Mapping[str, Any]) -> dict[str, Path]:
-    """The file of each suite's scores, which can be written."""
+    """The file of each suite's scores, which can be written; what stands under a name that was given is kept."""
     reading = _reading(config)
     paths = {}
     for name, one in suites.items():
@@ -228,6 +231,11 @@ def _paths(out: Path | None, config: Mapping[str, Any], suites: Mapping[str, Any
             raise UserError("is a folder", file=path, key="out", fix="name a file that ends in .json")
         check_writable(path)
         paths[name] = path
+    given = list(paths.values()) if out is not None else []
+    given += [_compared_path(out, config)] if out is not None and config["compare"] is not None else []
+    given += [Path(str(config[key])) for one in suites.values() for key in one.pictures if config.get(key)]
+    for path in given:
+        check_absent(path, config["overwrite"])
     return paths
 
 

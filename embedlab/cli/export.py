@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
-from embedlab.errors import UserError
-from embedlab.files import check_replaceable, check_writable, whole_folder
+from embedlab.errors import UserError, one_of
+from embedlab.files import check_replaceable, check_writable, size_of, whole_folder
 from embedlab.locks import sole_writer
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     if config["out"] in (None, ""):
         raise UserError("no folder is named", key="out", value=config["out"], fix="out=FOLDER")
     if target not in FORMATS:
-        raise UserError("no such format", key="to", value=target, fix=f"one of {', '.join(FORMATS)}")
+        raise UserError("no such format", key="to", value=target, fix=one_of(target, FORMATS))
     precision = str(config["precision"])
     if precision not in PRECISIONS or (precision == "int8" and target != "onnx"):
         fix = "float32; or to=onnx precision=int8"
@@ -48,16 +48,19 @@ def main(argv: Sequence[str]) -> int:
 
 def _export(config: dict[str, Any], target: str, out: Path, precision: str) -> None:
     from embedlab.backbones.hub import push
-    from embedlab.cli.encoders import load_encoder
+    from embedlab.cli.encoders import load_encoder, named
     from embedlab.export.card import model_card
 
-    encoder = load_encoder(config["ckpt"], dim=config["dim"])
+    encoder = load_encoder(named(config["ckpt"]), dim=config["dim"])
 
     def card(made: Path) -> str:
         return model_card(encoder, out.name, config["licence"], made)
 
-    told = export(encoder, target, out, bool(config["normalize"]), card, precision, config["overwrite"])
-    print(f"{target}: {out} (32 sentences, {told})")
+    plain = encoder.merged()
+    told = export(plain, target, out, bool(config["normalize"]), card, precision, config["overwrite"])
+    held = sorted({str(weight.dtype).removeprefix("torch.") for weight in plain.parameters()})
+    kind = "int8" if precision == "int8" else f"{', '.join(held)}; smaller: to=onnx precision=int8"
+    print(f"{target}: {out} (32 sentences, {told}), {size_of(out) / 1e6:,.1f} MB in {kind}")
     if config["push"]:
         name, revision = str(config["push"]), config["push_revision"]
         commit = push(out, name, None if revision is None else str(revision))

@@ -151,7 +151,7 @@ def main(subcommand: str, argv: Sequence[str]) -> int:
     try:
         return EmbedlabCLI(subcommand, argv).status
     except UserError as error:
-        error.key, error.fix = _as_flag(error.key), error.fix and _KEY.sub(_flag, error.fix)
+        error.key, error.fix = _as_flag(error.key), _KEY.sub(_flag, error.fix)
         raise
     except UnicodeDecodeError as error:
         byte = error.object[error.start]

@@ -5,7 +5,6 @@ A command is a function ``(argv: Sequence[str]) -> int`` with a line in `COMMAND
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import sys
@@ -14,7 +13,8 @@ from functools import partial
 
 import embedlab
 from embedlab.cli.exits import guarded
-from embedlab.errors import UserError
+from embedlab.console import KERNEL_HINTS
+from embedlab.errors import UserError, one_of
 
 COMMANDS = {
     "train": "train an encoder, or a sweep of them with -m",
@@ -76,9 +76,7 @@ def _dispatch(argv: list[str]) -> int:
         print(usage(), file=sys.stderr)
         return 2
     if name not in (*COMMANDS, WORKER):
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        fix = f"embedlab {close[0]}" if close else f"one of {', '.join(COMMANDS)}"
-        raise UserError(f"there is no command {name!r}", fix=fix)
+        raise UserError(f"there is no command {name!r}", fix=one_of(name, COMMANDS))
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -126,8 +124,7 @@ def _set_environment() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # W&B prints thirty lines at the end of a run; where it records stands in the log (embedlab/run/loggers.py).
     os.environ.setdefault("WANDB_SILENT", "true")
-    # bitsandbytes, which peft imports, warns of a kernel that 4-bit weights alone would use, and that is not needed.
-    logging.getLogger("bitsandbytes.backends").setLevel(logging.ERROR)
+    logging.getLogger(KERNEL_HINTS).setLevel(logging.ERROR)
     if "TOKENIZERS_PARALLELISM" not in os.environ:
         # Said outright, tokenizers neither warns nor turns itself off when a process is started later. The
         # danger that it warns of, a deadlock, is in a forked child only.

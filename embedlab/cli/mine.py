@@ -15,13 +15,14 @@ from embedlab.cli.compose import compose
 from embedlab.config.mine import MineSettings, check_output
 from embedlab.console import print_table, progress_bar
 from embedlab.errors import UserError
-from embedlab.files import check_writable, write_whole
+from embedlab.files import check_absent, check_writable, write_whole
 from embedlab.locks import WorkFolder, sole_writer
 
 if TYPE_CHECKING:
     from embedlab.cli.encoders import Configured
     from embedlab.corpus.cross_encoder import CrossEncoderScores
     from embedlab.corpus.mine import Judge, Judging, Pairs
+    from embedlab.corpus.mined import Statistics
     from embedlab.corpus.search import Index
     from embedlab.data.reader import FileReader
 
@@ -37,12 +38,15 @@ def main(argv: Sequence[str]) -> int:
     tables = _Tables(config)
     work = Path(str(config["work"] or f"{out}.work"))
     tables.check_apart(out)
+    check_absent(out, config["overwrite"])
     check_writable(out, key="output")
     check_writable(work, key="work")
 
-    from embedlab.cli.encoders import Configured, load_encoder
+    from embedlab.cli.encoders import Configured, load_encoder, named
 
-    encoder = Configured.of(load_encoder(config["ckpt"], config["max_length"], dim=config["dim"]), config)
+    encoder = Configured.of(
+        load_encoder(named(config["ckpt"]), config["max_length"], dim=config["dim"]), config
+    )
     teacher = _teacher(config)
     index = _index(config, encoder, teacher)
     names = r"texts|model|teacher|mined-[0-9a-f]{16}"
@@ -76,10 +80,13 @@ def _mine(
     told = json.dumps({"block": block} | vars(settings))
     name = f"mined-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     miner = Miner(work / name, pairs, candidates, model, settings, block, judge)
+
+    def keep(found: Statistics) -> None:
+        write_whole(Path(f"{out}.json"), json.dumps(found.to_dict() | {"corpus": size}, indent=2) + "\n")
+
     with progress_bar("mining", "queries", len(pairs.queries)) as move:
-        found = write_mined(out, miner, config["format"], settings.scores, lambda done: move(done, done))
-    numbers = found.to_dict() | {"corpus": size}
-    write_whole(Path(f"{out}.json"), json.dumps(numbers, indent=2) + "\n")
+        kind, on_block = config["format"], lambda done: move(done, done)
+        found = write_mined(out, miner, kind, settings.scores, on_block, keep)
     print_table(found.table())
     print("\n".join(found.lines()))
     for warning in found.warnings():
@@ -222,7 +229,11 @@ class _Tables:
         for table, row, texts, _ in self.kind.rows(self.readers, _ROLES, self.config, Counter()):
             for role, text in zip(_ROLES, texts, strict=True):
                 if not isinstance(text, str | None):
-                    raise self.readers[table].error(f"the {role} is {text!r:.60}, not text", row)
+                    told, fix = (
+                        f"the {role} is {text!r:.60}, not text",
+                        f"columns.{role}=NAME of a column of texts",
+                    )
+                    raise self.readers[table].error(told, row, fix=fix)
             query, positive = (str(text or "") for text in texts)
             if query.strip() and positive.strip():
                 yield query, positive
@@ -242,5 +253,5 @@ def _keys_of_mine() -> Iterator[None]:
     except UserError as error:
         for theirs, ours in (("data.files", "input"), ("data.columns", "columns"), ("data.header", "header")):
             error.key = error.key and error.key.replace(theirs, ours)
-            error.fix = error.fix and error.fix.replace(theirs, ours)
+            error.fix = error.fix.replace(theirs, ours)
         raise

@@ -11,7 +11,7 @@ from embedlab.corpus.quantize import Source, calibration, quantize
 from embedlab.corpus.vector_files import check_place, vector_file
 from embedlab.encoders.codes import check_store
 from embedlab.errors import UserError
-from embedlab.files import check_writable
+from embedlab.files import check_absent, check_writable
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,9 +24,10 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("input and output are the same", file=out, fix="write elsewhere")
     if source.parts is None:
         vector_file(out)
+        check_absent(out, config["overwrite"])
         check_place(out)
     else:
-        check_folder(out)
+        check_folder(out, config["overwrite"])
         check_writable(out, key="output")
     given = config["calibration"]
     ranges = None if given is None else calibration(Path(str(given)))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from embedlab.cli.compose import Parser
 from embedlab.errors import UserError
-from embedlab.files import check_writable, made, whole_file
+from embedlab.files import check_absent, check_writable, made, whole_file
 from embedlab.run.run_folder import holds_run, owned
 from embedlab.run.sweep import RECORD as SWEEP
 
@@ -46,7 +46,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--metrics", help="scores to show, by commas (default: those of STS that there are)")
     parser.add_argument("--out", type=Path, help="where the files go (default: the first folder)")
     parser.add_argument("--title", default="Runs")
-    keys = ("baseline=", "metric=", "metrics=", "out=", "qrels=", "title=")
+    parser.add_argument(
+        "--overwrite", choices=("true", "false"), default="false", help="replace a report in --out"
+    )
+    keys = ("baseline=", "metric=", "metrics=", "out=", "overwrite=", "qrels=", "title=")
     options = parser.parse_args([f"--{a}" if a.startswith(keys) else a for a in argv])
     if bool(options.folders) == (options.mteb is not None):
         raise UserError("report wants folders of runs, or --mteb A B", fix="embedlab report --help")
@@ -55,6 +58,8 @@ def main(argv: Sequence[str]) -> int:
     out = options.out or Path(options.folders[0])
     if out.exists() and not out.is_dir():
         raise UserError("is no folder", file=out, key="out", fix="name a folder")
+    if options.out:
+        check_absent(out / "report.md", options.overwrite == "true")
     is_run = holds_run(out) and not (out / SWEEP).exists()  # of a sweep that goes on there may be reports
     with owned(out, "out", fix="out=FOLDER, or wait for its end") if is_run else nullcontext():
         _report(options, out)
@@ -65,6 +70,7 @@ def _mteb(options: Namespace) -> int:
     from embedlab.report.mteb_folders import compare
 
     if options.out:
+        check_absent(options.out / "mteb.md", options.overwrite == "true")
         check_writable(options.out)
     found = compare(options.mteb[0], options.mteb[1], options.qrels)
     print(found.markdown())

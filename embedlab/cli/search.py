@@ -15,8 +15,8 @@ from embedlab.console import progress_bar
 from embedlab.corpus.plan import KINDS
 from embedlab.data.reader import FileReader
 from embedlab.data.sources import find_files
-from embedlab.errors import UserError, printable
-from embedlab.files import check_writable, conf_dir
+from embedlab.errors import UserError, one_of, printable
+from embedlab.files import check_absent, check_writable, conf_dir
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from embedlab.corpus.search import Hit, Index, IndexInfo, Layout
 
 _USAGE = (
-    "usage: embedlab search index TEXTS INDEX ckpt=… | embedlab search index VECTORS INDEX"
+    "usage: embedlab search index TEXTS INDEX [ckpt=…] | embedlab search index VECTORS INDEX"
     " | embedlab search query INDEX TEXT [k=10] | embedlab search serve INDEX"
     " | embedlab search export INDEX OUT.parquet"
 )
+_VECTORS = "a .npy file that embedlab encode wrote"
 _COUNTS = ("nlist", "m", "train_rows", "nprobe", "rescore")
 
 
@@ -41,7 +42,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not argv or argv[0] not in actions:
         wanted = "search wants index, query, serve or export"
-        raise UserError(f"{wanted}, not {argv[0]!r}" if argv else wanted, fix=_USAGE)
+        fix = one_of(argv[0], actions, "embedlab search ") if argv else _USAGE
+        raise UserError(f"{wanted}, not {argv[0]!r}" if argv else wanted, fix=fix)
     return actions[argv[0]](argv[1:])
 
 
@@ -51,7 +53,7 @@ def _index(argv: Sequence[str]) -> int:
     source = Path(str(config["input"]))
     check_writable(Path(str(config["index"])), key="index")
     if config["kind"] not in KINDS:
-        raise UserError("no such kind", key="kind", value=config["kind"], fix=f"one of {', '.join(KINDS)}")
+        raise UserError("no such kind", key="kind", value=config["kind"], fix=one_of(config["kind"], KINDS))
 
     from embedlab.corpus.stored import find_vectors
 
@@ -183,9 +185,10 @@ def _queries(config: Mapping[str, Any], encoder: Any) -> tuple[list[int], Tensor
         try:
             shape = np.load(path, mmap_mode="r").shape
         except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
-            raise UserError(f"cannot be read ({error})", file=path, key="queries") from None
+            raise UserError(f"cannot be read ({error})", file=path, key="queries", fix=_VECTORS) from None
         if len(shape) != 2 or not shape[0]:
-            raise UserError(f"is no table of vectors, but an array {shape}", file=path, key="queries")
+            told = f"is no table of vectors, but an array {shape}"
+            raise UserError(told, file=path, key="queries", fix=_VECTORS)
         stored = Stored([Part(path, shape[0])], Codes("float32", shape[1]), fix="encode it again")
         return list(range(1, shape[0] + 1)), torch.cat([stored.block(*piece) for piece in stored.pieces()])
     reader, column = open_texts(path, config)
@@ -200,7 +203,7 @@ def _queries(config: Mapping[str, Any], encoder: Any) -> tuple[list[int], Tensor
         rows.append(row)
         texts.append(text)
     if not texts:
-        raise reader.error("no row with text", key="queries")
+        raise reader.error("no row with text", key="queries", fix="a file with a question a line")
     with placing(reader, rows.__getitem__):
         return rows, unit(embed(Prompted(encoder, "query"), texts))
 
@@ -300,6 +303,7 @@ def _export(argv: Sequence[str]) -> int:
     out = Path(str(config["output"]))
     if out.suffix != ".parquet":
         raise UserError("unknown kind of output", file=out, fix="end its name in .parquet")
+    check_absent(out, config["overwrite"])
 
     from embedlab.corpus.search import Index
     from embedlab.corpus.vector_files import ParquetFile, vector_file

@@ -12,6 +12,7 @@ from embedlab.console import progress_bar
 from embedlab.data.reader import FileReader, Layout
 from embedlab.data.readers import open_reader
 from embedlab.errors import UserError
+from embedlab.files import like
 
 if TYPE_CHECKING:
     from embedlab.cli.encoders import Configured
@@ -44,7 +45,8 @@ def open_texts(source: Path, config: Mapping[str, Any]) -> tuple[FileReader, str
         if type(config[key]) is not int or config[key] < 1:
             raise UserError("must be a positive whole number", key=key, value=config[key], fix=f"{key}=64")
     if not source.is_file():
-        raise UserError("no such file", file=source, fix="give a .txt, .csv, .tsv, .jsonl or .parquet file")
+        fix = like(source) or "give a .txt, .csv, .tsv, .jsonl or .parquet file"
+        raise UserError("no such file", file=source, fix=fix)
     wanted = None if config["column"] is None else str(config["column"])
     reader = open_reader(source, Layout(config["header"], () if wanted is None else (wanted,)))
     return reader, text_column(reader, wanted)

@@ -6,11 +6,10 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 C = TypeVar("C")
 
@@ -34,10 +33,11 @@ class Record:
 
 
 def within(
-    default: Any, *, least: float | None = None, above: float | None = None, below: float | None = None
-) -> Any:
-    """A field whose numbers are at least ``least``, or above ``above``, and below ``below``."""
-    return field(default=default, metadata={"least": least, "above": above, "below": below})
+    default: Any, *, least: float | None = None, above: float | None = None, below: float | None = None,
+    most: float | None = None,
+) -> Any:  # fmt: skip
+    """A field whose numbers are at least ``least``, or above ``above``, and below ``below``, or at most ``most``."""
+    return field(default=default, metadata={"least": least, "above": above, "below": below, "most": most})
 
 
 def build(cls: type[C], values: Mapping[str, Any], group: str) -> C:
@@ -99,14 +99,16 @@ def check_values(cls: Any, values: Mapping[str, Any], group: str) -> None:
 
 
 def _check_range(one: Field[Any], value: float, key: str) -> None:
-    least, above, below = (one.metadata[name] for name in ("least", "above", "below"))
+    least, above, below, most = (one.metadata[name] for name in ("least", "above", "below", "most"))
     inside = (least is None or value >= least) and (above is None or value > above)
-    if inside and (below is None or value < below):
+    if inside and (below is None or value < below) and (most is None or value <= most):
         return
     words = f"at least {least}" if above is None else f"above {above}"
+    words += "" if below is None else f" and below {below}"
+    words += "" if most is None else f" and at most {most}"
     null = one.default is None
     raise UserError(
-        f"must be {words}" + ("" if below is None else f" and below {below}") + (", or null" if null else ""),
+        f"must be {words}" + (", or null" if null else ""),
         key=key,
         value=value,
         fix=f"{key}={'null' if null else one.default}",
@@ -160,7 +162,7 @@ def refused(key: str, value: Any, hint: Any) -> UserError:
     literals = [c for h in choices if get_origin(h) is Literal for c in get_args(h)]
     if literals:
         message = "unknown value"
-        fix = f"one of {', '.join(map(str, literals))}" + (", true, false" if bool in choices else "")
+        fix = one_of(value, [*literals, *(("true", "false") if bool in choices else ())])
     elif choices[0] in _SCALARS:
         message, fix = _SCALARS[choices[0]]
         fix = fix.format(key=key, value=value)
@@ -196,8 +198,7 @@ def from_dict(cls: type[C], values: Mapping[str, Any], group: str) -> C:
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for key, value in section(values, group).items():
         if key not in known:
-            near = get_close_matches(str(key), known, n=1)
-            fix = f"did you mean {group}.{near[0]}?" if near else f"one of {', '.join(known)}"
+            fix = one_of(key, known, f"{group}.")
             raise UserError("unknown key", key=f"{group}.{key}", value=value, fix=fix)
     hints = _hints(cls)  # type: ignore[arg-type]  # a class is hashable
     return build(cls, {k: _as_declared(v, hints[k], f"{group}.{k}") for k, v in values.items()}, group)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 Format = Literal["triplets", "tuples", "lists", "scored"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -53,7 +53,8 @@ class MineSettings:
 
     def __post_init__(self) -> None:
         if self.sampling not in get_args(Sampling):
-            raise UserError("no such sampling", key="sampling", value=self.sampling, fix="top or random")
+            fix = one_of(self.sampling, get_args(Sampling))
+            raise UserError("no such sampling", key="sampling", value=self.sampling, fix=fix)
         for key, least in (("negatives", 1), ("range_min", 0), ("seed", 0)):
             if type(value := getattr(self, key)) is not int or value < least:
                 raise UserError("not a whole number", key=key, value=value, fix=f"{least} or more")
@@ -90,7 +91,7 @@ class MineSettings:
 def check_output(path: Path, kind: str) -> None:
     """UserError for a format that there is not, or that a file of this name cannot hold."""
     if kind not in FORMATS:
-        raise UserError("no such format", key="format", value=kind, fix=", ".join(FORMATS))
+        raise UserError("no such format", key="format", value=kind, fix=one_of(kind, FORMATS))
     if path.suffix.lower() not in SUFFIXES:
         raise UserError("unknown kind of output", file=path, fix=f"end its name in {', '.join(SUFFIXES)}")
     if kind == "lists" and path.suffix.lower() == ".csv":

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig, BackboneInfo
-from embedlab.config.build import within
+from embedlab.config.build import check_values, within
 from embedlab.config.data import DataConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.pooling import PoolingConfig
@@ -79,6 +79,7 @@ class MethodConfig:
         Raises:
             UserError: naming the key, the value and the fix.
         """
+        check_values(type(self), vars(self), "method")
         if self.backbone_kind not in (None, info.kind):
             usual = {"encoder": "mini", "decoder": "smollm2"}[str(self.backbone_kind)]
             raise UserError(

@@ -53,7 +53,8 @@ class Scores:
     def __post_init__(self) -> None:
         for key, value in self.scores.items():
             if value is not None and abs(value) > MOST:
-                raise UserError("no score is as large", key=f"scores.{key}", value=value)
+                fix = "another copy, or score the run again"
+                raise UserError("no score is as large", key=f"scores.{key}", value=value, fix=fix)
 
     @property
     def numbers(self) -> dict[str, float]:

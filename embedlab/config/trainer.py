@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from embedlab.config.build import Record, within
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.parts import part_names
 
 
@@ -39,8 +39,9 @@ class TrainerConfig(Record):
         super().__post_init__()
         if self.max_steps != -1 and self.max_steps < 1:
             raise UserError(
-                "must be at least 1, or -1 for no limit", key="trainer.max_steps", value=self.max_steps
-            )
+                "must be at least 1, or -1 for no limit", key="trainer.max_steps", value=self.max_steps,
+                fix="trainer.max_steps=-1",
+            )  # fmt: skip
         self._check_devices()
 
     def _check_devices(self) -> None:
@@ -126,7 +127,7 @@ class ScoringConfig(Record):
             )
         for suite in self.final:
             if suite not in part_names("evaluation"):
-                fix = f"of {', '.join(part_names('evaluation'))}"
+                fix = one_of(suite, part_names("evaluation"))
                 raise UserError("no such suite", key="evaluation.final", value=suite, fix=fix)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,8 +106,9 @@ def _described(scores: NDArray[np.float32]) -> dict[str, int | float]:
 
 
 def write_mined(
-    path: Path, miner: Miner, kind: Format, scores: bool, on_block: Any = lambda done: None
-) -> Statistics:
+    path: Path, miner: Miner, kind: Format, scores: bool, on_block: Any = lambda done: None,
+    on_end: Callable[[Statistics], None] = lambda found: None,
+) -> Statistics:  # fmt: skip
     """Mine and write the table, whole or not at all; texts are read as they are written.
 
     Args:
@@ -118,6 +119,7 @@ def write_mined(
         scores: write the encoder's (or the teacher's) scores: score_0 of the positive, score_1 of the first negative,
             or a list; with ``scored`` in place of 1 and 0.
         on_block: called with the queries that are done.
+        on_end: called with the numbers, before the table takes its name.
     """
     statistics = Statistics(miner.settings.negatives)
 
@@ -136,6 +138,7 @@ def write_mined(
         if not statistics.rows:
             fix = "a larger corpus, deeper ranks, a smaller margin"
             raise UserError(f"no row is left of {statistics.queries:,} queries", file=path, fix=fix)
+        on_end(statistics)
     return statistics
 
 

@@ -304,11 +304,17 @@ class Parts:
         return total
 
 
-def check_folder(folder: Path) -> None:
-    """UserError where a folder is a file, or holds other things than parts.
+def check_folder(folder: Path, overwrite: bool = False) -> None:
+    """UserError where a folder is a file, or holds other things than parts, or is to be replaced, which no folder of
+    parts is: others may write in it, and what was begun with the same settings goes on.
 
     Hidden ones do not count: a writer is about to name them.
     """
+    if overwrite:
+        fix = "leave it out to go on with what is there, or name another folder"
+        raise UserError(
+            "a folder of parts is not replaced", file=folder, key="overwrite", value="true", fix=fix
+        )
     if folder.exists() and not folder.is_dir():
         raise UserError("is a file", file=folder, key="output", fix="name a folder")
     names = [n for n in os.listdir(folder) if not n.startswith(".")] if folder.is_dir() else []

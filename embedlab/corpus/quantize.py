@@ -14,6 +14,7 @@ from embedlab.corpus.parts import MANIFEST, Counts, Parts
 from embedlab.corpus.vector_files import FORMATS, VectorFile, read_vectors, vector_file
 from embedlab.encoders.codes import RANGES, Codes, Store, calibrate
 from embedlab.errors import UserError
+from embedlab.files import like
 
 _FIX = "vectors as embedlab encode writes them: a .npy or .parquet file, or a folder of parts"
 
@@ -25,7 +26,7 @@ def float_blocks(path: Path) -> Iterator[tuple[Sequence[int], NDArray[np.float32
         UserError: no such file, another kind of file, one that holds no floats, or a row that is not finite.
     """
     if not path.is_file():
-        raise UserError("no such file", file=path, fix=_FIX)
+        raise UserError("no such file", file=path, fix=like(path) or _FIX)
     if path.suffix.lower() not in FORMATS:
         raise UserError("holds no vectors", file=path, fix=_FIX)
     blocks, before = read_vectors(path), 0

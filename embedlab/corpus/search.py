@@ -383,8 +383,9 @@ class Index:
         """The `k` nearest texts of each of the vectors [q, D] by cosine, best first."""
         if vectors.shape[1] != self.info.dim:
             raise UserError(
-                f"holds vectors of width {self.info.dim}, the encoder gives {vectors.shape[1]}",
+                f"holds vectors of width {self.info.dim}, the queries' have {vectors.shape[1]}",
                 file=self.folder,
+                fix="queries of the encoder that made the index",
             )
         places, scores = self.nearest(unit(vectors), k)
         with (self.folder / "texts.txt").open("rb") if self.info.texts else nullcontext() as stream:

@@ -15,6 +15,7 @@ from embedlab.evaluation.core.vectors import Encoder
 
 MOST_BYTES = 1 << 20
 MOST_K = 1000
+_REQUEST = '{"queries": ["how do wings give lift?"], "k": 10}'
 _HOSTS = ("localhost", "127.0.0.1")
 
 
@@ -73,16 +74,16 @@ def answered(index: Index, encoder: Encoder, request: Any) -> list[list[dict[str
         UserError: queries that are no list of texts, or an impossible k.
     """
     if not isinstance(request, dict) or not request.keys() <= {"queries", "k"}:
-        raise UserError("a request has queries and perhaps k")
+        raise UserError("a request has queries and perhaps k", fix=_REQUEST)
     queries, k = request.get("queries"), request.get("k", 10)
     if (
         not isinstance(queries, list)
         or not queries
         or not all(isinstance(q, str) and q.strip() for q in queries)
     ):
-        raise UserError("must be a list of texts", key="queries")
+        raise UserError("must be a list of texts", key="queries", fix=_REQUEST)
     if type(k) is not int or not 1 <= k <= MOST_K:
-        raise UserError(f"must be a whole number from 1 to {MOST_K}", key="k", value=k)
+        raise UserError(f"must be a whole number from 1 to {MOST_K}", key="k", value=k, fix=_REQUEST)
 
     def plain(hit: Hit) -> dict[str, Any]:
         return {"row": hit.row + 1, "score": round(hit.score, 6), "text": hit.text}

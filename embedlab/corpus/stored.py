@@ -24,6 +24,7 @@ BLOCK = 1 << 16
 """Rows that are read at once."""
 _DTYPES = ("float16", "float32", "float64")
 _FIX = "build the index again"
+_TEXTS = "vectors of at least one text"
 
 
 class Part(NamedTuple):
@@ -157,7 +158,8 @@ def _of_parts(parts: Parts) -> Source:
         try:
             ranges = np.load(parts.folder / RANGES)
         except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
-            raise UserError(f"cannot be read ({error})", file=parts.folder / RANGES) from None
+            fix = "another copy, or encode again"
+            raise UserError(f"cannot be read ({error})", file=parts.folder / RANGES, fix=fix) from None
     codes = Codes(manifest.store, manifest.dim, ranges)  # type: ignore[arg-type]  # checked there
     files = [parts.path(number) for number, counts in there.items() if counts.vectors]
     known = (manifest.encoder, manifest.fingerprint, sha256(parts.folder / MANIFEST))
@@ -172,7 +174,7 @@ def _width(path: Path) -> int | None:
     try:
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"is damaged ({str(error).splitlines()[0]})", file=path) from None
+        raise _damaged(path, error) from None
     kind = schema.field("vector").type if "vector" in schema.names else None
     return kind.list_size if kind is not None and pa.types.is_fixed_size_list(kind) else None
 
@@ -191,7 +193,7 @@ def gather(source: Source, work: Path) -> tuple[list[Part], Codes, bool]:
         UserError: files of both kinds or of two widths, no rows, a row that is not finite, a file that is damaged.
     """
     if not source.files:
-        raise UserError("there is no vector", key="input")
+        raise UserError("there is no vector", key="input", fix=_TEXTS)
     if len({path.suffix for path in source.files}) > 1:
         raise UserError("holds .npy and .parquet files", file=source.files[0].parent, fix="one kind of file")
     if source.files[0].suffix == ".parquet":
@@ -201,16 +203,17 @@ def gather(source: Source, work: Path) -> tuple[list[Part], Codes, bool]:
         try:
             shape = np.load(path, mmap_mode="r").shape
         except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
-            raise UserError(f"is damaged ({error})", file=path, fix="encode it again") from None
+            raise _damaged(path, error) from None
         if len(shape) != 2 or not shape[1]:
-            raise UserError(f"is no table of vectors, but an array {shape}", file=path)
+            told = f"is no table of vectors, but an array {shape}"
+            raise UserError(told, file=path, fix="a file that embedlab encode wrote")
         codes = codes or Codes("float32", shape[1])
         if shape[1] != codes.width:
             raise UserError(f"is {shape[1]} wide, not {codes.width}", file=path, fix="files of one encoder")
         if shape[0]:
             parts.append(Part(path.resolve(), shape[0]))
     if not parts or codes is None:
-        raise UserError("there is no vector", file=source.files[0])
+        raise UserError("there is no vector", file=source.files[0], fix=_TEXTS)
     held = Stored(parts, codes, fix="encode it again")
     if source.codes is None:  # embedlab encode writes none that is not finite
         for piece in held.pieces():
@@ -239,12 +242,12 @@ def _copied(source: Source, work: Path) -> tuple[list[Part], Codes]:
                     else:
                         target.append(rows, held)
             except (OSError, pa.ArrowException, KeyError, ValueError) as error:
-                raise UserError(f"is damaged ({str(error).splitlines()[0]})", file=path) from None
+                raise _damaged(path, error) from None
             except UserError as error:
                 error.file = error.file or str(path)
                 raise
         if not target.count or codes is None:
-            raise UserError("there is no vector", file=source.files[0])
+            raise UserError("there is no vector", file=source.files[0], fix=_TEXTS)
         target.close()
     write_array(work / "rows.npy", np.concatenate(numbers))
     return [Part(Path("vectors.npy"), target.count)], codes
@@ -255,3 +258,8 @@ def _floats(held: NDArray[Any]) -> NDArray[np.float32]:
         fix = "the folder of its parts, whose manifest says what they stand for"
         raise UserError(f"holds codes ({held.dtype}), no floats", fix=fix)
     return held.astype(np.float32)
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    text = (str(error).splitlines() or [type(error).__name__])[0]
+    return UserError(f"is damaged ({text})", file=path, fix="encode it again")

@@ -183,7 +183,8 @@ def _frame(tokenizer: Any) -> tuple[int | None, int]:
         return tokenizer.cls_token_id, tokenizer.sep_token_id
     last = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
     if last is None:
-        raise UserError("the tokenizer has no token to end a text with, which packing needs", key="data.pack")
+        problem = "the tokenizer has no token to end a text with, which packing needs"
+        raise UserError(problem, key="data.pack", fix="data.pack=null, or another backbone")
     return None, last
 
 

@@ -23,7 +23,8 @@ class ParquetFile(FileReader):
             names = _flat_schema(file.schema_arrow)
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise self.error(f"the schema names {', '.join(sorted(twice))} twice")
+            fix = "a name of its own for each column"
+            raise self.error(f"the schema names {', '.join(sorted(twice))} twice", fix=fix)
         return names
 
     quick = True
@@ -52,13 +53,15 @@ class ParquetFile(FileReader):
                         yield row, values
                     self.position = self.size * row // n_rows
         except UnicodeDecodeError:
-            raise self.error("a text that is not UTF-8", row + 1) from None
+            raise self.error("a text that is not UTF-8", row + 1, fix="write the column as UTF-8") from None
         except MemoryError:
-            raise self.error("its rows do not fit into memory", row + 1) from None
+            told, fix = "its rows do not fit into memory", "smaller row groups, or a .jsonl file"
+            raise self.error(told, row + 1, fix=fix) from None
         except (pa.ArrowException, OSError) as bad:
-            raise self.error(f"the parquet file is damaged after row {row} ({bad})") from None
+            told = f"the parquet file is damaged after row {row} ({bad})"
+            raise self.error(told, fix="another copy of it") from None
         if row == 0:
-            raise self.error("the file has no rows")
+            raise self._empty()
 
     def _tables(self, file: Any, columns: Sequence[str], start: int = 0) -> Iterator[Any]:
         """Batches of a bounded size after `start` rows, whatever row groups and values hold; structs are flat."""
@@ -100,10 +103,10 @@ class ParquetFile(FileReader):
 
         try:
             if self.size == 0:
-                raise self.error("the file is empty")
+                raise self._empty()
             return pq.ParquetFile(self.path, buffer_size=1 << 20, **how)
         except (pa.ArrowException, OSError) as bad:
-            raise self.error(f"not a readable parquet file ({bad})") from None
+            raise self.error(f"not a readable parquet file ({bad})", fix="another copy of it") from None
 
 
 def _flat_schema(schema: Any) -> list[str]:

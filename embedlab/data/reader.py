@@ -116,12 +116,13 @@ class Reader(ABC):
         """
         for row, (value,) in self.rows_from(start, [column]):
             if value is not None and not isinstance(value, str):
-                raise self.error(f"{value!r:.60} is not text", row, key="column", value=column)
+                fix = "column=NAME of a column of texts"
+                raise self.error(f"{value!r:.60} is not text", row, key="column", value=column, fix=fix)
             yield row, value or ""
 
-    def error(self, message: str, row: int | None = None, **more: Any) -> UserError:
+    def error(self, message: str, row: int | None = None, *, fix: str, **more: Any) -> UserError:
         """A `UserError` that names this table."""
-        return UserError(message, file=self.name, row=row, **more)
+        return UserError(message, fix=fix, file=self.name, row=row, **more)
 
 
 class FileReader(Reader):
@@ -137,7 +138,7 @@ class FileReader(Reader):
             with self.path.open("rb") as file:
                 return "".join([hashlib.file_digest(file, "sha256").hexdigest(), *self.path.suffixes[-2:]])
         except OSError as bad:
-            raise self.error(f"cannot be read: {bad.strerror or bad}") from None
+            raise self._unreadable(bad) from None
 
     @property
     def packed(self) -> bool:
@@ -159,7 +160,8 @@ class FileReader(Reader):
                     if row % _EVERY == 0:
                         self.position = raw.tell()
                     if len(line) >= LONGEST_LINE:
-                        raise self.error(f"a line of more than {LONGEST_LINE >> 20} MiB", row)
+                        fix = "one text a line"
+                        raise self.error(f"a line of more than {LONGEST_LINE >> 20} MiB", row, fix=fix)
                     if packed:
                         self.check_expansion(held, row)
                     try:
@@ -171,7 +173,8 @@ class FileReader(Reader):
                             fix="convert the file to UTF-8, for example with iconv -f latin1 -t utf-8",
                         ) from None
                     if "\0" in text:
-                        raise self.error("a NUL byte: the file is binary, damaged or UTF-16", row)
+                        problem = "a NUL byte: the file is binary, damaged or UTF-16"
+                        raise self.error(problem, row, fix="a file of UTF-8 text")
                     if row == 1:
                         text = text.removeprefix("\ufeff")
                     yield row, text.rstrip("\r\n")
@@ -181,7 +184,7 @@ class FileReader(Reader):
         except OSError as bad:
             if self.path.suffix == ".bz2" and bad.errno is None:
                 raise self._damaged(row, bad) from None
-            raise self.error(f"cannot be read: {bad.strerror or bad}") from None
+            raise self._unreadable(bad) from None
 
     def check_expansion(self, held: int, row: int | None, packed: int | None = None) -> None:
         """UserError where the file, or `packed` bytes of it, holds so many bytes that it was made to fill a machine."""
@@ -195,7 +198,14 @@ class FileReader(Reader):
 
     def _damaged(self, row: int, bad: Exception) -> UserError:
         after = f"after row {row}" if row else "before its first row"
-        return self.error(f"the {self.path.suffix} file is truncated or damaged {after} ({bad})")
+        problem = f"the {self.path.suffix} file is truncated or damaged {after} ({bad})"
+        return self.error(problem, fix="another copy of it")
+
+    def _unreadable(self, bad: OSError) -> UserError:
+        return self.error(f"cannot be read: {bad.strerror or bad}", fix="a file that you may read")
+
+    def _empty(self) -> UserError:
+        return self.error("the file is empty", fix="a file with a text, or a record, a line")
 
 
 def _decompress(path: Path, raw: IO[bytes]) -> Any:

@@ -23,6 +23,7 @@ from embedlab.errors import UserError
 
 log = logging.getLogger(__name__)
 _BLOCK = 1 << 18  # bytes that are looked through for line ends at a time
+_OBJECT = 'a JSON object a line, such as {"text": "a cat"}'
 _LOOKED_AT = 20  # lines that show whether a .txt file is a table
 
 
@@ -60,7 +61,7 @@ class TextFile(FileReader):
         for row, line in self._lines():
             yield row, (line,)
         if row == 0:
-            raise self.error("the file is empty")
+            raise self._empty()
 
     @cached_property
     def quick(self) -> bool:  # type: ignore[override]
@@ -120,7 +121,7 @@ class DelimitedFile(FileReader):
         with closing(self._records()) as records:
             first = next(records, None)
         if first is None:
-            raise self.error("the file is empty")
+            raise self._empty()
         names, layout = first[1] or [""], self.layout
         named = any(map(layout.names, names)) or (len(names) > 1 and not layout.by_place)
         if layout.header is not None:
@@ -136,7 +137,8 @@ class DelimitedFile(FileReader):
             return None if len(names) == 1 else [str(i) for i in range(len(names))]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise self.error(f"the header names {', '.join(sorted(twice))} twice", 1)
+            fix = "a name of its own for each column"
+            raise self.error(f"the header names {', '.join(sorted(twice))} twice", 1, fix=fix)
         return names
 
     def identity(self) -> str:
@@ -163,10 +165,18 @@ class DelimitedFile(FileReader):
                     yield row, ("",) * len(places)
                     continue
                 first = "the header" if named else "the first line"
-                raise self.error(f"{len(record)} fields where {first} has {len(names)}", row)
+                told = f"{len(record)} fields where {first} has {len(names)}"
+                raise self.error(told, row, fix=self._field_fix)
             yield row, tuple([record[place] for place in places])
         if row is None:
-            raise self.error("the file has a header and no rows")
+            fix = "rows below the header, or header=false if the line is a text"
+            raise self.error("the file has a header and no rows", fix=fix)
+
+    @property
+    def _field_fix(self) -> str:
+        if self._usual == self._delimiter == "\t":
+            return "no tabs within a text; or a .csv file, whose quotes hold them"
+        return f"as many in each row; a text with {self._delimiter!r} in it stands in quotes"
 
     @property
     def _usual(self) -> str:
@@ -212,7 +222,7 @@ class JsonLines(FileReader):
     def columns(self) -> list[str]:
         for _, record in self.records():
             return list(record)
-        raise self.error("the file is empty")
+        raise self._empty()
 
     def rows(self, columns: Sequence[str]) -> Iterator[tuple[int, Values]]:
         row = 0
@@ -220,9 +230,12 @@ class JsonLines(FileReader):
             try:
                 yield row, tuple([record[name] for name in columns])
             except KeyError as missing:
-                raise self.error(f"no {missing} in this row, which has: {', '.join(record)}", row) from None
+                told = f"no {missing} in this row, which has: {', '.join(record)}"
+                raise self.error(
+                    told, row, fix="the same keys in every row, null where there is none"
+                ) from None
         if row == 0:
-            raise self.error("the file is empty")
+            raise self._empty()
 
     def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Row number and object of every line that is not blank.
@@ -236,20 +249,20 @@ class JsonLines(FileReader):
             try:
                 record = json.loads(line)
                 if not isinstance(record, dict):
-                    raise self.error(f"a JSON object is needed, and this is a {type(record).__name__}", row)
+                    told = f"a JSON object is needed, and this is a {type(record).__name__}"
+                    raise self.error(told, row, fix=_OBJECT)
                 if "\\u" in line:
                     json.dumps(record, ensure_ascii=False).encode()
                 if any(isinstance(value, dict) for value in record.values()):
                     record = dict(_flat(record))
             except UnicodeEncodeError as bad:
                 half = f"\\u{ord(bad.object[bad.start]):04x}"
-                raise self.error(
-                    f"{half} is half of a character (a surrogate without its other)", row
-                ) from None
+                told = f"{half} is half of a character (a surrogate without its other)"
+                raise self.error(told, row, fix="the whole character, or leave it out") from None
             except RecursionError:
-                raise self.error("JSON that is nested too deep", row) from None
+                raise self.error("JSON that is nested too deep", row, fix=_OBJECT) from None
             except ValueError as bad:
-                raise self.error(f"not JSON ({bad})", row) from None
+                raise self.error(f"not JSON ({bad})", row, fix=_OBJECT) from None
             yield row, record
 
 

@@ -73,7 +73,8 @@ class RowStream:
                     reason = "empty"
                     break
                 if not isinstance(value, str):
-                    raise self._error(table, row, f"the {self.roles[place]} is {value!r}, not text")
+                    told = f"the {self.roles[place]} is {value!r}, not text"
+                    raise self._error(table, row, told, fix="a column of texts, or quotes around it")
                 size = len(value)
                 if size > longest:
                     if self.config.overlong == "error":
@@ -89,7 +90,8 @@ class RowStream:
                     reason = "under min_chars"
                     break
                 if "\0" in value:
-                    raise self._error(table, row, f"a NUL character in the {self.roles[place]}")
+                    told = f"a NUL character in the {self.roles[place]}"
+                    raise self._error(table, row, told, fix="take it out")
                 texts.append(value)
             numbers = values[n_texts:]
             if not reason and None in numbers:
@@ -128,7 +130,8 @@ class RowStream:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             what = "a whole number" if as_type is int else "a number"
-            raise self._error(table, row, f"the {name} is {value!r}, not {what}") from None
+            told = f"the {name} is {value!r}, not {what}"
+            raise self._error(table, row, told, fix="a number in each row, or take the row out") from None
         return number  # type: ignore[no-any-return]
 
     def _unique(self, rows: Iterable[Row]) -> Iterator[Row]:
@@ -185,8 +188,8 @@ class RowStream:
             fix="data.overlong=drop or data.overlong=truncate, or raise the limit",
         )
 
-    def _error(self, table: int, row: int, message: str, **more: object) -> UserError:
-        return self.readers[table].error(message, row, **more)
+    def _error(self, table: int, row: int, message: str, fix: str, **more: object) -> UserError:
+        return self.readers[table].error(message, row, fix=fix, **more)
 
 
 def read_rows(

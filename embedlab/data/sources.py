@@ -14,6 +14,7 @@ from embedlab.data.kinds import check_unread, column_kinds, data_kind, in_set
 from embedlab.data.reader import Layout, Reader, Values
 from embedlab.data.readers import open_reader
 from embedlab.errors import UserError
+from embedlab.files import like
 
 
 def open_source(config: DataConfig) -> list[Reader]:
@@ -65,10 +66,12 @@ def find_files(files: str | Sequence[str], key: str = "data.files") -> list[Path
         elif glob.has_magic(str(path)):
             matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
             if not any(match.is_file() for match in matches):
-                raise UserError("the pattern matches no file", key=key, value=given)
+                fix = f"{key}='FOLDER/*.txt', seen from {Path.cwd()}"
+                raise UserError("the pattern matches no file", key=key, value=given, fix=fix)
             found |= {match: None for match in matches if match.is_file()}
         else:
-            raise UserError("no such file", key=key, value=given)
+            fix = like(path) or f"a file that is there, seen from {Path.cwd()}"
+            raise UserError("no such file", key=key, value=given, fix=fix)
     return list(found)
 
 
@@ -109,7 +112,7 @@ class HubReader(Reader):
                 yield row, values
             self.position = row
         if row == 0:
-            raise self.error("the data set has no rows")
+            raise self.error("the data set has no rows", fix="another data.split, or data.hub_config")
 
 
 def _label(names: list[str], value: int | None) -> str | None:

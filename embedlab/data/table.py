@@ -297,7 +297,10 @@ class PackedTable:
 
     def __init__(self, table: TokenTable, length: int) -> None:
         if len(table.fields) != 1:
-            raise UserError("only data with one text a row can be packed", key="data.pack", value=length)
+            fix = "data.pack=null, or data=sentences"
+            raise UserError(
+                "only data with one text a row can be packed", key="data.pack", value=length, fix=fix
+            )
         assert table.frame is not None, "the table was not built for packing"
         self.table = table
         self.length = length
@@ -310,7 +313,10 @@ class PackedTable:
         self.numbers: dict[str, NDArray[Any]] = {}
         self.report = table.report
         if self.n_rows == 0:
-            raise UserError("there is less text than one packed sequence", key="data.pack", value=length)
+            fix = "more text, or a smaller data.pack"
+            raise UserError(
+                "there is less text than one packed sequence", key="data.pack", value=length, fix=fix
+            )
 
     def views(self, row: int) -> Iterable[str]:
         return self.fields

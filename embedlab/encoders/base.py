@@ -19,7 +19,7 @@ from embedlab.encoders.pipeline import DistinctRows, Encoding, Reader, Window, p
 from embedlab.encoders.sharing import Users, shared
 from embedlab.encoders.token_rows import Row, TokenRows
 from embedlab.encoders.usage import Usage
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 if TYPE_CHECKING:
     from embedlab.encoders.tokenization import Tokenization
@@ -291,7 +291,7 @@ class Encoder(nn.Module):
     ) -> Tensor:
         """Vectors of windows of rows, [`texts`, D], each in its place; settings as of `encode_ids`."""
         if dtype is not None and dtype not in DTYPES:
-            raise UserError("unknown dtype", key="dtype", value=dtype, fix=", ".join(DTYPES))
+            raise UserError("unknown dtype", key="dtype", value=dtype, fix=one_of(dtype, DTYPES))
         width = self.kept_width(dim)
         with (
             self.evaluating(device),

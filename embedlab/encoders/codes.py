@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,8 @@ class Codes:
         """
         vectors = np.asarray(vectors, dtype=np.float32)
         if vectors.ndim != 2 or vectors.shape[1] != self.dim:
-            raise UserError(f"vectors of shape {vectors.shape} have not {self.dim} features", key="store")
+            told = f"vectors of shape {vectors.shape} have not {self.dim} features"
+            raise UserError(told, key="store", fix="ranges and vectors of one encoder")
         check_finite(vectors)
         if self.packed:
             bits = np.packbits(vectors > 0, axis=1)
@@ -154,7 +155,7 @@ class Codes:
 def check_store(store: str) -> None:
     """UserError for a store that is none of `STORES`."""
     if store not in STORES:
-        raise UserError("no such store", key="store", value=store, fix=f"one of {', '.join(STORES)}")
+        raise UserError("no such store", key="store", value=store, fix=one_of(store, STORES))
 
 
 def calibrate(blocks: Iterable[NDArray[np.floating[Any]]]) -> NDArray[np.float32]:

@@ -202,7 +202,8 @@ def check_alike(first: Backbone, second: Backbone) -> None:
             )
     heads = [t.model.config.num_attention_heads for t in (first, second)]
     if heads[0] != heads[1]:
-        raise UserError(f"the towers have {heads[0]} and {heads[1]} attention heads", key="method.tower2")
+        told = f"the towers have {heads[0]} and {heads[1]} attention heads"
+        raise UserError(told, key="method.tower2", fix="two checkpoints of one backbone")
 
 
 class CrossedTwin(TwinEncoder):
@@ -220,7 +221,8 @@ class CrossedTwin(TwinEncoder):
     def __init__(self, twin: TwinEncoder, n_ca: int, route: Route = "query_owner") -> None:
         super().__init__(twin.towers, twin.weights, twin.card, twin.usage)
         if len(twin.towers) != 2:
-            raise UserError("attention is exchanged between two towers", value=len(twin.towers))
+            told = f"attention is exchanged between two towers, and there are {len(twin.towers)}"
+            raise UserError(told, fix="an encoder of two towers")
         check_addable(twin.towers[0], twin.towers[1], "tower 2")
         first, second = (tower.backbone for tower in twin.towers)
         check_alike(first, second)

@@ -18,6 +18,7 @@ from embedlab.version import __version__
 CARD = "embedlab.json"
 POOLING_WEIGHTS = "pooling.safetensors"
 FORMAT = 3
+_COPY = "another copy of the encoder"
 """Of a file with tokenizations; without them it is 2 with a usage and 1 without, which older versions read."""
 
 
@@ -49,9 +50,11 @@ class EncoderFile:
 
     def __post_init__(self) -> None:
         if self.towers is not None and not 2 <= len(self.towers) == len(self.weights or self.towers):
-            raise UserError("two towers or more, and a weight for each", key="towers", value=len(self.towers))
+            told = "two towers or more, and a weight for each"
+            raise UserError(told, key="towers", value=len(self.towers), fix=_COPY)
         if self.tokenizations is not None and len(self.tokenizations) != len(self.towers or ()):
-            raise UserError("one for each tower", key="tokenizations", value=len(self.tokenizations))
+            found = len(self.tokenizations)
+            raise UserError("one for each tower", key="tokenizations", value=found, fix=_COPY)
 
     def text(self) -> str:
         """The contents of the file."""

@@ -32,6 +32,7 @@ from embedlab.files import (
     SENTENCE_ENCODER,
     assets_dir,
     corruption,
+    like,
     packed,
     scratch_folder,
     shipped_encoders,
@@ -126,12 +127,18 @@ def _encoder(folder: Path, code: bool) -> Encoder:
 
 def _hub(name: str, revision: str | None, code: bool) -> Encoder:
     repository, pinned = split_revision(name)  # a revision may have slashes
+    meant = like(Path(repository).expanduser(), also=shipped_encoders() if "/" not in repository else ())
     if Path(name).is_absolute() or name.startswith((".", "~")) or repository.count("/") > 1:
-        fix = f"{SENTENCE_ENCODER}, mini, a run folder, a model folder, or ORG/NAME of a hub"
+        fix = meant or f"{SENTENCE_ENCODER}, mini, a run folder, a model folder, or ORG/NAME of a hub"
         raise UserError("no such file or folder", key="ckpt", value=name, fix=fix)
     if pinned and revision:
         raise UserError("is given twice", key="revision", value=revision, fix=f"ckpt={repository}@{revision}")
-    folder = snapshot(repository, revision or pinned, code=code)
+    try:
+        folder = snapshot(repository, revision or pinned, code=code)
+    except UserError as error:
+        box = "" if "/" in repository else f"{' or '.join(shipped_encoders())}, which are in the box; or "
+        error.fix = f"{meant} Or {error.fix}" if meant else f"{box}{error.fix}"
+        raise
     encoder = _folder(folder, repository, code)
     encoder.card = encoder.card | {"hub": f"{repository}@{folder.name}"}
     return encoder
@@ -254,7 +261,7 @@ def _unpack(kept: _Kept, state: Mapping[str, Tensor], path: Path, folder: Path) 
         target = folder / file
         if not target.resolve().is_relative_to(folder.resolve()):
             problem = "a file name in the checkpoint leads out of its folder"
-            raise UserError(problem, file=path, value=file)
+            raise UserError(f"{problem}: {file}", file=path, fix="a checkpoint that you trust")
         target.parent.mkdir(parents=True, exist_ok=True)
     for file, text in kept.files.items():
         (folder / file).write_text(text, encoding="utf-8")

@@ -204,7 +204,8 @@ class Encoding:
         self, encoder: Encodes, out: Tensor, size: int | None, tokens: int | None, normalize: bool, skip: int
     ) -> None:
         if size is not None and size < 1:
-            raise UserError("not a whole number from 1 up", key="batch_size", value=size)
+            fix = "batch_size=64, or null"
+            raise UserError("not a whole number from 1 up", key="batch_size", value=size, fix=fix)
         self.encoder, self.out = encoder, out
         self.size, self.tokens = size, tokens
         self.normalize, self.skip = normalize, skip

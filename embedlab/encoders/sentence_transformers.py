@@ -228,8 +228,9 @@ def write_sum(
         weights: of the sum.
         usage: of the encoder.
     """
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
+    with quiet():
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Pooling, WordWeights
 
     eye = torch.eye(width)
     modules: list[nn.Module] = [_transformer(*towers[0]), Pooling(width, mode)]

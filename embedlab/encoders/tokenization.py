@@ -40,7 +40,8 @@ class _Saved:
 
     def __post_init__(self) -> None:
         if isinstance(self.max_length, int) and self.max_length < 1:
-            raise UserError("must be at least 1", key="tokenization.max_length", value=self.max_length)
+            what: dict[str, Any] = {"key": "tokenization.max_length", "value": self.max_length}
+            raise UserError("must be at least 1", **what, fix="128, or null for the model's own")
 
 
 class Tokenization:

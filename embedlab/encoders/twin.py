@@ -54,7 +54,10 @@ class TwinEncoder(Encoder):
         super().__init__(card, usage)
         if not self.usage.include_prompt:
             raise UserError(
-                "an encoder of several towers reads its prompts", key="include_prompt", value=False
+                "an encoder of several towers reads its prompts",
+                key="include_prompt",
+                value=False,
+                fix="true",
             )
         if len(towers) < 2 or len(weights or towers) != len(towers):
             raise ValueError("a twin has two towers or more, and a weight for each")

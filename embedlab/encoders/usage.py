@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from embedlab.config.build import from_dict
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,8 @@ class Usage:
         if self.default_prompt is not None:
             self.text(None, self.default_prompt)
         if self.truncate_dim is not None and not self.truncate_dim >= 1:
-            raise UserError("must be at least 1", key="truncate_dim", value=self.truncate_dim)
+            fix = "null, or a number of features"
+            raise UserError("must be at least 1", key="truncate_dim", value=self.truncate_dim, fix=fix)
 
     def text(self, prompt: str | None = None, name: str | None = None) -> str:
         """What goes before each sentence.
@@ -62,7 +63,10 @@ class Usage:
             UserError: an unknown name, or both.
         """
         if prompt is not None and name is not None:
-            raise UserError("give the prompt or its name, not both", key="prompt_name", value=name)
+            told = "the prompt and its name are both given"
+            raise UserError(
+                told, key="prompt_name", value=name, fix="leave one of prompt and prompt_name out"
+            )
         if prompt is not None:
             if not isinstance(prompt, str):
                 raise UserError("not text", key="prompt", value=prompt, fix=f"quoted: \"prompt='{prompt}'\"")
@@ -71,8 +75,9 @@ class Usage:
         if name is None:
             return ""
         if name not in self.prompts:
-            known = ", ".join(sorted(self.prompts)) or "this encoder has none; prompt='TEXT: ' gives one"
-            raise UserError("no such prompt", key="prompt_name", value=name, fix=known)
+            none = "this encoder has none; prompt='TEXT: ' gives one"
+            fix = one_of(name, sorted(self.prompts)) if self.prompts else none
+            raise UserError("no such prompt", key="prompt_name", value=name, fix=fix)
         return self.prompts[name]
 
     def role(self, role: Literal["query", "document"]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from embedlab.data.contamination.overlap import HeldOut
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.evaluation.core.vectors import unique
 from embedlab.evaluation.retrieval.retrieval import Retrieval
 from embedlab.evaluation.sts.sts import SEVEN, load_sts
@@ -30,8 +30,7 @@ def held_out(
     """
     for name in suites:
         if name not in SUITES:
-            fix = f"choose from {', '.join(SUITES)}"
-            raise UserError("no such evaluation texts", key=keys[0], value=name, fix=fix)
+            raise UserError("no such evaluation texts", key=keys[0], value=name, fix=one_of(name, SUITES))
     if data_dir is None:
         raise UserError(f"{keys[1]} is not set, where the evaluation texts lie", key=keys[0], value=",".join(suites),
                         fix=f"{keys[1]}=FOLDER")  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 SWITCHES = "EMBEDLAB_KERNELS"
 """Environment variable with those options that are not the default: ``"dev_graph=0,static=1"``."""
@@ -60,7 +60,7 @@ def _parsed(text: str) -> KernelOptions:
     for part in filter(None, map(str.strip, text.split(","))):
         name, _, value = (x.strip() for x in part.partition("="))
         if name not in known:
-            raise UserError("unknown option", key=SWITCHES, value=part, fix=f"some of {', '.join(known)}")
+            raise UserError("unknown option", key=SWITCHES, value=part, fix=one_of(name, known))
         if value not in ("0", "1"):
             raise UserError("neither on nor off", key=SWITCHES, value=part, fix=f"{name}=0 or {name}=1")
         chosen[name] = value == "1"

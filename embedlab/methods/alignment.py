@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.run import RunConfig
 from embedlab.distributed.gather import share_of_kept
 from embedlab.errors import UserError
@@ -32,7 +33,7 @@ Sides = tuple[Tensor, Tensor]
 @dataclass(frozen=True)
 class AlignmentConfig(ContrastConfig):
     loss: Literal["infonce", "mse", "cosine", "vicreg", "sigreg"] = "infonce"
-    tau: float = 0.07
+    tau: float = within(0.07, above=0)
     """Temperature of infonce."""
     mask_self: bool = True
     """An anchor is no candidate of its own; False as released."""
@@ -42,9 +43,9 @@ class AlignmentConfig(ContrastConfig):
     """Negatives (and the statistics of vicreg and sigreg) from all devices; False keeps each to its own batch."""
     vicreg_weights: tuple[float, float, float] = (25.0, 25.0, 1.0)
     """Of the squared distance, the variance and the covariance term."""
-    sigreg_weight: float = 0.1
+    sigreg_weight: float = within(0.1, least=0)
     """Of SIGReg beside the squared distance."""
-    sigreg_slices: int = 256
+    sigreg_slices: int = within(256, least=1)
     """Random directions on which SIGReg tests for a normal distribution."""
 
     @property
@@ -53,13 +54,10 @@ class AlignmentConfig(ContrastConfig):
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if not all(w >= 0 for w in self.vicreg_weights):
-            raise UserError("three weights from 0 on", key="method.vicreg_weights", value=self.vicreg_weights)
-        if not self.sigreg_weight >= 0:
             raise UserError(
-                "the weight must not be negative", key="method.sigreg_weight", value=self.sigreg_weight
-            )
-        if self.sigreg_slices < 1:
-            raise UserError("must be at least 1", key="method.sigreg_slices", value=self.sigreg_slices)
+                "three weights from 0 on", key="method.vicreg_weights", value=self.vicreg_weights,
+                fix="method.vicreg_weights=[25,25,1]",
+            )  # fmt: skip
         return super().check(info, run)
 
 

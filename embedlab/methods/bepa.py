@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from embedlab.backbones.architecture import position_offset
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
@@ -47,12 +48,12 @@ class BEPAConfig(AlignmentConfig):
     shardable: ClassVar[bool] = False
 
     name: str = "bepa"
-    lam: float = 1.0
+    lam: float = within(1.0, least=0)
     """lambda, the weight of the alignment beside the masked language modelling. 0: the control of the same data and
     steps without alignment (``mlm_pack=bi`` is then TLM); no alignment vectors are computed."""
     mlm_pack: Literal["mono", "bi"] = "mono"
     """``mono``: each sentence alone, an exact 15 % masked. ``bi``: both in one row, each token masked by chance."""
-    mlm_prob: float = 0.15
+    mlm_prob: float = within(0.15, above=0, below=1)
     """Share of the tokens that are masked."""
     align_input: Literal["separate_clean", "packed_masked", "packed_blockmask"] = "separate_clean"
     """What the alignment vectors are of: each sentence alone and unmasked; the packed row with the other side masked
@@ -61,7 +62,7 @@ class BEPAConfig(AlignmentConfig):
     target: Literal["shared", "stopgrad", "ema"] = "shared"
     """What a predicted vector is held against: the other side's vector with its gradient, without, or that of a
     moving average of the encoder."""
-    ema: float = 0.999
+    ema: float = within(0.999, above=0, below=1)
     """Of its weights, what an update keeps."""
     horizon: Literal["opt", "micro"] = "opt"
     """What the learning-rate schedule counts to its end: updates, or, as released, batches while it moves on by
@@ -73,11 +74,7 @@ class BEPAConfig(AlignmentConfig):
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         super().check(info, run)
-        if not self.lam >= 0:
-            raise UserError("the weight must not be negative", key="method.lam", value=self.lam)
-        if not 0 < self.ema < 1:
-            raise UserError("must lie between 0 and 1", key="method.ema", value=self.ema)
-        check_masking("mlm_prob", self.mlm_prob, info, run)
+        check_masking(info, run)
         self._check_packing(info, run)
         if self.lam > 0 and self.target == "ema" and run.trainer.strategy.startswith("fsdp"):
             raise UserError(

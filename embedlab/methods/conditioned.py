@@ -43,18 +43,17 @@ class Conditioned(nn.Module):
             hook.remove()
 
 
-def check_conditioned(share: float, info: BackboneInfo, run: RunConfig) -> None:
+def check_conditioned(info: BackboneInfo, run: RunConfig) -> None:
     """Whether a backbone can be conditioned, and masks be filled.
 
     Args:
-        share: ``method.mask``, of tokens to mask.
         info: of the backbone.
         run: the whole configuration.
 
     Raises:
         UserError: another architecture, adapters, or nothing to learn.
     """
-    check_masking("mask", share, info, run)
+    check_masking(info, run)
     if info.model_type not in TYPES:
         raise UserError(
             "a sentence's vector cannot be put into this architecture's embeddings",
@@ -100,5 +99,7 @@ def named(path: str, attention: Any) -> BackboneConfig:
         if (folder / "config.json").is_file():
             return BackboneConfig("local", path, str(folder), attention=attention)
     if given.exists():
-        raise UserError("no checkpoint in this folder", file=given)
+        raise UserError(
+            "no checkpoint in this folder", file=given, fix="the folder of a masked language model"
+        )
     return BackboneConfig("hub", path, attention=attention)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.run import MethodConfig, RunConfig
 from embedlab.data.plan import random_bits
 from embedlab.distributed.in_batch import InBatch
@@ -44,22 +45,23 @@ class Matryoshka:
             UserError: dims that the vectors have not, or that are not told from each other.
         """
         key = "method.matryoshka"
+        fix = f"{key}.dims=[{width},{width // 2}]"
         if self.dims is None:
             if self.weights is not None or self.dims_per_step != -1:
-                raise UserError(
-                    "there are no dims", key=f"{key}.dims", fix=f"{key}.dims=[{width},{width // 2}]"
-                )
+                raise UserError("there are no dims", key=f"{key}.dims", fix=fix)
             return []
         if not self.dims or len(set(self.dims)) < len(self.dims) or min(self.dims) < 1:
-            raise UserError("not numbers of columns, each once", key=f"{key}.dims", value=list(self.dims))
+            problem = "not numbers of columns, each once"
+            raise UserError(problem, key=f"{key}.dims", value=list(self.dims), fix=fix)
         if max(self.dims) > width:
-            raise UserError(
-                f"{max(self.dims)} exceeds width {width}", key=f"{key}.dims", value=list(self.dims)
-            )
-        if self.weights is not None and len(self.weights) != len(self.dims):
-            raise UserError(f"{len(self.weights)} for {len(self.dims)} dims", key=f"{key}.weights")
-        if self.weights is not None and not min(self.weights) > 0:
-            raise UserError("must be positive", key=f"{key}.weights", value=list(self.weights))
+            problem = f"{max(self.dims)} exceeds width {width}"
+            raise UserError(problem, key=f"{key}.dims", value=list(self.dims), fix=fix)
+        if self.weights is not None and (len(self.weights) != len(self.dims) or not min(self.weights) > 0):
+            problem = "must be positive"
+            if len(self.weights) != len(self.dims):
+                problem = f"{len(self.weights)} for {len(self.dims)} dims"
+            fix = f"null, or one for each of the dims: [{','.join('1' for _ in self.dims)}]"
+            raise UserError(problem, key=f"{key}.weights", value=list(self.weights), fix=fix)
         if self.dims_per_step != -1 and not 1 <= self.dims_per_step <= len(self.dims):
             raise UserError(
                 f"there are {len(self.dims)} dims",
@@ -94,7 +96,7 @@ class ContrastConfig(MethodConfig):
     draws_dims: ClassVar[bool] = False
     """Whether a step may have some of Matryoshka's dims only."""
 
-    tau: float = 0.05
+    tau: float = within(0.05, above=0)
     """Temperature: cosines are divided by it."""
     mask_duplicates: bool = True
     """A candidate with the anchor's or its positive's text is no negative; False as released."""
@@ -102,10 +104,6 @@ class ContrastConfig(MethodConfig):
     """Negatives from all devices; False keeps each device to its own batch."""
     matryoshka: Matryoshka = Matryoshka()
     """The contrast of the first columns of the vectors too."""
-
-    def __post_init__(self) -> None:
-        if self.tau is not None and not self.tau > 0:  # None: a method's record leaves it to its objective
-            raise UserError("the temperature must be positive", key="method.tau", value=self.tau)
 
     @property
     def needs_others(self) -> bool:

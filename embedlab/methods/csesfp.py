@@ -49,7 +49,8 @@ class CSESFPConfig(ContrastConfig):
                 fix="template=eol_sum, sth_sum or sth_sum_also",
             )
         if template.marks.index("rep1") > template.marks.index("rep2"):
-            raise UserError("{rep1} ends the first stage", key="template.text", value=template.text)
+            fix = "{rep1} before {rep2}"
+            raise UserError("{rep1} ends the first stage", key="template.text", value=template.text, fix=fix)
         return warnings
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from embedlab.backbones import Backbone, load_backbone
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
@@ -38,9 +39,9 @@ class DiffCSEConfig(ContrastConfig):
     shardable: ClassVar[bool] = False
 
     name: str = "diffcse"
-    lam: float = 0.005
+    lam: float = within(0.005, least=0)
     """lambda, the weight of the discriminator's loss; 0: none, which is SimCSE with this head."""
-    mask: float = 0.30
+    mask: float = within(0.30, above=0, below=1)
     """Share of tokens that are masked for the generator."""
     generator: str = "self"
     """What fills masks: the folder or hub name of a masked language model with the backbone's vocabulary
@@ -53,9 +54,7 @@ class DiffCSEConfig(ContrastConfig):
     mlp: Head = "bn2"
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if not self.lam >= 0:
-            raise UserError("the weight must not be negative", key="method.lam", value=self.lam)
-        check_conditioned(self.mask, info, run)
+        check_conditioned(info, run)
         check_dropout(self.name, info)
         return super().check(info, run)
 
@@ -112,7 +111,7 @@ class DiffCSE(Method):
             with blamed_on("method.generator", config.generator, fix):
                 generator, other = with_head(named(config.generator, run.backbone.attention))
                 if other.get_vocab() != encoder.tokenizer.get_vocab():
-                    raise UserError("the generator has another vocabulary than the backbone")
+                    raise UserError("the generator has another vocabulary than the backbone", fix=fix)
         discriminator, _ = load_backbone(run.backbone)
         return cls(encoder, config, run.optimizer, discriminator, generator)
 

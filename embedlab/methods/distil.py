@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import l1_loss
 
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
@@ -43,14 +44,14 @@ class DistilConfig(ContrastConfig):
     cached: bool = False
     """The teachers' vectors are computed once, before the first step, and kept in half precision; False: in each step
     anew."""
-    k1: float | None = 0.01
+    k1: float | None = within(0.01, least=0, most=1)
     """Weight of the contrast, 1 - k1 that of the distance: 0.01 from a twin, 0.1 from the mixed ensemble. None: neither
     of them."""
-    cosine: float = 0.0
+    cosine: float = within(0.0, least=0)
     """Weight of the mean 1 - cosine to the teachers, through a linear map to each one's width, dropped at the end."""
-    similarity: float = 0.0
+    similarity: float = within(0.0, least=0)
     """Weight of the squared difference of the cosines within the batch."""
-    kl: float = 0.0
+    kl: float = within(0.0, least=0)
     """Weight of the divergence of their rows, softmaxed at `tau`."""
 
     @property
@@ -63,15 +64,12 @@ class DistilConfig(ContrastConfig):
         return self.cached
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if self.k1 is not None and not 0 <= self.k1 <= 1:
-            raise UserError("a weight lies between 0 and 1", key="method.k1", value=self.k1)
-        for key in ("cosine", "similarity", "kl"):
-            if not getattr(self, key) >= 0:
-                raise UserError("a weight from 0 on", key=f"method.{key}", value=getattr(self, key))
         if self.k1 is None and not self.cosine + self.similarity + self.kl:
             raise UserError("there is no loss", key="method.k1", fix="method.cosine=1, or method.k1=0.01")
         if not all(self.teachers):
-            raise UserError("an empty name", key="method.teacher", value=self.teacher)
+            raise UserError(
+                "an empty name", key="method.teacher", value=self.teacher, fix="method.teacher=RUN"
+            )
         if not self.teachers:
             raise UserError(
                 "there is no teacher",

@@ -40,7 +40,10 @@ class EnsembleConfig(MethodConfig):
             if not getattr(self, key):
                 raise UserError("an ensemble has two members", key=f"method.{key}", fix=f"method.{key}=RUN")
         if not any(self.weights):
-            raise UserError("a weight for each member", key="method.weights", value=list(self.weights))
+            fix = "method.weights=[0.3,0.7]"
+            raise UserError(
+                "a weight for each member", key="method.weights", value=list(self.weights), fix=fix
+            )
         if self.pooling is not None:
             pooling_config(self.pooling)
         return []

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.distributed.devices import device_count
@@ -43,35 +44,24 @@ class ESimCSEConfig(ContrastConfig):
     shardable: ClassVar[bool] = False
 
     name: str = "esimcse"
-    rate: float = 0.32
+    rate: float = within(0.32, least=0, most=1)
     """r, the largest share of a sentence's tokens that are repeated; 0: none (0.32 for BERT, 0.30 for RoBERTa)."""
     repetition: Rule = "paper"
     """How many: even from 0 to max(2, r n); ``released``: from 0 to min(10, r n) - 1."""
     redraw: Redraw = "step"
     """``once``: which of a sentence's tokens is drawn once for a run, as released; ``step``: whenever it comes."""
-    queue: float = 2.5
+    queue: float = within(2.5, least=0, most=_LONGEST_QUEUE)
     """Past sentences, in batches of all devices; 0: none."""
-    momentum: float = 0.995
+    momentum: float = within(0.995, above=0, below=1)
     """Of the moving average's weights, what an update keeps."""
     mlp: Head = "train"
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if not 0 <= self.rate <= 1:
-            raise UserError("a share lies between 0 and 1", key="method.rate", value=self.rate, fix="0.32")
-        if not 0 <= self.queue <= _LONGEST_QUEUE:
-            raise UserError(
-                f"a number of batches, {_LONGEST_QUEUE} at most",
-                key="method.queue",
-                value=self.queue,
-                fix="2.5",
-            )
         if self.mlp == "bn2" and self.queue and (run.data.batch_size == 1 or not run.data.drop_last):
             raise UserError(
                 "the queue's vectors are normalised over a batch, and a row by itself cannot be", key="method.mlp",
                 value=self.mlp, fix="data.batch_size=64 data.drop_last=true, or method.mlp=train",
             )  # fmt: skip
-        if not 0 < self.momentum < 1:
-            raise UserError("must lie between 0 and 1", key="method.momentum", value=self.momentum)
         if not self.rate:
             check_dropout(self.name, info)
         else:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from embedlab.backbones import Backbone
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
@@ -39,9 +40,9 @@ class InfoCSEConfig(ContrastConfig):
     shardable: ClassVar[bool] = False
 
     name: str = "infocse"
-    weight: float = 1e-5
+    weight: float = within(1e-5, least=0)
     """w, of the auxiliary masked language modelling; 0: none, which is SimCSE with this head."""
-    mask: float = 0.40
+    mask: float = within(0.40, above=0, below=1)
     """Share of tokens that are masked for it."""
     skip_from: int | None = None
     """Blocks of the start that read the masked sentence; None: half of them (6 of BERT-base's 12)."""
@@ -52,8 +53,6 @@ class InfoCSEConfig(ContrastConfig):
     mlp: Head = "bn2"
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if not self.weight >= 0:
-            raise UserError("the weight must not be negative", key="method.weight", value=self.weight)
         if self.skip_from is not None and not 0 < self.skip_from < info.layers:
             raise UserError(
                 f"this backbone has {info.layers} blocks",
@@ -68,7 +67,7 @@ class InfoCSEConfig(ContrastConfig):
                 value=self.aux_layers,
                 fix=f"1 to {info.layers}",
             )
-        check_conditioned(self.mask, info, run)
+        check_conditioned(info, run)
         check_dropout(self.name, info)
         warnings = super().check(info, run)
         if self.weight and run.backbone.name != "Luyu/condenser":

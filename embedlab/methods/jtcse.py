@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.distributed.gather import broadcast_coin
@@ -30,7 +31,7 @@ from embedlab.encoders.cross_attention import CrossAttention, Route, check_alike
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.twin import TwinEncoder, check_addable
 from embedlab.engine.module import Batch, LossOutput, Method
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.kernels.packing import FullRows, Slots
 from embedlab.methods.contrast import ContrastConfig, contrast_rows, interleaved_hashes
 from embedlab.methods.towers import gradient_norms, load_tower, tower_pooler, towers_apart
@@ -94,7 +95,7 @@ class JTCSEConfig(ContrastConfig):
     """Whose modulus: of the pooler's output (dense + tanh), or of the sentence vector itself."""
     clamp: Clamp = "range"
     """``range``: the cosine of the modulus constraint in [floor, 1]; ``official``: floor in place of negative ones."""
-    floor: float = FLOOR
+    floor: float = within(FLOOR, above=0, below=1)
     """The least cosine in the modulus constraint."""
     pooler: Literal["auto", "new"] = "auto"
     """``auto``: the checkpoint's, a new one where it has none."""
@@ -116,12 +117,8 @@ class JTCSEConfig(ContrastConfig):
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         warnings = super().check(info, run)
-        if not 0 < self.floor < 1:
-            raise UserError("the least cosine lies between 0 and 1", key="method.floor", value=self.floor)
         if odd := [term for term in self.terms if term not in TERMS]:
-            raise UserError(
-                "unknown term", key="method.terms", value=odd[0], fix=f"some of {', '.join(TERMS)}"
-            )
+            raise UserError("unknown term", key="method.terms", value=odd[0], fix=one_of(odd[0], TERMS))
         if self.tower1 == self.tower2:
             raise UserError(
                 "both towers would be the same encoder, which has nothing to exchange with itself",

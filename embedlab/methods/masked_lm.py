@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from embedlab.backbones import Backbone
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import MethodConfig, RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
@@ -36,31 +37,29 @@ class MaskedLMConfig(MethodConfig):
     shardable: ClassVar[bool] = False
 
     name: str = "masked_lm"
-    probability: float = 0.15
+    probability: float = within(0.15, above=0, below=1)
     """Share of tokens to predict; of them 80 % masked, 10 % replaced, 10 % kept."""
     rule: Rule = "bernoulli"
     """``bernoulli``: each token by itself; ``exact``: a fixed number of each row."""
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        check_masking("probability", self.probability, info, run)
+        check_masking(info, run)
         return super().check(info, run)
 
 
-def check_masking(key: str, share: float, info: BackboneInfo, run: RunConfig) -> None:
+def check_masking(info: BackboneInfo, run: RunConfig) -> None:
     """Whether masks can be filled.
 
     Args:
-        key, share: of the method, the tokens to predict.
         info: of the backbone.
         run: the whole configuration.
 
     Raises:
-        UserError: a share, tokenizer or template with which there is nothing to learn.
+        UserError: a tokenizer or template with which there is nothing to learn.
     """
-    if not 0 < share < 1:
-        raise UserError("must lie between 0 and 1", key=f"method.{key}", value=share)
     if not info.has_mask_token:
-        raise UserError("the tokenizer has no mask token", key="backbone", value=info.model_type)
+        fix = "backbone=mini, or another masked language model"
+        raise UserError("the tokenizer has no mask token", key="backbone", value=info.model_type, fix=fix)
     if run.template is not None:
         raise UserError("masks are filled in plain text", key="template", fix="template=none")
 

@@ -21,7 +21,7 @@ from embedlab.encoders.text_normalization import TEXT_NORMALIZATIONS
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.engine.module import Batch, LossOutput, Method
-from embedlab.errors import UserError, blamed_on
+from embedlab.errors import UserError, blamed_on, one_of
 from embedlab.pooling import build_pooling
 
 
@@ -44,10 +44,13 @@ class MetaEOLConfig(MethodConfig):
         if not self.templates:
             raise UserError("no prompts", key="method.templates", value=[], fix="method=metaeol has eight")
         if len(set(self.templates)) < len(self.templates):
-            raise UserError("a prompt stands there twice", key="method.templates", value=len(self.templates))
+            fix = "each prompt once"
+            raise UserError(
+                "a prompt stands there twice", key="method.templates", value=len(self.templates), fix=fix
+            )
         if self.text not in TEXT_NORMALIZATIONS:
-            known = ", ".join(TEXT_NORMALIZATIONS)
-            raise UserError("unknown text normalization", key="method.text", value=self.text, fix=known)
+            fix = one_of(self.text, TEXT_NORMALIZATIONS)
+            raise UserError("unknown text normalization", key="method.text", value=self.text, fix=fix)
         for template in self.made:
             run.pooling.check(info, template, self.name)
         if run.template is not None:

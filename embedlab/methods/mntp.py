@@ -13,6 +13,7 @@ import torch
 
 from embedlab.backbones.architecture import BOTH_WAYS
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import MethodConfig, RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
@@ -29,7 +30,7 @@ class MNTPConfig(MethodConfig):
     shardable: ClassVar[bool] = False
 
     name: str = "mntp"
-    probability: float = 0.20
+    probability: float = within(0.20, above=0, below=1)
     """Share of tokens to predict; of them 80 % masked, 10 % replaced, 10 % kept."""
     mask_token: str = "_"
     """A token of the vocabulary that stands for a masked one; a decoder has none of its own."""
@@ -42,8 +43,6 @@ class MNTPConfig(MethodConfig):
                 value=run.backbone.bidirectional,
                 fix=f"backbone.bidirectional=true with one of {', '.join(BOTH_WAYS)}, or method=masked_lm",
             )
-        if not 0 < self.probability < 1:
-            raise UserError("must lie between 0 and 1", key="method.probability", value=self.probability)
         if run.template is not None:
             raise UserError("masks are filled in plain text", key="template", fix="template=none")
         return super().check(info, run)

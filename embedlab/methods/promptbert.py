@@ -55,7 +55,6 @@ class PromptBERTConfig(ContrastConfig):
     """The same for scoring while training, which the release does without the full stop."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         second: Any = self.second_template
         if isinstance(second, dict):
             empty = second.get("text") is None and set(second) <= {"text", "join"}

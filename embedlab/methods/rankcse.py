@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
@@ -46,18 +47,18 @@ class RankCSEConfig(ContrastConfig):
     cached: bool = False
     """The teachers' vectors are computed once, before the first step, and kept in half precision; False: in each step
     anew."""
-    alpha: float = 1 / 3
+    alpha: float = within(1 / 3, least=0, most=1)
     """Weight of the first of two teachers' similarities."""
     teacher_pooling: str | None = None
     """Read the teachers by this pooling, which has no weights (``cls``). None: by their own."""
     ranking: Literal["listnet", "listmle"] = "listmle"
-    beta: float = 1.0
+    beta: float = within(1.0, least=0)
     """Weight of the Jensen-Shannon divergence of the two views' rankings."""
-    gamma: float | None = None
+    gamma: float | None = within(None, least=0)
     """Weight of the teacher's ranking; None: 0.1 for ``listnet``, 1 for ``listmle``."""
-    tau2: float = 0.05
+    tau2: float = within(0.05, above=0)
     """Of the student's similarities in the ranking."""
-    tau3: float | None = None
+    tau3: float | None = within(None, above=0)
     """Of the teacher's in ListNet; None: half of ``tau2``."""
     self_in_list: bool = True
     """Whether a sentence's own second view is in its list."""
@@ -77,14 +78,6 @@ class RankCSEConfig(ContrastConfig):
             raise UserError(
                 "there is no teacher", key="method.teacher", fix="method.teacher=RUN; a SimCSE run will do"
             )
-        for key in ("beta", "gamma"):
-            if (value := getattr(self, key)) is not None and value < 0:
-                raise UserError("the weight must not be negative", key=f"method.{key}", value=value)
-        for key in ("tau2", "tau3"):
-            if (value := getattr(self, key)) is not None and not value > 0:
-                raise UserError("the temperature must be positive", key=f"method.{key}", value=value)
-        if not 0 <= self.alpha <= 1:
-            raise UserError("a weight lies between 0 and 1", key="method.alpha", value=self.alpha)
         if self.teacher_pooling is not None:
             teacher_pooling(self.teacher_pooling)
         check_dropout(self.name, info)

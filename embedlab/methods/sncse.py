@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.run import MethodConfig, RunConfig
 from embedlab.config.template import Template
 from embedlab.engine.module import Batch, Fields, LossOutput
@@ -31,7 +32,7 @@ class SNCSEConfig(PromptBERTConfig):
     """The sentence (source) and its negation (target)."""
 
     name: str = "sncse"
-    lam: float = 1e-3
+    lam: float = within(1e-3, least=0)
     """lambda (BERT; the release has 5e-4 for RoBERTa)."""
     alpha: float = 0.1
     beta: float = 0.3
@@ -39,8 +40,6 @@ class SNCSEConfig(PromptBERTConfig):
     eval_text: Literal["raw", "closed", "stopped"] = "raw"
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if not self.lam >= 0:
-            raise UserError("the weight must not be negative", key="method.lam", value=self.lam)
         if not 0 <= self.alpha <= self.beta:
             raise UserError(
                 "a negation is less similar by alpha to beta",

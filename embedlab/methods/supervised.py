@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -16,7 +16,7 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
 from embedlab.engine.module import Batch, LossOutput
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.methods.simcse import encode_views
 from embedlab.methods.supervised_losses import OBJECTIVES, LossConfig, Step
 from embedlab.methods.teachers import TaughtMethod, load_teacher
@@ -34,15 +34,33 @@ TAKES: dict[str, tuple[str, ...]] = {
     "kl": ("triplets",),
 }
 """The kinds of data that have what an objective compares."""
-READS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("hard_negative_weight", "directions", "hardness", "hardness_strength"), ("in_batch",)),
-    **dict.fromkeys(("guide", "cached", "margin", "margin_kind", "anchors", "positives"), ("gist",)),
-    **dict.fromkeys(("cosent_weight", "in_batch_weight", "angle_weight", "positive_from"), ("angle",)),
-    **dict.fromkeys(("score_scale", "add_in_batch"), ("margin_mse", "kl")),
-    "scale": ("cosent", "angle"),
-    "temperature": ("kl",),
+_SOFTMAX: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("in_batch", "gist", "multi_positive"), ()), "angle": ("in_batch_weight",),
+    **dict.fromkeys(("margin_mse", "kl"), ("add_in_batch",)),
+}  # fmt: skip
+_READ: tuple[tuple[str, dict[str, tuple[str, ...]]], ...] = (
+    ("tau", _SOFTMAX),
+    ("mask_duplicates", _SOFTMAX | {"sigmoid": ()}),
+    ("gather_negatives", _SOFTMAX | dict.fromkeys(("sigmoid", "cosent", "angle"), ())),
+    ("hard_negative_weight directions hardness", {"in_batch": ()}),
+    ("hardness_strength", {"in_batch": ("hardness",)}),
+    ("guide cached margin anchors positives", {"gist": ()}),
+    ("margin_kind", {"gist": ("margin",)}),
+    ("cosent_weight in_batch_weight angle_weight", {"angle": ()}),
+    ("positive_from", {"angle": ("in_batch_weight",)}),
+    ("scale", {"cosent": (), "angle": ("cosent_weight", "angle_weight")}),
+    ("score_scale add_in_batch", {"margin_mse": (), "kl": ()}),
+    ("temperature", {"kl": ()}),
+)
+READS = {key: readers for keys, readers in _READ for key in keys.split()}
+"""The objectives that read a key, each with the keys one of which has to be on for that; what is not here all do."""
+_NEGATIVES = ("triplets", "nli")
+_ONLY_OF = {
+    "positive_from": ("scored",),
+    "hard_negative_weight": _NEGATIVES,
+    "hardness=hard": _NEGATIVES,
 }
-"""The objectives that read a key; what is not here all do, or those of one softmax."""
+"""The kinds of data that have what a key, or a value of it, is about, where not all of the objective's have."""
 _LACKS = {"cosent": "score", "multi_positive": "label", "margin_mse": "scores", "kl": "scores"}
 
 
@@ -66,28 +84,20 @@ class SupervisedConfig(LossConfig):
         return self.objective not in ("margin_mse", "kl")
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
-        if self.tau is None:
-            return self.of(self.objective).check(info, run)
         warnings = super().check(info, run)
         sets = [one.config for one in run.data.sets.values()] or [run.data]
         objectives = [objective_of(self, run.data, data) for data in sets]
         for objective, data in zip(objectives, sets, strict=True):
             self._check_data(objective, data)
-        if self.score_scale is not None and not self.score_scale > 0:
-            raise UserError("must be positive", key="method.score_scale", value=self.score_scale)
         if self.hard_negative_weight != 0 and (self.directions != "forward" or self.hardness is not None):
             raise UserError(
                 "for the plain in-batch loss", key="method.hard_negative_weight", value=self.hard_negative_weight,
                 fix="0, or method.directions=forward method.hardness=null",
             )  # fmt: skip
-        for key in ("scale", "temperature"):
-            if not getattr(self, key) > 0:
-                raise UserError("must be positive", key=f"method.{key}", value=getattr(self, key))
-        terms = {key: getattr(self, key) for key in ("cosent_weight", "in_batch_weight", "angle_weight")}
-        for key, weight in terms.items():
-            if weight < 0 or not any(terms.values()):
-                raise UserError("must be positive, or 0 beside others", key=f"method.{key}", value=weight)
-        self._check_read(objectives)
+        if not any((self.cosent_weight, self.in_batch_weight, self.angle_weight)):
+            key, fix = "method.in_batch_weight", "method.in_batch_weight=1"
+            raise UserError("all three terms of angle have the weight 0", key=key, value=0, fix=fix)
+        self._check_read([*zip(objectives, sets, strict=True)])
         if self.objective == "angle" and self.in_batch_weight == self.cosent_weight == 0:
             warnings.append(
                 "method.objective=angle alone: its similarity takes opposite vectors for equal ones, and is not"
@@ -95,17 +105,32 @@ class SupervisedConfig(LossConfig):
             )
         return warnings
 
-    def _check_read(self, objectives: Sequence[str]) -> None:
-        usual = SupervisedConfig()
+    def _check_read(self, sets: Sequence[tuple[str, DataConfig]]) -> None:
+        """UserError for a key that was set and that no data set's objective reads, as the others are set."""
         for key, readers in READS.items():
-            value = getattr(self, key)
-            if value != getattr(usual, key) and not {*objectives} & {*readers}:
-                left = getattr(usual, key)
-                left = "null" if left is None else str(left).lower()
-                raise UserError(
-                    f"objective={' or '.join(dict.fromkeys(objectives))} does not read it", key=f"method.{key}",
-                    value=value, fix=f"method.{key}={left}, or method.objective={' or '.join(readers)}",
-                )  # fmt: skip
+            value, usual = getattr(self, key), type(self).__dataclass_fields__[key].default
+            if value == usual or any(self._reads(key, *one) for one in sets):
+                continue
+            objectives = list(dict.fromkeys(objective for objective, _ in sets))
+            told, fix = _or("objective=", objectives) + " does not read it", _or("method.objective=", readers)
+            if own := next((name for name in objectives if name in readers), None):
+                on = self._is_on(readers[own])
+                fix = _or("data=", self._only_of(key) or ()) if on else _or("method.", readers[own])
+                told += f" without {fix}"
+            left = f"method.{key}={'null' if usual is None else str(usual).lower()}"
+            raise UserError(told, key=f"method.{key}", value=value, fix=f"{left}, or {fix}")
+
+    def _reads(self, key: str, objective: str, data: DataConfig) -> bool:
+        switches, kinds = READS[key].get(objective), self._only_of(key)
+        if switches is None or (kinds is not None and kind_name(data.name) not in kinds):
+            return False
+        return self._is_on(switches)
+
+    def _only_of(self, key: str) -> tuple[str, ...] | None:
+        return _ONLY_OF.get(key) or _ONLY_OF.get(f"{key}={getattr(self, key)}")
+
+    def _is_on(self, switches: Sequence[str]) -> bool:
+        return not switches or any(getattr(self, switch) for switch in switches)
 
     def _check_data(self, objective: str, data: DataConfig) -> None:
         if kind_name(data.name) not in TAKES[objective]:
@@ -144,6 +169,10 @@ class SupervisedConfig(LossConfig):
         )
 
 
+def _or(start: str, names: Iterable[str]) -> str:
+    return f"{start}{' or '.join(names)}"
+
+
 def objective_of(config: SupervisedConfig, data: DataConfig, one: DataConfig) -> str:
     """The objective of a data set: of a mix its own, where it has one.
 
@@ -155,7 +184,7 @@ def objective_of(config: SupervisedConfig, data: DataConfig, one: DataConfig) ->
             if each.objective not in get_args(Objective):
                 raise UserError(
                     "no such objective", key=f"data.mix.{name}.objective", value=each.objective,
-                    fix=f"one of {', '.join(get_args(Objective))}",
+                    fix=one_of(each.objective, get_args(Objective)),
                 )  # fmt: skip
             return each.objective
     return config.objective

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from embedlab.config.build import within
 from embedlab.distributed.gather import share_of_kept
 from embedlab.engine.module import Batch, LossOutput
 from embedlab.methods.contrast import ContrastConfig, contrast, contrast_pairs
@@ -25,7 +26,7 @@ from embedlab.objectives.teacher_scores import listed_scores, margin_mse, score_
 class LossConfig(ContrastConfig):
     """What the objectives have to be told."""
 
-    tau: float | None = None  # type: ignore[assignment]
+    tau: float | None = within(None, above=0)  # type: ignore[assignment]
     """Of the objectives with a softmax; None: 0.05, of gist 0.01."""
     hard_negative_weight: float = 0.0
     """in_batch: added to the logit of an anchor's own hard negatives."""
@@ -35,12 +36,12 @@ class LossConfig(ContrastConfig):
     """in_batch: who weighs more the nearer it is: texts of others (``in_batch``), own negatives (``hard``), ``all``."""
     hardness_strength: float = 9.0
     """How much: added to a logit for each unit of its cosine."""
-    scale: float = 20.0
+    scale: float = within(20.0, above=0)
     """cosent, angle: what similarities are multiplied by."""
-    cosent_weight: float = 0.0
+    cosent_weight: float = within(0.0, least=0)
     """angle: weights of its three terms, those of its release."""
-    in_batch_weight: float = 1.0
-    angle_weight: float = 0.02
+    in_batch_weight: float = within(1.0, least=0)
+    angle_weight: float = within(0.02, least=0)
     positive_from: float = 1.0
     """angle, on scored pairs: the least score of a positive of the in-batch term."""
     guide: str | None = None
@@ -54,9 +55,9 @@ class LossConfig(ContrastConfig):
     """gist: whether other anchors are candidates of an anchor."""
     positives: bool = True
     """gist: whether a positive is compared with the other positives."""
-    score_scale: float | None = None
+    score_scale: float | None = within(None, above=0)
     """margin_mse, kl: a student's score is its cosine times this; None: the dot product."""
-    temperature: float = 1.0
+    temperature: float = within(1.0, above=0)
     """kl: of teacher and student."""
     add_in_batch: bool = False
     """margin_mse, kl: whether the in-batch loss is added, as FlagEmbedding does."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from embedlab.backbones.architecture import check_layer_states
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
 from embedlab.errors import UserError
@@ -22,21 +23,14 @@ class BlocksConfig(PoolingConfig):
     """What the poolings over several blocks share."""
 
     name: str
-    n: int = 3
+    n: int = within(3, least=1)
     """Blocks that are mixed, the last ones."""
-    block_offset: int = 0
+    block_offset: int = within(0, least=0)
     """Blocks left out at the end: 1 mixes H^(L-n) to H^(L-1), with the embedding layer as H^(0)."""
     pool: Literal["mean"] | Token = "mean"
     """The ``mean`` over tokens, or the token ``cls``, ``mask`` (of a template) or ``last``."""
-    lr_mult: float = 1.0
+    lr_mult: float = within(1.0, above=0)
     """Of the learning rate, for the pooling's own weights."""
-
-    def __post_init__(self) -> None:
-        for key, least in (("n", 1), ("block_offset", 0)):
-            if (value := getattr(self, key)) < least:
-                raise UserError(f"must be a number from {least} on", key=f"pooling.{key}", value=value)
-        if not self.lr_mult > 0:
-            raise UserError("must be positive", key="pooling.lr_mult", value=self.lr_mult)
 
     @property
     def averages_tokens(self) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embedlab.config.backbone import BackboneInfo
+from embedlab.config.build import within
 from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
 from embedlab.errors import UserError
@@ -29,9 +30,9 @@ class S2SentConfig(BlocksConfig):
     """The paper's letters, and every choice that it leaves open or that the released code makes otherwise."""
 
     name: str = "s2sent"
-    m: int = 4
+    m: int = within(4, least=1)
     """Groups of features, each with a frequency pair of its own (Low-m); divides the width."""
-    r: int = 12
+    r: int = within(12, least=1)
     """Width over bottleneck width of the gate."""
     mode: Literal["stack2d", "avg1d", "last1d", "auto", "none"] = "stack2d"
     """``stack2d``: a weight for each of the n blocks. ``avg1d``, ``last1d``: a gate on the features of one
@@ -73,10 +74,6 @@ class S2SentConfig(BlocksConfig):
     """``zero``: W_2 = 0, so that training starts from the plain average."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for key in ("m", "r"):
-            if (value := getattr(self, key)) < 1:
-                raise UserError("must be a number from 1 on", key=f"pooling.{key}", value=value)
         if self.bn and self.squeeze == "none":
             raise UserError(
                 "batch norm over single tokens would count padding",

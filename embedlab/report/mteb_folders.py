@@ -20,6 +20,7 @@ from embedlab.errors import UserError
 from embedlab.evaluation.core.files import read_tsv
 from embedlab.evaluation.mteb.mteb import task_type
 from embedlab.evaluation.retrieval.retrieval import ndcg_by_query
+from embedlab.files import like
 from embedlab.report.paired import CONFIDENCE
 
 FEWEST = 6
@@ -226,7 +227,9 @@ def read_results(folder: Path) -> dict[str, Result]:
         UserError: no such folder, none in it, two of a task, a damaged file.
     """
     if not folder.is_dir():
-        raise UserError("no such folder", file=folder, key="mteb", fix="a folder of mteb's results")
+        raise UserError(
+            "no such folder", file=folder, key="mteb", fix=like(folder) or "a folder of mteb's results"
+        )
     found: dict[str, Result] = {}
     for path in sorted(folder.rglob("*.json")):
         if path.name.endswith(_PREDICTIONS):
@@ -277,7 +280,10 @@ def _by_query(task: str, first: Path, second: Path, qrels: Path | None) -> Paire
         try:
             judged.setdefault(query, {})[document] = int(gain)
         except ValueError:
-            raise UserError("is not a whole number", file=path, row=row, key="score", value=gain) from None
+            fix = "a gain from 0 on in each row"
+            raise UserError(
+                "is not a whole number", file=path, row=row, key="score", value=gain, fix=fix
+            ) from None
     ours, theirs = (ndcg_by_query(dict(_run(file, judged)), judged) for file in files if file is not None)
     queries = sorted(ours.keys() & theirs.keys())
     return paired(np.array([theirs[query] - ours[query] for query in queries])) if queries else None
@@ -293,4 +299,5 @@ def _run(path: Path, judged: Mapping[str, Any]) -> Iterator[tuple[str, dict[str,
                     if query in judged:
                         yield query, {str(name): float(score) for name, score in documents.items()}
     except (AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"holds no ranking of documents ({error})", file=path) from None
+        fix = "a file of mteb's predictions"
+        raise UserError(f"holds no ranking of documents ({error})", file=path, fix=fix) from None

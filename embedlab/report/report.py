@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import math
 import re
@@ -11,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from contextlib import suppress
 
-from embedlab.errors import UserError, printable
+from embedlab.errors import UserError, nearest, printable
 from embedlab.evaluation.core.table import HEADLINES, LABELS, Table, mean_and_sd
 from embedlab.report.paired import Difference, paired_difference, relation_to_sts
 from embedlab.report.runs import Group, Unfinished
@@ -125,7 +124,7 @@ def make_report(
     for key, name in (("metric", by), *(("metrics", m) for m in metrics or ())):
         if not any(g.values(name) for g in groups):
             known = sorted({k for g in groups for r in g.runs for k in r.scores})
-            alike = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known[:3]
+            alike = nearest(name, known, n=3, cutoff=0.3) or known[:3]
             raise UserError(
                 "no run has this score",
                 key=key,

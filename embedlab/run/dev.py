@@ -21,6 +21,7 @@ from embedlab.evaluation.retrieval.beir import is_collection, load_collection
 from embedlab.evaluation.retrieval.dev import DevRetrieval
 from embedlab.evaluation.sts.dev import DevSet
 from embedlab.evaluation.sts.sts import STSPairs, load_sts
+from embedlab.files import like
 
 log = logging.getLogger(__name__)
 KEYS = {"data_dir": "evaluation.sts_dir", "sts_text": "evaluation.sts_text"}
@@ -90,7 +91,8 @@ def _own(place: Path, prompts: Mapping[str, str]) -> Dev:
             log.warning("%s: %d judgements name texts that are not there", place, collection.dangling)
         return DevRetrieval(collection, prompts.get("anchor", ""), prompts.get("positive", ""))
     if not place.is_file():
-        raise UserError("no such file or folder", key="evaluation.dev", value=str(place))
+        fix = like(place) or "a file of pairs or a folder of retrieval, or null"
+        raise UserError("no such file or folder", key="evaluation.dev", value=str(place), fix=fix)
     scored = data_config({"name": "scored", "files": str(place), "overlong": "truncate"})
     with _named():
         stream = read_rows(scored)
@@ -104,7 +106,10 @@ def _own(place: Path, prompts: Mapping[str, str]) -> Dev:
     )
     gold = np.array([row[2] for row in rows], np.float64)
     if len(set(gold.tolist())) < 2:
-        raise UserError("all scores are the same, which orders nothing", key="evaluation.dev", file=place)
+        fix = "pairs of different scores"
+        raise UserError(
+            "all scores are the same, which orders nothing", key="evaluation.dev", file=place, fix=fix
+        )
     name = place.name.partition(".")[0]
     pairs = STSPairs(name, "dev", "raw", first, second, gold, None, str(place), dropped=stream.dropped)
     # Four fifths of the scale, as 4 of STS-B's 5.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 from embedlab.config.adapter import AdapterConfig
@@ -16,7 +15,7 @@ from embedlab.config.run import RunConfig
 from embedlab.config.template import Template
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
 from embedlab.data.kinds import data_config
-from embedlab.errors import UserError
+from embedlab.errors import UserError, nearest
 from embedlab.parts import part_record
 
 _SHARED: dict[str, Any] = {
@@ -39,12 +38,13 @@ def parse_shared(values: Mapping[str, Any]) -> dict[str, Any]:
     # A key that no section resembles is a variable of an experiment's file, such as `arm`.
     sections = [f.name for f in fields(RunConfig) if f.name != "plain"]
     for key in values:
-        near = get_close_matches(key, sections, n=1, cutoff=0.8)
+        near = nearest(key, sections, cutoff=0.8)
         if near and key not in (*sections, "stages"):
             raise UserError("unknown key", key=key, value=values[key], fix=f"did you mean {near[0]}?")
     for name in ("data", *_SHARED, "seed", "step", "method", "pooling"):
         if name not in values and name != "adapter":
-            raise UserError("a section of the configuration is missing", key=name)
+            fix = f"{name}: and its keys, as embedlab train --cfg job prints them"
+            raise UserError("a section of the configuration is missing", key=name, fix=fix)
     shared = {name: from_dict(record, values.get(name, {}), name) for name, record in _SHARED.items()}
     template = values.get("template")
     if template and section(template, "template").get("text"):

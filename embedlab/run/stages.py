@@ -31,7 +31,7 @@ from embedlab.config.read import read_values
 from embedlab.config.run import differences
 from embedlab.config.run_files import read_numbers
 from embedlab.distributed.devices import launched
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.run.callbacks.checkpoints import find_checkpoint, kept_in
 from embedlab.run.check import check_run
 from embedlab.run.resume import holds
@@ -77,20 +77,25 @@ class Stage:
         """From its place under ``stages``; ``UserError`` names what is wrong."""
         key = f"stages.{name}"
         if not re.fullmatch(r"\w[\w.-]*", str(name)):  # it names a folder
-            raise UserError(
-                "a stage has a name of letters, digits, dots and dashes", key="stages", value=name
-            )
+            told = "a stage has a name of letters, digits, dots and dashes"
+            raise UserError(told, key="stages", value=name, fix="first, for example")
         if not isinstance(content, dict):
-            raise UserError("a stage is a group of keys", key=key, value=content)
+            raise UserError(
+                "a stage is a group of keys", key=key, value=content, fix=f"{key}.result=method.tower1"
+            )
         rest = dict(content)
         result, offset = rest.pop("result", None), rest.pop("seed_offset", 0)
         if not isinstance(result, str) or "." not in result:
-            raise UserError("a stage names the key that gets its result", key=f"{key}.result", value=result)
+            told, fix = "a stage names the key that gets its result", f"{key}.result=method.tower1"
+            raise UserError(told, key=f"{key}.result", value=result, fix=fix)
         if not isinstance(offset, int) or offset < 0:
-            raise UserError("must be a number from 0 on", key=f"{key}.seed_offset", value=offset)
+            what: dict[str, Any] = {"key": f"{key}.seed_offset", "value": offset}
+            raise UserError("must be a number from 0 on", **what, fix=f"{key}.seed_offset=0")
         if unknown := sorted(set(rest) - set(_SECTIONS)):
-            known = ", ".join(("result", "seed_offset", *_SECTIONS))
-            raise UserError("unknown key of a stage", key=f"{key}.{unknown[0]}", fix=f"one of {known}")
+            known = ("result", "seed_offset", *_SECTIONS)
+            raise UserError(
+                "unknown key of a stage", key=f"{key}.{unknown[0]}", fix=one_of(unknown[0], known)
+            )
         return cls(name, result, offset, rest)
 
     def values(self, main: dict[str, Any]) -> dict[str, Any]:
@@ -287,7 +292,11 @@ def _get(values: dict[str, Any], key: str, named_by: str) -> Any:
     node: Any = values
     for part in key.split("."):
         if not isinstance(node, dict) or part not in node:
-            raise UserError("a stage's result goes to a key that is not there", key=named_by, value=key)
+            told, fix = (
+                "a stage's result goes to a key that is not there",
+                "a key of the run, such as method.tower1",
+            )
+            raise UserError(told, key=named_by, value=key, fix=fix)
         node = node[part]
     return node
 

@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +17,7 @@ import yaml
 
 from embedlab.config.build import Record, within
 from embedlab.config.run_files import read_numbers
-from embedlab.errors import UserError
+from embedlab.errors import UserError, nearest
 from embedlab.files import whole_file, write_whole
 from embedlab.run import sweep as launcher
 from embedlab.run.processes import end
@@ -279,7 +278,7 @@ def final(folder: Path, config: TuneConfig, values: list[tuple[int, float]]) -> 
 def _no_metric(folder: Path, metric: str) -> UserError:
     known = {name for record in _records(folder)[:1] for name in record if name != "step"}
     known |= _final_scores(folder).keys()
-    near = get_close_matches(metric, known, n=1) or sorted(known)
+    near = nearest(metric, known) or sorted(known)
     return UserError(
         "a finished trial has no such score", file=folder, key="tune.metric", value=metric,
         fix=f"one of {', '.join(near)}" if near else "evaluation.sts_dir=..., so that there are scores",

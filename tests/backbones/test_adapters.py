@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -328,3 +330,30 @@ def test_the_share_of_a_young_adapter_survives_half_precision(tiny: Callable[...
         exact = layer(x) - layer.base_layer(x)
     assert together.dtype == torch.float32
     torch.testing.assert_close(together - base, exact, rtol=0.02, atol=float(exact.abs().max()) / 50)
+
+
+INJECTS = """
+import transformers
+from embedlab.backbones.adapters import _inject
+from embedlab.config.adapter import AdapterConfig
+size = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
+model = transformers.BertModel(transformers.BertConfig(**size))
+_inject(model, ["encoder.layer.0.attention.self.query"], AdapterConfig(r=2))
+"""
+WRITES = """
+import sys
+import embedlab
+embedlab.load("mini").to_sentence_transformers(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("code", [INJECTS, WRITES], ids=["adapter", "sentence-transformers"])
+def test_what_is_imported_says_nothing_of_kernels(code: str, tmp_path: Path) -> None:
+    """Without the command line, which silences it for its whole process."""
+    if "sentence_transformers" in code:
+        pytest.importorskip(
+            "sentence_transformers", reason="sentence-transformers (extra st) is not installed"
+        )
+    call = [sys.executable, "-c", code, str(tmp_path / "out")]
+    done = subprocess.run(call, capture_output=True, text=True, check=True)
+    assert "kernels" not in done.stderr

@@ -102,13 +102,14 @@ def single(command: list[str], home: Path, draw: random.Random, suffix: str) -> 
     for trial in range(2):
         out = home / f"trial{trial}" / f"a{suffix}"
         out.parent.mkdir()
+        replaces = ["overwrite=true"] if trial % 2 else []
         if trial % 2:
             out.write_bytes(b"old")
         for _ in range(3):
-            status, _ = wait(start([*command, str(out)], draw.randrange(lines)))
+            status, _ = wait(start([*command, str(out), *replaces], draw.randrange(lines)))
             content = out.read_bytes() if out.exists() else b"old"
             found.append(content == reference.read_bytes() or (content == b"old" and status == -9))
-        status, _ = wait(start([*command, str(out)]))
+        status, _ = wait(start([*command, str(out), *replaces]))
         found.append(status == 0 and seen(out.parent) == {out.name: reference.read_bytes()})
     return found
 

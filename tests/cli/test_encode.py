@@ -101,7 +101,7 @@ def test_an_error_late_in_the_file_keeps_the_old_output(
     source.write_bytes(b"good line\n" * 9 + b"caf\xe9\n")
     out = tmp_path / "out.npy"
     out.write_bytes(b"old")
-    assert main(["encode", str(source), str(out), f"ckpt={ckpt}", "chunk=3"]) == 2
+    assert main(["encode", str(source), str(out), f"ckpt={ckpt}", "chunk=3", "overwrite=true"]) == 2
     assert f"{source}:10: not UTF-8" in capsys.readouterr().err
     assert out.read_bytes() == b"old"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.txt", "out.npy"]
@@ -151,7 +151,7 @@ def test_cut_texts_are_counted(tmp_path: Path, ckpt: Path, capsys: pytest.Captur
     assert main(["encode", str(source), str(tmp_path / "out.npy"), f"ckpt={ckpt}"]) == 0
     assert "2 texts were cut" in capsys.readouterr().err
     short = write(tmp_path / "short.txt", ["a cat"])
-    assert main(["encode", str(short), str(tmp_path / "out.npy"), f"ckpt={ckpt}"]) == 0
+    assert main(["encode", str(short), str(tmp_path / "short.npy"), f"ckpt={ckpt}"]) == 0
     assert "cut" not in capsys.readouterr().err
 
 

@@ -21,6 +21,7 @@ import embedlab
 from embedlab.cli import encode
 from embedlab.cli.main import main
 from embedlab.encoders.codes import Codes, calibrate
+from embedlab.locks import WorkFolder
 from tests.support import SENTENCES
 from tests.test_full_disk import disk_of
 
@@ -391,6 +392,42 @@ def test_one_file_goes_on_where_it_was(
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "in.txt", "reference"])
 
 
+def test_what_came_while_it_was_stopped_is_kept(
+    ckpt: Path, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a.npy"
+    stopped(ckpt, source, out)
+    out.write_bytes(b"another's")
+    for more in ([], ["normalize=true"]):
+        assert one(ckpt, source, out, *more) == 2
+        assert "a.npy: is there already (overwrite=false)" in capsys.readouterr().err
+        assert out.read_bytes() == b"another's"
+        assert [*tmp_path.glob(".a.npy.parts/part-*.json")], "its own work is kept too"
+    assert one(ckpt, source, out, "overwrite=true") == 0
+    assert len(np.load(out)) == len(TEXTS)
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("more", ["", "normalize=true"])
+def test_a_kill_before_the_last_step_of_all(
+    more: str, ckpt: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is there, and so is the work that it was made of: the same command ends well, another is refused."""
+    out = tmp_path / "a.npy"
+
+    def killed(work: WorkFolder) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkFolder, "clear", killed)
+        with pytest.raises(Killed):
+            one(ckpt, source, out)
+    before = out.read_bytes()
+    assert one(ckpt, source, out, *filter(None, [more])) == (2 if more else 0)
+    assert out.read_bytes() == before
+    assert bool(more) == bool([p for p in tmp_path.iterdir() if p.name.startswith(".")])
+
+
 @pytest.mark.parametrize("more", ["normalize=true", "max_length=8", "chunk=4", "store=float16", "input"])
 def test_what_other_settings_left_is_not_taken(more: str, ckpt: Path, source: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.npy"
@@ -420,6 +457,7 @@ RESIDENT = """
 import os, sys, torch
 from pathlib import Path
 from embedlab.cli.main import main
+from embedlab.locks import WorkFolder
 from embedlab.corpus.parts import Parts
 from embedlab.encoders.encoder import SentenceEncoder
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 import embedlab
 from embedlab.cli.main import main
+from embedlab.files import conf_dir
 from tests.support import SENTENCES
 
 
@@ -39,6 +41,48 @@ def test_the_sentence_encoder_is_taken_and_not_the_body(
     (box / "mini-sentence").rename(tmp_path / "gone")
     assert main(["encode", "in.txt", "none.npy"]) == 2
     assert "ships no encoder mini-sentence, but mini" in capsys.readouterr().err
+
+
+WRITES = {
+    "encode in.txt out.npy": "out.npy",
+    "export to=hf out=out": "out/embedlab.json",
+    "mine pairs.csv out.jsonl device=cpu": "out.jsonl",
+    "benchmark batch_size=1 length=8 calls=1 device=cpu out=out.json": "out.json",
+    "evaluate suite=lee out=lee.json": "lee.json",
+    "search index in.txt index": "index/index.json",
+}
+
+
+@pytest.mark.parametrize("command", WRITES)
+def test_every_command_that_takes_an_encoder_takes_the_one_in_the_box(
+    command: str,
+    box: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("gensim", reason="the Lee documents come with gensim (extra quickstart)")
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text("\n".join(SENTENCES) + "\n")
+    pairs = [f"{a},{b}\n" for a, b in zip(SENTENCES[:4], SENTENCES[4:8], strict=True)]
+    Path("pairs.csv").write_text("anchor,positive\n" + "".join(pairs).replace(", ", " "))
+    assert main(command.split()) == 0
+    assert capsys.readouterr().err.count("embedlab: ckpt=mini-sentence, the encoder in the box") == 1
+    assert Path(WRITES[command]).is_file()
+
+
+def test_none_of_them_is_left_out() -> None:
+    taking = set()
+    for file in conf_dir().glob("*.yaml"):
+        text = file.read_text(encoding="utf-8")
+        keys = yaml.safe_load(text)
+        if "ckpt" in keys:
+            assert keys["ckpt"] is None, file
+            if "null: mini-sentence, the encoder in the box" in text:
+                taking.add(file.stem.replace("_", " "))
+    assert taking == {name for name in (" ".join(c.split()[:2]) for c in WRITES) if name in taking} | {
+        c.split()[0] for c in WRITES if not c.startswith("search")
+    }
 
 
 def test_evaluate_names_its_scores_by_the_encoder_that_it_took(

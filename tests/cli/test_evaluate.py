@@ -88,7 +88,7 @@ def test_several_suites_say_which_one_is_being_scored(
     assert main([*arguments, "suite=sts,geometry"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("embedlab: suite ")]
     assert said == ["embedlab: suite sts (1 of 2)", "embedlab: suite geometry (2 of 2)"]
-    assert main([*arguments, "suite=sts"]) == 0
+    assert main([*arguments, "suite=sts", "overwrite=true"]) == 0
     assert "embedlab: suite" not in capsys.readouterr().err
 
 
@@ -177,6 +177,7 @@ def test_a_twin_is_scored_with_its_cross_attention(
     run = ["evaluate", f"ckpt={tmp_path / 'twin'}", "suite=sts", "tasks=stsb", f"data_dir={sts}"]
     out = f"out={tmp_path / 'crossed.json'}"
     assert main([*run, "cross_attention=1", out]) == 0
+    run += ["overwrite=true"]
     assert main(run) == 0
     crossed, block = protocol.read_scores(tmp_path / "crossed.json")
     plain, own = protocol.read_scores(tmp_path / "twin" / "scores" / "sts.json")
@@ -220,7 +221,7 @@ def test_both_sides_of_a_comparison_are_read_alike(
     sides = [f"ckpt={ckpt}", f"compare={tmp_path / 'other'}"]
 
     def poolings(*more: str) -> tuple[list[str], list[int | None]]:
-        assert main([*command, *sides, f"out={tmp_path / 'out'}", *more]) == 0
+        assert main([*command, *sides, f"out={tmp_path / 'out'}", "overwrite=true", *more]) == 0
         (path,) = (tmp_path / "out").glob("compare-*.json")
         block = protocol.read_scores(path)[1]
         return tuple([side[key] for side in (block, block["against"])] for key in ("pooling", "max_length"))  # type: ignore[return-value]
@@ -256,7 +257,7 @@ def test_a_comparison_replaces_no_scores_and_no_other_comparison(
     (scores,) = (path for place in places for path in place.glob("*.json"))
     before = protocol.read_scores(scores)[0]
     for i, other in enumerate(others, start=1):
-        assert main([*command, f"compare={other}", "+resamples=20"]) == 0
+        assert main([*command, f"compare={other}", "+resamples=20", "overwrite=true"]) == 0
         assert len([*scores.parent.glob("*.json")]) == 1 + i
     assert protocol.read_scores(scores)[0] == before
 

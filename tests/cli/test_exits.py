@@ -7,6 +7,7 @@ import yaml
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
+from embedlab.cli.config_errors import HELP
 from embedlab.cli.exits import as_user_error, guarded
 from embedlab.errors import UserError
 
@@ -19,26 +20,28 @@ def raising(error: BaseException, cause: BaseException | None = None) -> BaseExc
 
 
 def test_a_wrapped_user_error_is_found() -> None:
-    inner = UserError("no rows", file="a.csv")
+    inner = UserError("no rows", file="a.csv", fix="f")
     assert as_user_error(raising(RuntimeError("worker died"), raising(ValueError("x"), inner))) is inner
 
 
 def test_an_exception_while_handling_a_user_error_is_not_hidden() -> None:
     error = RuntimeError("clean-up failed")
-    error.__context__ = UserError("no rows")  # as `raise` in an `except` block sets it, without `from`
+    error.__context__ = UserError(
+        "no rows", fix="f"
+    )  # as `raise` in an `except` block sets it, without `from`
     assert as_user_error(raising(error)) is None
 
 
 def test_a_constructor_that_hydra_calls_fails_as_itself() -> None:
     assert as_user_error(raising(InstantiationException("Error in call to target"), TypeError("x"))) is None
-    inner = UserError("bad", key="k")
+    inner = UserError("bad", key="k", fix="f")
     assert as_user_error(raising(InstantiationException("Error in call to target"), inner)) is inner
 
 
 def test_omegaconf_errors_are_one_line() -> None:
     with pytest.raises(Exception) as caught:
         OmegaConf.create({"a": {"b": "${nowhere}"}}).a.b  # noqa: B018
-    assert str(as_user_error(caught.value)) == "Interpolation key 'nowhere' not found (a.b)"
+    assert str(as_user_error(caught.value)) == f"Interpolation key 'nowhere' not found (a.b). Fix: {HELP}"
 
 
 def test_broken_yaml_names_file_and_line(tmp_path: object) -> None:

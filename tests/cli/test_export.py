@@ -140,6 +140,21 @@ def test_a_differing_export_is_loud_and_leaves_nothing(
     assert [p.name for p in out.iterdir()] == ["config.json"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind"),
+    [(["to=hf"], "float32; smaller: to=onnx precision=int8"), (["to=onnx", "precision=int8"], "int8")],
+)
+def test_size_and_kind_of_numbers_are_said(
+    arguments: list[str], kind: str, ckpt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "to=onnx" in arguments:
+        pytest.importorskip("onnxruntime", reason="onnxruntime (extra onnx) is not installed")
+        pytest.importorskip("onnxscript", reason="onnxscript (extra onnx) is not installed")
+    assert main(["export", f"ckpt={ckpt}", f"out={tmp_path / 'out'}", *arguments]) == 0
+    written = sum(p.stat().st_size for p in (tmp_path / "out").rglob("*") if p.is_file())
+    assert capsys.readouterr().out.strip().endswith(f", {written / 1e6:,.1f} MB in {kind}")
+
+
 def test_nan_and_wrong_shapes_never_pass(ckpt: Path) -> None:
     encoder = embedlab.load(str(ckpt))
     vectors = np.asarray(encoder.encode(list(SENTENCES)))

@@ -136,7 +136,7 @@ def test_a_failed_job_stops_hydras_own_sweep() -> None:
 
 def test_bad_input_leaves_no_run_folder(here: Path) -> None:
     with pytest.raises(UserError):
-        run(job(Task(UserError("bad"))), "demo", GIVEN)
+        run(job(Task(UserError("bad", fix="f"))), "demo", GIVEN)
     assert not (here / "runs/demo").exists()
 
 
@@ -144,7 +144,7 @@ def test_bad_input_leaves_what_was_there(here: Path) -> None:
     (here / "runs/demo").mkdir(parents=True)
     (here / "runs/demo/last.ckpt").write_text("weights", "utf-8")
     with pytest.raises(UserError):
-        run(job(Task(UserError("bad"))), "demo", GIVEN)
+        run(job(Task(UserError("bad", fix="f"))), "demo", GIVEN)
     assert (here / "runs/demo/last.ckpt").read_text("utf-8") == "weights"
 
 

@@ -78,7 +78,10 @@ def test_an_unknown_command_suggests_the_nearest(
 ) -> None:
     monkeypatch.setattr(cli, "COMMANDS", {"train": "", "encode": ""})
     assert cli.main(["tarin"]) == 2
-    assert capsys.readouterr().err == "embedlab: there is no command 'tarin'. Fix: embedlab train\n"
+    assert (
+        capsys.readouterr().err
+        == "embedlab: there is no command 'tarin'. Fix: did you mean train (of train, encode)?\n"
+    )
     assert cli.main(["xyz"]) == 2
     assert capsys.readouterr().err == "embedlab: there is no command 'xyz'. Fix: one of train, encode\n"
 
@@ -89,9 +92,9 @@ def test_arguments_and_status_pass_through() -> None:
 
 
 def test_bad_input_is_one_line_and_status_2() -> None:
-    body = "from embedlab.errors import UserError\ndef main(argv): raise UserError('no rows', file='a.csv')"
+    body = "from embedlab.errors import UserError\ndef main(argv): raise UserError('no rows', file='a.csv', fix='f')"
     done = call_stub(body)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "embedlab: a.csv: no rows\n")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "embedlab: a.csv: no rows. Fix: f\n")
 
 
 def test_a_failure_is_a_traceback_and_status_1() -> None:

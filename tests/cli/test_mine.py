@@ -72,13 +72,13 @@ def test_other_settings_go_on_with_the_vectors_that_are_there(
     assert mine("work=w") == 0
     first = (folder / "out.jsonl").read_bytes()
     monkeypatch.setattr("embedlab.corpus.texts.embed", lambda *_: pytest.fail("encoded again"))
-    assert mine("work=w", "block=1") == 0
+    assert mine("work=w", "block=1", "overwrite=true") == 0
     assert (folder / "out.jsonl").read_bytes() == first
-    assert mine("work=w", "negatives=1") == 0
+    assert mine("work=w", "negatives=1", "overwrite=true") == 0
     assert (folder / "out.jsonl").read_bytes() != first
     capsys.readouterr()
     for change in ("dim=8", "corpus=null", "max_length=5", "dtype=bfloat16"):
-        assert mine("work=w", change) == 2
+        assert mine("work=w", change, "overwrite=true") == 2
         line = capsys.readouterr().err
         assert "w: was begun with" in line
         assert line.count("\n") == 1
@@ -92,7 +92,7 @@ def test_a_teacher_scores_and_the_ranks_stay(
 
     assert mine("scores=true") == 0
     own, own_scores = scores(), [r["score_1"] for r in rows(folder / "out.jsonl")]
-    assert mine("scores=true", f"teacher={tiny('roberta')}") == 0
+    assert mine("scores=true", f"teacher={tiny('roberta')}", "overwrite=true") == 0
     assert scores() == own
     assert [r["score_1"] for r in rows(folder / "out.jsonl")] != own_scores
 
@@ -122,10 +122,11 @@ def test_a_cross_encoder_judges_pairs_of_texts(mine: Callable[..., int], folder:
         assert row["scores"] == pytest.approx(
             model.predict([(row["anchor"], t) for t in texts]).tolist(), abs=1e-5
         )
-    assert mine("scores=true", "format=lists", f"teacher={cross}", "block=1") == 0
+    assert mine("scores=true", "format=lists", f"teacher={cross}", "block=1", "overwrite=true") == 0
     assert (folder / "out.jsonl").read_bytes() == first
     limit = sorted(s for row in found for s in row["scores"][1:])[4]  # type: ignore[index]
-    assert mine("scores=true", "format=lists", f"teacher={cross}", f"max_score={limit:.5f}") == 0
+    more = (f"teacher={cross}", f"max_score={limit:.5f}", "overwrite=true")
+    assert mine("scores=true", "format=lists", *more) == 0
     assert all(s <= limit + 1e-5 for row in rows(folder / "out.jsonl") for s in row["scores"][1:])  # type: ignore[index]
 
 
@@ -162,7 +163,7 @@ def test_an_index_is_searched_in_place_of_a_corpus(
         ([ckpt, "search=nowhere"], "nowhere: is no search index"),
         ([ckpt, "dim=8"], "another encoder"),
     ):
-        assert main([*command, *more]) == 2
+        assert main([*command, *more, "overwrite=true"]) == 2
         line = capsys.readouterr().err
         assert told in line
         assert line.count("\n") == 1
@@ -251,7 +252,7 @@ def test_damage_in_the_work_is_one_line(
         for left in (folder / "w").glob("mined-*"):
             shutil.rmtree(left)
         capsys.readouterr()
-        assert mine("work=w") == 2
+        assert mine("work=w", "overwrite=true") == 2
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert Path(name).parts[0] in line
         assert "Fix: " in line

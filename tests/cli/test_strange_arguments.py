@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -172,3 +173,84 @@ def test_what_no_command_can_do_is_one_line(
     names = {"text": tmp_path / "in.txt", "out": tmp_path / "out", "folder": tmp_path}
     refusal([argument.format(**names) for argument in arguments], capsys)
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("command", [
+    "encode {text} {out}.npy ckpt={ckpt}", "evaluate suite=lee ckpt={ckpt}", "export to=hf out={out} ckpt={ckpt}",
+    "mine {pairs} {out}.jsonl ckpt={ckpt}", "mine {pairs} {out}.jsonl ckpt=mini scores=true teacher={ckpt}",
+    "benchmark ckpt={ckpt} out={out}.json", "search index {text} {out} ckpt={ckpt}",
+    "search index {vectors} {out} ckpt={ckpt}", "train method=distil method.teacher={ckpt} data.files={text}",
+    "train method=ensemble method.first={ckpt} method.second=mini data.files={text} trainer=cpu",
+])  # fmt: skip
+def test_an_encoder_that_is_not_there_is_one_line_for_every_command(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("a cat\na dog\n")
+    (tmp_path / "pairs.csv").write_text("anchor,positive\na,b\nc,d\n")
+    np.save(tmp_path / "in.npy", np.eye(3, dtype=np.float32))
+    names = {
+        "text": "in.txt",
+        "pairs": "pairs.csv",
+        "vectors": "in.npy",
+        "out": "out",
+        "ckpt": "mini_sentence",
+    }
+    assert main(command.format(**names).split()) == 2
+    (line,) = [e for e in capsys.readouterr().err.splitlines() if e.startswith("embedlab: ")]
+    assert "no such file or folder" in line
+    assert "=mini_sentence). Fix: did you mean mini-sentence? Or " in line
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize(
+    ("command", "fix"),
+    [
+        ("evaluate ckpt=mini suite=stories2", "did you mean stories"),
+        ("evaluate ckpt=mini suite=sts tasks=sts1 data_dir=.", "did you mean sts"),
+        ("encode in.txt o.npy ckpt=mini store=int9", "did you mean int8"),
+        ("encode in.txt o.npy ckpt=mini empty=skp", "did you mean skip"),
+        ("encode in.tx o.npy ckpt=mini", "did you mean in.txt"),
+        ("quantize in.np o.npy", "did you mean in.npy"),
+        ("quantize in.npy o.npy store=unit8", "did you mean uint8"),
+        ("export ckpt=mini out=o to=onxx", "did you mean onnx"),
+        ("benchmark ckpt=mini format=onnx-int", "did you mean onnx-int8"),
+        ("search index in.txt o kind=ivfpq", "did you mean ivf_pq"),
+        ("search indx in.txt o", "did you mean embedlab search index"),
+        ("contamination in.txt against=st", "did you mean sts"),
+        ("mine pairs.csv o.jsonl format=triplet", "did you mean triplets"),
+        ("mine pairs.csv o.jsonl sampling=tip", "did you mean top"),
+        ("report rns", "did you mean runs"),
+        ("train experiment=quickstrat", "did you mean quickstart"),
+        ("train template=prompt_bert", "did you mean promptbert_bert"),
+        ("train evaluation.final=[storys]", "did you mean stories"),
+        ("train method=supervised method.objective=cosnet", "did you mean cosent"),
+        ("tune method.tau=1,2 tune.trails=3", "did you mean tune.trials"),
+        ("evalaute", "did you mean evaluate"),
+    ],
+)
+def test_a_name_that_is_not_known_is_answered_with_the_one_that_is_meant(
+    command: str,
+    fix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.txt").write_text("a cat\na dog\n")
+    (tmp_path / "pairs.csv").write_text("anchor,positive\na,b\nc,d\n")
+    (tmp_path / "runs").mkdir()
+    np.save(tmp_path / "in.npy", np.eye(3, dtype=np.float32))
+    assert main(command.split()) == 2
+    (line,) = [e for e in capsys.readouterr().err.splitlines() if e.startswith("embedlab: ")]
+    assert f". Fix: {fix}" in line
+
+
+def test_a_slip_in_one_trial_of_a_sweep_is_said_before_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", "-m", "experiment=quickstart", "seed=0,1,a", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    assert main(command) == 2
+    assert "embedlab: not a whole number (seed=a). Fix: a whole number" in capsys.readouterr().err
+    assert not [p for p in tmp_path.rglob("*") if p.is_dir() and p.name != "sweep"]

@@ -37,7 +37,7 @@ class Record:
 
     def __post_init__(self) -> None:
         if not self.part > 0:  # a TypeError of its own, where the type is wrong
-            raise UserError("must be positive", key="g.part", value=self.part)
+            raise UserError("must be positive", key="g.part", value=self.part, fix="1")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_fits_is_taken(values: dict[str, Any]) -> None:
         ("perhaps", "x", "not a whole number (g.perhaps=x). Fix: a whole number, or null"),
         ("part", "x", "not a number (g.part=x). Fix: a number"),
         ("part", float("inf"), "not a finite number (g.part=inf). Fix: a number"),
-        ("part", -1, "must be positive (g.part=-1)"),
+        ("part", -1, "must be positive (g.part=-1). Fix: 1"),
         ("flag", "maybe", "not true or false (g.flag=maybe). Fix: true or false"),
         ("text", 3, "not text (g.text=3). Fix: quoted, digits are text: \"g.text='3'\""),
         ("kind", "c", "unknown value (g.kind=c). Fix: one of a, b"),

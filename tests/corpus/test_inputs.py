@@ -103,7 +103,7 @@ def test_an_error_names_the_file_and_its_own_line(tmp_path: Path) -> None:
     paths = [write(tmp_path / "a", "txt", ["x"] * 5), write(tmp_path / "b", "tsv", ["y"] * 5)]
     line = next(islice(texts_of(paths).lines(), 7, None))
     with pytest.raises(UserError, match=r"b\.tsv:4: no good"):
-        raise line.error("no good")
+        raise line.error("no good", fix="better")
 
 
 def test_what_was_read_tells_how_much_there_is(tmp_path: Path) -> None:

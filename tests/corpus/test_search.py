@@ -108,7 +108,7 @@ def test_another_encoder_is_refused(tmp_path: Path) -> None:
     index.check_encoder("f1 as it is named now", "f1")
     with pytest.raises(UserError, match="made by another encoder"):
         index.check_encoder("f2")
-    with pytest.raises(UserError, match="width 64, the encoder gives 32"):
+    with pytest.raises(UserError, match="width 64, the queries' have 32"):
         index.search(HashedWords(32), ["cat"])
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedlab.data.readers import open_reader
+from embedlab.data.sources import find_files
 from embedlab.errors import UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -186,3 +187,60 @@ def test_a_parquet_schema_with_a_name_twice_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 3, ["text", "x", "text"]), path)
     with pytest.raises(UserError, match=r"a\.parquet: the schema names text twice"):
         _ = open_reader(path).columns
+
+
+BAD = {
+    "empty": dict.fromkeys(("txt", "csv", "tsv", "jsonl", "parquet"), b""),
+    "binary": dict.fromkeys(("txt", "csv", "tsv", "jsonl", "parquet"), b"a\0b\tc\n" * 9),
+    "latin-1": dict.fromkeys(("txt", "csv", "tsv", "jsonl"), b"text\nol\xe9\n"),
+    "a field too many": {"csv": b"text,n\na,1\nb,2,3\n", "tsv": b"text\tn\na\t1\nb\t2\t3\n"},
+    "a header alone": {"csv": b"text,n\n", "tsv": b"text\tn\n"},
+    "a name twice": {"csv": b"text,text\na,b\n", "tsv": b"text\ttext\na\tb\n"},
+    "an open quote": {"csv": b'text,n\n"a,1\n'},
+    "no object": {"jsonl": b"[1]\n"},
+    "half an object": {"jsonl": b'{"text": \n'},
+    "half a character": {"jsonl": b'{"text": "\\ud800"}\n'},
+    "another key": {"jsonl": b'{"text": "a"}\n{"txt": "b"}\n'},
+    "a number": {"jsonl": b'{"text": "a"}\n{"text": 1}\n'},
+}
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "packed"),
+    [(fault, kind, packed) for fault, kinds in BAD.items() for kind in kinds
+     for packed in (PACK if kind != "parquet" else [""])],
+)  # fmt: skip
+def test_a_bad_file_is_one_line_with_its_name_and_a_fix(
+    fault: str, kind: str, packed: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / f"a.{kind}{packed}", PACK[packed](BAD[fault][kind]))
+
+    def read_whole() -> None:
+        reader = open_reader(path)
+        list(reader.texts((reader.columns or ["text"])[0]))
+
+    with pytest.raises(UserError) as refused:
+        read_whole()
+    line = str(refused.value)
+    assert line.startswith(f"{path}:")
+    assert ". Fix: " in line
+    assert not line.endswith("Fix: ")
+    assert refused.value.fix not in ("None", "")
+
+
+@pytest.mark.parametrize("packed", [".gz", ".xz", ".bz2"])
+def test_a_damaged_archive_says_a_fix(packed: str, tmp_path: Path) -> None:
+    whole = PACK[packed](b"a line of text\n" * 1000)
+    for content in (b"", b"junk" * 20, whole[: len(whole) // 2]):
+        path = write(tmp_path / f"a.txt{packed}", content)
+        with pytest.raises(UserError, match=r"\. Fix: \S"):
+            list(open_reader(path).texts("text"))
+
+
+@pytest.mark.parametrize(("given", "fix"), [("sentense.txt", r"did you mean .*sentence\.txt"), ("no*.txt", "'FOLDER"),
+                                            ("zebra.csv", "a file that is there, seen from")])  # fmt: skip
+def test_a_file_that_is_not_there_says_a_fix(given: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / "sentence.txt").write_text("a")
+    (tmp_path / "other.txt").write_text("a")
+    with pytest.raises(UserError, match=rf"(no such file|matches no file).*Fix: .*{fix}"):
+        find_files(str(tmp_path / given), "input")

@@ -107,6 +107,29 @@ def test_what_is_no_encoder(tmp_path: Path, path: str, part: str) -> None:
         assert caught.value.value == path
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("mini_sentence", "did you mean mini-sentence? Or "),
+        ("mini-sentense", "did you mean mini-sentence? Or "),
+        ("minisentence", "did you mean mini-sentence? Or "),
+        ("mini_multi", "mini or mini-sentence, which are in the box; or "),
+        ("runs/frist", "did you mean runs/first? Or "),
+        ("./runs/frist", "did you mean runs/first?"),
+        ("ORG/mini_sentence", "unset HF_HUB_OFFLINE"),
+    ],
+)
+def test_a_slip_of_the_pen_is_answered(
+    name: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    with pytest.raises(UserError, match="no such file or folder") as caught:
+        embedlab.load(name)
+    assert caught.value.fix.startswith(fix)
+
+
 def test_a_folder_named_like_the_shipped_encoder_wins(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -147,7 +147,7 @@ def test_a_block_with_odd_values_is_refused(tmp_path: Path, key: str, value: obj
 
 def test_suites_are_listed_without_an_import_and_one_that_is_not_there_is_refused() -> None:
     assert {"sts", "geometry", "lee"} <= set(suite_names())
-    with pytest.raises(UserError, match=r"suite=gone.*choose from .*sts"):
+    with pytest.raises(UserError, match=r"suite=gone.*one of .*sts"):
         suite("gone")
     with pytest.raises(UserError, match=r"evaluation\.final=gone"):
         suite("gone", "evaluation.final")

@@ -259,7 +259,7 @@ def test_own_files_that_cannot_be_are_refused(tasks: list[str], message: str, tm
 
 
 def test_bad_names_and_folders(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"stsbench \(test\).*choose one of"):
+    with pytest.raises(UserError, match=r"stsbench \(test\).*did you mean stsb"):
         load_sts("stsbench", tmp_path)
     with pytest.raises(UserError, match="no such folder"):
         load_sts("stsb", tmp_path / "nowhere")

@@ -12,6 +12,7 @@ import torch
 
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.errors import UserError
+from embedlab.methods import method_config
 from embedlab.methods.contrast import Matryoshka
 from embedlab.methods.esimcse import ESimCSE, ESimCSEConfig
 from embedlab.methods.simcse import SimCSE, SimCSEConfig
@@ -150,7 +151,7 @@ def test_settings_without_meaning_are_named(tiny: Tiny) -> None:
         ({"momentum": 1.0}, "momentum"),
     ):
         with pytest.raises(UserError, match=f"method.{words}"):
-            ESimCSEConfig(**change).check(info, run_of(max_length=32))  # type: ignore[arg-type]
+            method_config({"name": "esimcse", **change})
     with pytest.raises(UserError, match=r"64 positions .data\.max_length=64"):
         ESimCSEConfig().check(info, run_of(max_length=64))
     with pytest.raises(UserError, match=r"data\.max_length"):

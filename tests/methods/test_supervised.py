@@ -70,7 +70,12 @@ def encoder_of(folder: str, seed: int = 0) -> SentenceEncoder:
 
 def made(folder: str, case: int, rows: slice = slice(None)) -> tuple[Supervised, dict[str, Any]]:
     """The method of a case, and its batch of these rows."""
-    settings, names = CASES[case]
+    return built(folder, *CASES[case], rows)
+
+
+def built(
+    folder: str, settings: dict[str, Any], names: tuple[str, ...], rows: slice = slice(None)
+) -> tuple[Supervised, dict[str, Any]]:
     config = SupervisedConfig(**settings)
     guide = encoder_of(folder) if config.objective == "gist" else None
     if guide is not None:  # another encoder than the trained one
@@ -313,7 +318,7 @@ def test_an_objective_takes_the_data_that_has_what_it_compares(objective: str, k
     ({"scale": 0.0}, r"method\.scale"),
     ({"temperature": 0.0}, r"method\.temperature"), ({"score_scale": 0.0}, r"method\.score_scale"),
     ({"objective": "angle", "angle_weight": -0.1}, r"method\.angle_weight"),
-    ({"objective": "angle", "angle_weight": 0.0, "in_batch_weight": 0.0}, "0 beside others"),
+    ({"objective": "angle", "angle_weight": 0.0, "in_batch_weight": 0.0}, "have the weight 0"),
     ({"tau": -1.0}, r"method\.tau"),
 ])  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], says: str) -> None:
@@ -324,35 +329,113 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], says: 
 
 
 OTHER = {
+    "tau": 0.3, "mask_duplicates": False, "gather_negatives": False,
     "hard_negative_weight": 0.5, "directions": "joint", "hardness": "hard", "hardness_strength": 2.0,
     "guide": "mini", "cached": True, "margin": 0.1, "margin_kind": "relative", "anchors": False, "positives": False,
     "cosent_weight": 1.0, "in_batch_weight": 0.5, "angle_weight": 1.0, "positive_from": 0.5,
     "score_scale": 20.0, "add_in_batch": True, "scale": 10.0, "temperature": 2.0,
 }  # fmt: skip
+ELSEWHERE = ("gather_negatives", "guide", "cached")
+"""Keys that the loss of one device does not show."""
+ROLES = {
+    "pairs": ("anchor", "positive"), "triplets": ("anchor", "positive", "negative_1", "negative_2"),
+    "scored": ("first", "second", "score"), "labelled": ("text", "label"),
+}  # fmt: skip
+SCORES = ("score_0", "score_1", "score_2")
+BASES: list[tuple[str, dict[str, Any]]] = [
+    ("triplets", {}), ("triplets", {"hardness": "all"}), ("triplets", {"directions": "joint"}), ("pairs", {}),
+    ("scored", {"objective": "cosent"}), ("scored", {"objective": "angle"}), ("triplets", {"objective": "angle"}),
+    ("scored", {"objective": "angle", "in_batch_weight": 0.0}), ("scored", {"objective": "angle", "angle_weight": 0.0}),
+    ("triplets", {"objective": "gist"}), ("triplets", {"objective": "gist", "margin": 0.2}),
+    ("labelled", {"objective": "multi_positive"}), ("pairs", {"objective": "multi_positive"}),
+    ("pairs", {"objective": "sigmoid"}), ("triplets", {"objective": "margin_mse"}),
+    ("triplets", {"objective": "margin_mse", "add_in_batch": True}), ("triplets", {"objective": "kl"}),
+    ("triplets", {"objective": "kl", "add_in_batch": True}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("key", OTHER)
-def test_a_key_is_refused_where_no_objective_of_the_run_reads_it(key: str) -> None:
+def data_of(kind: str, objective: str) -> dict[str, Any]:
+    return {"name": kind, "files": "x"} | ({"scores": True} if objective in ("margin_mse", "kl") else {})
+
+
+@pytest.mark.parametrize(("kind", "settings"), BASES, ids=str)
+def test_a_key_is_refused_where_it_changes_nothing(
+    kind: str, settings: dict[str, Any], tiny: Callable[..., Path]
+) -> None:
     assert OTHER.keys() == READS.keys()
-    for objective in TAKES:
-        kind = TAKES[objective][0]
-        scores = {"scores": True} if kind == "triplets" else {}
-        sets = {"own": {"name": kind, "files": "x", "objective": objective, **scores}}
-        sets["more"] = {"name": "labelled", "files": "y", "objective": "multi_positive"}
-        guide = {"guide": "mini"} if objective == "gist" else {}
-        config = method_config({"name": "supervised", "objective": objective, **guide, key: OTHER[key]})
-        for data in (sets["own"] | {"objective": None}, {"mix": sets}):
-            data.pop("objective", None)
-            run = run_of()
-            run.data = data_config(data)
-            if objective in READS[key]:
+    assert {settings.get("objective", "in_batch") for _, settings in BASES} == TAKES.keys()
+    objective = settings.get("objective", "in_batch")
+    needed = {"guide": "mini"} if objective == "gist" else {}
+    run = run_of()
+    run.data = data_config(data_of(kind, objective))
+    method, batch = built(
+        str(tiny("bert")), settings, ROLES[kind] + (SCORES if objective in ("margin_mse", "kl") else ())
+    )
+    texts = view_names(batch)
+    vectors = torch.randn(len(texts) * ROWS, 8, generator=torch.Generator().manual_seed(1))
+    method.teachers = [lambda batch, names: vectors]  # whose cosines are far from each other
+    batch[texts[:2][-1]]["hash"][1] = batch[texts[0]]["hash"][0]  # the text of row 0 comes again
+    with torch.no_grad():
+        plain = method.total(batch)[0]
+        for key, value in OTHER.items():
+            if key in settings or key in needed:
+                continue
+            config = SupervisedConfig(**(settings | needed | {key: value}))
+            method._configs = {objective: config.of(None)}
+            changes = not torch.allclose(method.total(batch)[0], plain, rtol=1e-6)
+            if key in ELSEWHERE:
+                changes = config._reads(key, objective, run.data)
+            if changes:
                 config.check(INFO, run)
-            else:
-                says = (
-                    rf"{objective}.* does not read it.*method\.{key}=.*Fix: method\.{key}=.*{READS[key][0]}"
-                )
-                with pytest.raises(UserError, match=says):
-                    config.check(INFO, run)
+                continue
+            says = rf"(does not read it|for the plain in-batch).* \(method\.{key}={value}\)\. Fix: \S"
+            with pytest.raises(UserError, match=says):
+                config.check(INFO, run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "line"),
+    [
+        ("scored", {"objective": "cosent", "tau": 0.1},
+         "objective=cosent does not read it (method.tau=0.1). Fix: method.tau=null, or method.objective=in_batch or "
+         "gist or multi_positive or angle or margin_mse or kl"),
+        ("pairs", {"hardness_strength": 2.0},
+         "objective=in_batch does not read it without method.hardness (method.hardness_strength=2.0). Fix: "
+         "method.hardness_strength=9.0, or method.hardness"),
+        ("pairs", {"hard_negative_weight": 1.0},
+         "objective=in_batch does not read it without data=triplets or nli (method.hard_negative_weight=1.0). Fix: "
+         "method.hard_negative_weight=0.0, or data=triplets or nli"),
+        ("pairs", {"hardness": "hard"},
+         "objective=in_batch does not read it without data=triplets or nli (method.hardness=hard). Fix: "
+         "method.hardness=null, or data=triplets or nli"),
+    ],
+)  # fmt: skip
+def test_who_reads_a_key_is_said(kind: str, settings: dict[str, Any], line: str) -> None:
+    run = run_of()
+    run.data = data_config(data_of(kind, ""))
+    with pytest.raises(UserError) as refused:
+        SupervisedConfig(**settings).check(INFO, run)
+    assert str(refused.value) == line
+
+
+@pytest.mark.parametrize("key", READS)
+def test_of_a_mix_one_set_that_reads_a_key_is_enough(key: str) -> None:
+    for objective in TAKES:
+        sets = {"own": data_of(TAKES[objective][-1], objective) | {"objective": objective}}
+        sets["more"] = data_of("labelled", "") | {"objective": "multi_positive"}
+        guide = {"guide": "mini"} if objective == "gist" else {}
+        config = SupervisedConfig(**guide | {key: OTHER[key]})
+        run = run_of()
+        run.data = data_config({"mix": sets})
+        alone = [config._reads(key, name, one.config) for name, one in zip((objective, "multi_positive"),
+                 run.data.sets.values(), strict=True)]  # fmt: skip
+        if any(alone) or (key, objective) == ("guide", "gist"):
+            config.check(INFO, run)
+        else:
+            with pytest.raises(
+                UserError, match=rf"{objective} or multi_positive does not read it|multi_positive does"
+            ):
+                config.check(INFO, run)
 
 
 def test_the_angle_alone_is_warned_of() -> None:

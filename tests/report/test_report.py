@@ -279,7 +279,7 @@ def test_cosines_by_rating_become_a_figure(sweep: Path, tmp_path: Path) -> None:
         content["protocol"] = {"geometry": {"cosines_by_rating": written(groups)}}
         content["scores"]["geometry/separation"] = separation(groups)
         path.write_text(json.dumps(content))
-    assert main([str(sweep), "--metric", "geometry/separation", "--out", str(out)]) == 0
+    assert main([str(sweep), "--metric", "geometry/separation", "--out", str(out), "overwrite=true"]) == 0
     assert (out / "density.png").stat().st_size > 10_000
     assert "Cosines by rating" in (out / "report.html").read_text()
     assert "geometry/separation" in (out / "report.md").read_text()

@@ -47,10 +47,10 @@ def test_so_does_the_hubs_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert caught.value.fix == "give evaluation.sts_dir=FOLDER with the STS files"
 
 
-def test_an_error_without_key_or_fix_stays_as_it_is() -> None:
+def test_an_error_without_a_key_stays_as_it_is() -> None:
     with pytest.raises(UserError) as caught, keys_named(KEYS, None):
-        raise UserError("no rows")
-    assert str(caught.value) == "no rows"
+        raise UserError("no rows", fix="f")
+    assert str(caught.value) == "no rows. Fix: f"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from embedlab.console import short
+from embedlab.engine.meter import Meter
 from embedlab.run.callbacks.progress import LINES, Progress, duration
 from embedlab.run.run import train
 
@@ -87,3 +88,29 @@ def test_durations() -> None:
         "1:00:00",
         "1:01:01",
     ]
+
+
+def test_values_of_an_earlier_step_say_which(
+    compose_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two records the device is asked for nothing, so what is shown stands still."""
+    asked: list[int] = []
+    inner = Meter.flush
+    monkeypatch.setattr(Meter, "flush", lambda self, step: asked.append(step) or inner(self, step))
+    train(
+        compose_run("trainer.max_steps=7", "callbacks.progress=plain", "trainer.log_every_n_steps=3"),
+        tmp_path,
+    )
+    lines = LINE.findall(capsys.readouterr().err)
+    assert asked == [1, 3, 6, 7]
+    steps = [re.search(r"loss [\d.]+(?: \(step (\d+)\))?(?:,|$)", shown) for *_, shown in lines]
+    of = [
+        int(found[1]) if found[1] else int(done)
+        for (done, *_), found in zip(lines, steps, strict=True)
+        if found
+    ]
+    assert len(of) == len(lines) == 7
+    assert set(of) <= {*asked}
+    assert all(step <= int(done) for step, (done, *_) in zip(of, lines, strict=True))
+    assert of == sorted(of)
+    assert 1 in of[1:], "a value of the first step is shown later, and says so"

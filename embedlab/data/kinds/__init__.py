@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from embedlab.config.build import from_dict, section
 from embedlab.config.data import SHARED, DataConfig, kind_name
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.parts import part_class, part_names
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class DataKind:
                 raise UserError(
                     f"data={config.name} has no such text",
                     key=f"data.prompts.{role}",
-                    fix=f"one of {', '.join(roles)}",
+                    fix=one_of(role, roles),
                 )
         return given
 
@@ -177,8 +177,7 @@ def in_set(name: str) -> Iterator[None]:
         yield
     except UserError as error:
         error.key = own if error.key in (None, "data") else _SET_KEYS.sub(f"{own}.", error.key)
-        if error.fix:
-            error.fix = _SET_KEYS.sub(f"{own}.", error.fix.replace("data=", f"{own}.name="))
+        error.fix = _SET_KEYS.sub(f"{own}.", error.fix.replace("data=", f"{own}.name="))
         raise
 
 
@@ -247,7 +246,7 @@ def check_kind(config: DataConfig) -> None:
             raise UserError(
                 f"data={config.name} has no such text",
                 key=f"data.columns.{role}",
-                fix=f"one of {', '.join(kind.usual)}",
+                fix=one_of(role, kind.usual),
             )
     kind.prompts_of(config)
     if config.package and not (config.files or config.hub) and config.package not in kind.packages:

@@ -42,7 +42,10 @@ class Labelled(DataKind):
         for reader in readers:
             for row, (label,) in reader.rows(self.find_columns(reader, ("label",), config)):
                 if not _is_label(label):
-                    raise reader.error(f"the label {label!r} is neither text nor a whole number", row)
+                    told = f"the label {label!r} is neither text nor a whole number"
+                    raise reader.error(
+                        told, row, fix="a name or a number for each class, or data.columns.label=NAME"
+                    )
                 if (name := _plain(label)) is not None:
                     names.add(name)
         if len(names) < 2:

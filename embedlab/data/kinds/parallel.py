@@ -10,7 +10,7 @@ from typing import ClassVar
 from embedlab.config.data import DataConfig
 from embedlab.data.kinds import DataKind, RawRow
 from embedlab.data.reader import Reader
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 _PIVOTS = ("en", "eng")
 
@@ -76,9 +76,8 @@ class Parallel(DataKind):
             if source in columns and target in columns
         ]
         if not pairs:
-            raise readers[0].error(
-                "no table has two of the languages", key="data.languages", value=config.languages
-            )
+            told, fix = "no table has two of the languages", "null, or names of columns"
+            raise readers[0].error(told, key="data.languages", value=config.languages, fix=fix)
         return sorted(pairs, key=lambda pair: pair.table)
 
 
@@ -120,7 +119,7 @@ def _wanted(tables: dict[int, dict[str, str]], config: DataConfig) -> list[tuple
     for language in [*languages, *([config.pivot] if config.pivot else [])]:
         if language not in known:
             key = "data.pivot" if language == config.pivot else "data.languages"
-            raise UserError("unknown language", key=key, value=language, fix=f"one of {', '.join(known)}")
+            raise UserError("unknown language", key=key, value=language, fix=one_of(language, known))
     pivot = config.pivot or _pivot(tables, languages)
     return [(pivot, language) for language in languages if language != pivot]
 
@@ -145,5 +144,6 @@ def _split(pair: str, known: list[str], tables: dict[int, dict[str, str]]) -> tu
         if source in known and target in known and source != target:
             if any(source in columns and target in columns for columns in tables.values()):
                 return source, target
-            raise UserError("no table has both languages", key="data.pairs", value=pair)
+            fix = "a file with a column for each"
+            raise UserError("no table has both languages", key="data.pairs", value=pair, fix=fix)
     raise UserError("unknown language pair", key="data.pairs", value=pair, fix=f"A-B of {', '.join(known)}")

@@ -101,7 +101,10 @@ def parallel_table(
     path = find_file(folder, stem)
     wanted = chosen(languages, open_reader(path).columns or [], "languages")
     if len(wanted) < 2:
-        raise UserError("fewer than two languages", file=path, key="languages", value=",".join(wanted))
+        fix = "languages=en,de, or null for all columns"
+        raise UserError(
+            "fewer than two languages", file=path, key="languages", value=",".join(wanted), fix=fix
+        )
     table = read_tsv(path, wanted)
     read = list(zip(*(table[name] for name in wanted), strict=True))
     whole = [row for row in read if all(c.strip() for c in row)]

@@ -11,7 +11,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.evaluation.core.protocol import read_scores
 from embedlab.evaluation.core.ratings import separation
 from embedlab.files import whole_file
@@ -235,7 +235,7 @@ def read_spectra(files: Mapping[str, Path | str], language: str = "all") -> dict
         if language not in values:
             raise UserError(
                 "has no spectrum of this language", file=file, key="language", value=language,
-                fix=f"one of {', '.join(values)}" if values else "write it with suite=languages",
+                fix=one_of(language, values) if values else "write it with suite=languages",
             )  # fmt: skip
         found[name] = [float(value) for value in values[language]]
     return found

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from embedlab.backbones.hub import quiet_hub
 from embedlab.data.readers import open_reader
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 _SHARED = 1 << 16
 """Distinct values of which one copy is kept, however often they come."""
@@ -79,7 +79,7 @@ def read_tsv(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
                     shared.get(value, value) if len(shared) >= _SHARED else shared.setdefault(value, value)
                 )
     except MemoryError:
-        raise reader.error("its rows do not fit into memory") from None
+        raise reader.error("its rows do not fit into memory", fix="fewer rows, or a larger machine") from None
     return dict(zip(names, found, strict=True))
 
 
@@ -171,7 +171,7 @@ def read_labelled(
     number: dict[Any, int] = {name: i for i, name in enumerate(classes)} | {i: i for i in range(len(classes))}
     for row, name in enumerate(labels, start=2):
         if name not in number:
-            fix = f"one of {', '.join(classes)}"
+            fix = one_of(name, classes)
             raise UserError("unknown label", file=source, row=row, key=label, value=name, fix=fix)
     numbers = np.array([number[name] for name in labels], dtype=np.int64)
     return Labelled(sides[0], sides[1] if len(sides) > 1 else None, numbers, source)

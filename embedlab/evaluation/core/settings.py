@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.evaluation.core.files import inner
 
 
@@ -46,7 +46,7 @@ def chosen(
     """`wanted` in the order of `there`, or all of it. UserError with the message `unknown` for one not there."""
     for name in wanted or ():
         if name not in there:
-            raise UserError(unknown, key=key, value=name, fix=f"choose from {', '.join(there)}")
+            raise UserError(unknown, key=key, value=name, fix=one_of(name, there))
     return [name for name in there if wanted is None or name in wanted]
 
 

@@ -16,11 +16,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, nearest, one_of
 from embedlab.evaluation.core.protocol import describe
 from embedlab.evaluation.core.settings import require
 from embedlab.evaluation.core.table import Metric, Scores, Table, protocol_line, suite_table, task_table
@@ -59,6 +58,8 @@ class Suite(ABC):
     """Scores that the table at the end of a run shows."""
     quantities: ClassVar[tuple[Metric, ...]] = ()
     """Scores that are not of tasks: `tables` has a row for each of them."""
+    pictures: ClassVar[tuple[str, ...]] = ()
+    """Those of its keys that name a file to draw."""
 
     def fits(self, info: BackboneInfo | None, towers: int) -> str | None:
         """Why this suite cannot score an encoder, as far as is known without its weights.
@@ -206,8 +207,7 @@ def check_names(names: Sequence[str], key: str = "suite") -> None:
     known = suite_names()
     for name in names:
         if name not in known:
-            fix = f"choose from {', '.join(known)}"
-            raise UserError("no such suite", key=key, value=name, fix=fix)
+            raise UserError("no such suite", key=key, value=name, fix=one_of(name, known))
 
 
 def suite(name: str, key: str = "suite") -> Suite:
@@ -241,7 +241,7 @@ def check_keys(suites: Sequence[Suite], settings: Settings, also: Sequence[str] 
     read = dict.fromkeys([*SHARED_KEYS, *also, *(key for suite in suites for key in suite.keys)])
     for key, value in settings.items():
         if key not in read:
-            near = get_close_matches(key, read, n=1)
+            near = nearest(key, read)
             names = ", ".join(suite.name for suite in suites)
             fix = f"{near[0]}=…" if near else f"leave {key} out"
             raise UserError(f"suite {names} has no such key", key=key, value=value, fix=fix)
@@ -261,11 +261,11 @@ def keys_named(names: Mapping[str, str], from_hub: str | None) -> Iterator[None]
     try:
         yield
     except UserError as error:
-        if from_hub and error.key == "data_dir" and error.value is not None and error.fix:
+        if from_hub and error.key == "data_dir" and error.value is not None:
             error.fix = f"{error.fix}, or {from_hub}"
         for key, name in names.items():
             error.key = name if error.key == key else error.key
-            error.fix = error.fix and error.fix.replace(f"{key}=", f"{name}=")
+            error.fix = error.fix.replace(f"{key}=", f"{name}=")
         raise
 
 

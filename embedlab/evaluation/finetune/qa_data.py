@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.evaluation.core.files import Hub, find_file, inner, is_there, names_in, read_tsv
 from embedlab.evaluation.core.settings import chosen, folder_of, names, row_limit
 
@@ -72,7 +72,7 @@ def load_grid(
     whose passage is not there.
     """
     if task not in TASKS:
-        raise UserError("no such task", key="tasks", value=task, fix=f"choose from {', '.join(TASKS)}")
+        raise UserError("no such task", key="tasks", value=task, fix=one_of(task, TASKS))
     if folder is None:
         grid = _hub_grid(task, languages)
     else:
@@ -108,7 +108,8 @@ def _files_grid(task: str, stem: str, folder: Path, names: Sequence[str]) -> Gri
             own = questions[of][1]
             answer = dict(zip(own["qid"], own["answer"], strict=True))
             if missing := [qid for qid in table["qid"] if qid not in answer]:
-                raise UserError(f"asks what {of} does not", file=path, key="qid", value=missing[0])
+                fix = "files of one release"
+                raise UserError(f"asks what {of} does not", file=path, key="qid", value=missing[0], fix=fix)
             answers = [answer[qid] for qid in table["qid"]]
         else:
             rows = [i for i in rows if table["question_lang"][i] == asked]
@@ -124,7 +125,8 @@ def _gold(path: Path, asked: Sequence[str], pids: Sequence[str]) -> list[int]:
     position = {pid: i for i, pid in enumerate(pids)}
     for row, pid in enumerate(asked, start=2):
         if pid not in position:
-            raise UserError("no passage has this pid", file=path, row=row, key="pid", value=pid)
+            fix = "questions and passages of one release"
+            raise UserError("no passage has this pid", file=path, row=row, key="pid", value=pid, fix=fix)
     return [position[pid] for pid in asked]
 
 

@@ -73,7 +73,10 @@ def load_training(
                 labels.append(label)
                 pairs.append((first, second))
     if not pairs:
-        raise UserError("all training pairs are held out", file=folder, key="train", value=",".join(wanted))
+        fix = "training files of other pairs than those that are scored"
+        raise UserError(
+            "all training pairs are held out", file=folder, key="train", value=",".join(wanted), fix=fix
+        )
     sides = [list(side) for side in zip(*pairs, strict=True)]
     return Labelled(sides[0], sides[1], np.array(labels, dtype=np.int64), ", ".join(wanted))
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from embedlab.console import KERNEL_HINTS, quiet
 from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
@@ -176,7 +177,8 @@ def _list_lines(entry: str) -> list[str] | None:
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read ({error})", file=path, key="tasks", value=entry) from error
+        fix = "a text file with a task's name a line"
+        raise UserError(f"cannot be read ({error})", file=path, key="tasks", value=entry, fix=fix) from error
 
 
 def _expand(entry: str) -> list[str]:
@@ -248,7 +250,8 @@ def _adapter(encoder: Encoder, prompts: Mapping[str, str]) -> Any:
 
 def _mteb() -> Any:
     try:
-        import mteb
+        with quiet(KERNEL_HINTS):
+            import mteb
     except ImportError as error:
         raise UserError(
             f"mteb cannot be imported ({_first_line(error)})", fix="pip install 'embedlab[eval]'"

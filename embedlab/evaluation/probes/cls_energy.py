@@ -218,6 +218,7 @@ class CLSEnergy(Suite):
     name = "cls_energy"
     folders = ("sts",)
     keys = ("sts_text", "figure")
+    pictures = ("figure",)
 
     def fits(self, info: BackboneInfo | None, towers: int) -> str | None:
         """Only encoders whose blocks are known."""

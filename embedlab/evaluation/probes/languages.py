@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.evaluation.bitext.parallel_texts import NTREX, ParallelTable, parallel_table
 from embedlab.evaluation.core import geometry
 from embedlab.evaluation.core.correlation import flat
@@ -140,6 +140,7 @@ class Languages(Suite):
     folders = ("parallel",)
     hub = False
     keys = ("languages", "limit", "table", "pivot", "neighbours", "figure", "map", "projection")
+    pictures = ("figure", "map")
 
     def load(self, settings: Settings) -> ParallelTable:
         """The table of translations."""
@@ -148,9 +149,7 @@ class Languages(Suite):
         _check_probe(len(table), table.source)
         pivot = str(settings.get("pivot") or table.languages[0])
         if pivot not in table.languages:
-            raise UserError(
-                "is not there", key="pivot", value=pivot, fix=f"one of {', '.join(table.languages)}"
-            )
+            raise UserError("is not there", key="pivot", value=pivot, fix=one_of(pivot, table.languages))
         whole(settings, "neighbours", 10)
         return table
 

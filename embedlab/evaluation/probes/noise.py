@@ -12,7 +12,7 @@ import re
 import string
 from collections.abc import Callable
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 
 # Neighbours on a QWERTY keyboard: the slips that a typist makes.
 _KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
@@ -81,7 +81,7 @@ NOISES: dict[str, Callable[[str, float, random.Random], str]] = {
 def perturb(sentence: str, noise: str, rate: float, seed: int) -> str:
     """`sentence` with one kind of `NOISES`. Raises UserError for an unknown kind or a rate outside [0, 1]."""
     if noise not in NOISES:
-        raise UserError("no such noise", key="noises", value=noise, fix=f"choose from {', '.join(NOISES)}")
+        raise UserError("no such noise", key="noises", value=noise, fix=one_of(noise, NOISES))
     if not 0 <= rate <= 1:
         raise UserError("must be between 0 and 1", key="noise_rate", value=rate, fix="noise_rate=0.2")
     # A string seeds random.Random through SHA-512: the same in every process, unlike hash().

@@ -13,6 +13,7 @@ from embedlab.data.readers import JsonLines
 from embedlab.errors import UserError
 from embedlab.evaluation.core.files import read_tsv
 
+_GAIN = "a small whole number, such as 0 or 1, in each row"
 _LARGEST = 1 << 24  # gains are summed in fp32, which has all whole numbers up to here
 
 
@@ -90,7 +91,8 @@ def _texts(folder: Path, stem: str, title: bool) -> dict[str, str]:
         if not all(isinstance(part, str) for part in (name, text, head)):
             raise UserError("_id, title and text must be strings", file=path, row=row, fix="quote them")
         if name in texts:
-            raise UserError("this _id came before", file=path, row=row, key="_id", value=name)
+            fix = "an _id of its own for each"
+            raise UserError("this _id came before", file=path, row=row, key="_id", value=name, fix=fix)
         texts[str(name)] = f"{head} {text}".strip()
     if not texts:
         raise UserError("has no rows", file=path, fix="fetch the file again")
@@ -110,9 +112,11 @@ def _judgements(path: Path, codes: str) -> Iterator[tuple[int, str, str, int]]:
         try:
             value = int(cell)
         except ValueError as error:
-            raise UserError("is not a whole number", file=path, row=number, key=column, value=cell) from error
+            problem = "is not a whole number"
+            raise UserError(problem, file=path, row=number, key=column, value=cell, fix=_GAIN) from error
         if abs(value) >= _LARGEST:
-            raise UserError("is no gain of a judgement", file=path, row=number, key=column, value=cell)
+            problem = "is no gain of a judgement"
+            raise UserError(problem, file=path, row=number, key=column, value=cell, fix=_GAIN)
         if column == "code":
             value = (1 if codes == "binary" else 5 - value) if 1 <= value <= 4 else 0
         yield number, query, document, value

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.evaluation.core.correlation import pearson, spearman
 from embedlab.evaluation.core.files import Hub, find_file, read_tsv
 from embedlab.evaluation.core.settings import names, task_names
@@ -109,8 +109,8 @@ def load_sts(
     source = _OWN if is_own(task) else _SOURCES.get((task, split))
     if source is None:
         known = sorted(name if where == "test" else f"{name} ({where})" for name, where in _SOURCES)
-        fix = f"choose one of {', '.join(known)}"
-        raise UserError("no such STS task", key="task", value=f"{task} ({split})", fix=fix)
+        asked = task if split == "test" else f"{task} ({split})"
+        raise UserError("no such STS task", key="task", value=f"{task} ({split})", fix=one_of(asked, known))
     if text not in ("raw", "tok"):
         raise UserError("no such text variant", key="sts_text", value=text, fix="choose raw or tok")
     if data_dir is None and text == "tok" and source is not _OWN:
@@ -163,7 +163,7 @@ def _own_file(task: str, data_dir: str | Path | None) -> Path:
     for path in places:
         if path.is_file():
             return path
-    raise UserError("no such file", file=task, key="tasks", fix=f"a file of pairs, or of {', '.join(SEVEN)}")
+    raise UserError("no such file", file=task, key="tasks", fix=f"a file of pairs, or {one_of(task, SEVEN)}")
 
 
 _TOKENS = ("sentence1_tok", "sentence2_tok")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_of
 from embedlab.evaluation.core.files import Hub, Labelled, find_file, read_labelled
 
 SEVEN = ("mr", "cr", "subj", "mpqa", "sst2", "trec", "mrpc")
@@ -94,8 +94,7 @@ def load_transfer(name: str, data_dir: str | Path | None = None) -> dict[str, La
     """
     task = TASKS.get(name)
     if task is None:
-        fix = f"choose from {', '.join(SEVEN)}"
-        raise UserError("no such transfer task", key="tasks", value=name, fix=fix)
+        raise UserError("no such transfer task", key="tasks", value=name, fix=one_of(name, SEVEN))
     found = {}
     for split in task.splits:
         path = None if data_dir is None else find_file(data_dir, task.file(split), "transfer")

@@ -113,7 +113,11 @@ def shown(trainer: Trainer) -> list[str]:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, TrainLog):
             newest = callback.latest
-            parts += [f"{label} {short(newest[key])}" for key, label in SHOWN.items() if key in newest]
+            values = [f"{label} {short(newest[key])}" for key, label in SHOWN.items() if key in newest]
+            # The device is not asked in between: what is shown stands still, and says of which step it is.
+            if values and callback.latest_step < trainer.global_step:
+                values[0] += f" (step {callback.latest_step:,})"
+            parts += values
     scores = trainer.callback_metrics
     parts += [f"dev {float(scores[key]):.2f}" for key in ("dev/spearman", "dev/ndcg@10") if key in scores]
     return parts

@@ -31,12 +31,13 @@ class TrainLog(Callback):
         every: updates between two records.
 
     Attributes:
-        latest: the newest values, for the progress bar and the final report.
+        latest: the newest values, for the progress bar and the final report, and the step that they are of.
     """
 
     def __init__(self, every: int = 50) -> None:
         self.every = every
         self.latest: dict[str, float] = {}
+        self.latest_step = 0
         self.excluded_seconds = 0.0
         self._reset(time.perf_counter())
         self._ended = self._began = time.perf_counter()
@@ -144,7 +145,7 @@ class TrainLog(Callback):
             if not all(math.isfinite(v) for v in means.values()):
                 method.runner.check()  # an eager step has looked at every loss itself
             values = {f"train/{k}": v for k, v in means.items()} | self._speed.pop(step, {})
-            self.latest = values
+            self.latest, self.latest_step = values, step
             for logger in trainer.loggers:
                 logger.log_metrics(values, step=step)
 

@@ -147,7 +147,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["a.txt"], "data_dir is not set"),
         (
             ["a.txt", "against=sts,glue"],
-            "no such evaluation texts (against=glue). Fix: choose from sts, retrieval",
+            "no such evaluation texts (against=glue). Fix: one of sts, retrieval",
         ),
         (["a.txt", "data_dir=."], "has no sts12_test.tsv.gz"),
         (["nowhere.txt", "data_dir=."], "no such file (files=nowhere.txt)"),

@@ -133,7 +133,7 @@ def _index(
         told = "it has no vectors of the index's texts"
         raise UserError(told, key="teacher", value=config["teacher"], fix=fix)
     index = Index(str(config["search"]))
-    index.check_encoder(*encoder.encoder.fingerprints())
+    index.check_encoder(encoder.encoder.fingerprint())
     return index
 
 

@@ -127,7 +127,7 @@ def _of_vectors(vectors: Any, config: dict[str, Any]) -> IndexInfo:
         from embedlab.cli.encoders import Configured, load_encoder, reference
 
         loaded = load_encoder(config["ckpt"], config["max_length"], dim=config["dim"])
-        if vectors.fingerprint not in ("", *loaded.fingerprints()):
+        if vectors.fingerprint not in ("", loaded.fingerprint()):
             fix = "leave ckpt out, or encode again"
             raise UserError("made none of these vectors", key="ckpt", value=config["ckpt"], fix=fix)
         vectors = replace(
@@ -276,7 +276,7 @@ def _encoder(index: Index, config: Mapping[str, Any]) -> Any:
         )
     encoder = load_encoder(ckpt, config["max_length"])
     cut(encoder, min(index.info.dim, encoder.dim))
-    index.check_encoder(*encoder.fingerprints())
+    index.check_encoder(encoder.fingerprint())
     return Configured.of(encoder, config)
 
 

@@ -349,11 +349,11 @@ class Index:
     def __len__(self) -> int:
         return self.info.rows
 
-    def check_encoder(self, *fingerprints: str) -> None:
-        """UserError unless one of `fingerprints` is that of the encoder that made the index, where that is known."""
-        if self.info.fingerprint and self.info.fingerprint not in fingerprints:
+    def check_encoder(self, fingerprint: str) -> None:
+        """UserError unless `fingerprint` is that of the encoder that made the index, where that is known."""
+        if self.info.fingerprint and fingerprint != self.info.fingerprint:
             raise UserError(
-                f"was made by another encoder ({self.info.fingerprint[:12]}) than this one ({fingerprints[0][:12]})",
+                f"was made by another encoder ({self.info.fingerprint[:12]}) than this one ({fingerprint[:12]})",
                 file=self.folder,
                 key="ckpt",
                 fix=f"use ckpt={self.info.encoder} as it was, or build the index again",

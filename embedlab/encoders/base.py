@@ -86,17 +86,9 @@ class Encoder(nn.Module):
             raise UserError(told, key="dim", value=dim, fix=f"a whole number from 1 to {self.dim}")
         return dim
 
-    def fingerprint(self, versioned: bool = False) -> str:
-        """Hex hash of all that decides the vectors. The same after `save`.
-
-        Args:
-            versioned: with the version of tokenizers, as it was before 2026-11-30.
-        """
+    def fingerprint(self) -> str:
+        """Hex hash of all that decides the vectors. The same after `save`."""
         raise NotImplementedError
-
-    def fingerprints(self) -> tuple[str, str]:
-        """By what vectors and indexes name this encoder: those of before 2026-11-30 by the second."""
-        return self.fingerprint(), self.fingerprint(versioned=True)
 
     def merged(self) -> Encoder:
         """The encoder with its adapter added to the weights, for the same vectors; itself, where there is none."""

@@ -155,7 +155,7 @@ class SentenceEncoder(Encoder):
         """An encoder of the same modules that reads text in another way."""
         return SentenceEncoder(self.backbone, self.pooling, tokenization, self.card, self.usage)
 
-    def fingerprint(self, versioned: bool = False) -> str:
+    def fingerprint(self) -> str:
         """Hex hash of all that decides the vectors: weights, pooling, tokenization. The same after `save`."""
         digest = hashlib.sha256()
         weights = [(f"model.{n}", v) for n, v in plain_weights(self.backbone)]
@@ -164,8 +164,7 @@ class SentenceEncoder(Encoder):
             value = weight.detach().cpu().contiguous()
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
-        tokenization = self.tokenization.fingerprint if versioned else self.tokenization.identity
-        settings = {"pooling": asdict(self.pooling.config), "tokenization": tokenization}
+        settings = {"pooling": asdict(self.pooling.config), "tokenization": self.tokenization.fingerprint}
         if usage := self.usage.to_dict():
             settings["usage"] = usage
         digest.update(json.dumps(settings, sort_keys=True).encode())

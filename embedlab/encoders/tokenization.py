@@ -399,15 +399,7 @@ class Tokenization:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex hash of what decides the ids: tokenizer, version of its library, template, limit, rules of this file."""
-        return self._hash({"tokenizers": tokenizers.__version__})
-
-    @cached_property
-    def identity(self) -> str:
-        """The same, whatever the version of the library: with another one, an encoder is still that encoder."""
-        return self._hash({})
-
-    def _hash(self, more: dict[str, str]) -> str:
+        """Hex hash of all that decides the ids: tokenizer, template, limit and the rules of this file."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         vocabulary = json.dumps(self.tokenizer.get_vocab(), sort_keys=True) if backend is None else ""
         if backend is not None:
@@ -416,7 +408,7 @@ class Tokenization:
             vocabulary = backend.to_str()
         settings = {
             "rules": _RULES,
-            **more,
+            "tokenizers": tokenizers.__version__,
             "template": asdict(self.template) if self.template else None,
             "limit": self._limit,
             "frame": [self._first, self._last],

@@ -384,19 +384,6 @@ def test_facts(tiny: Tiny) -> None:
     assert encoder.provenance()["truncated"] is None
 
 
-def test_an_encoder_stays_itself_with_another_version_of_tokenizers(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before, an index was refused after the library's upgrade; token caches are still made anew."""
-    encoder = build(tiny("bert"))
-    names, tokens = encoder.fingerprints(), encoder.tokenization.fingerprint
-    monkeypatch.setattr("tokenizers.__version__", "99.0")
-    later = build(tiny("bert"))
-    assert later.fingerprint() == names[0]
-    assert later.tokenization.fingerprint != tokens
-    assert later.fingerprints()[1] != names[1]
-
-
 def test_the_fingerprint_follows_what_decides_the_vectors(tiny: Tiny) -> None:
     encoder = build(tiny("bert"))
     changed = copy.deepcopy(encoder)

@@ -2,8 +2,8 @@
 # make test    the environment, then the tests             make notebooks    run every notebook
 # make test-all  the tests with every case, such as all model types of transformers
 # make docs    the documentation site in site/, strictly
-# make lowest  the tests with the lowest versions that pyproject.toml allows (asks for uv); with BACKEND= torch comes from
-#              the registry like all else, CUDA and all, where PyTorch's own is not reached
+# make lowest  the tests with the lowest versions that pyproject.toml allows (asks for uv); TORCH_BACKEND= takes torch from
+#              the registry like all else, with CUDA, where PyTorch's own cannot be reached
 # make wheel   dist/*.whl                                  make clean        remove what these made
 #
 # ARGS goes to the command:        make train ARGS="trainer.max_steps=50", make test ARGS="tests/cli -x"
@@ -14,7 +14,7 @@ TORCH  ?= torch==2.13.0
 EXTRAS ?= quickstart,test
 JOBS   ?= 2
 ARGS   ?=
-BACKEND ?= cpu
+TORCH_BACKEND ?= cpu
 
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 ifndef PYTHON
@@ -58,7 +58,7 @@ docs: $(READY)-docs
 # The lowest versions that pyproject.toml allows, in an environment of their own.
 lowest:
 	uv venv --quiet --clear --python $(PYTHON) $(VENV).lowest
-	uv pip install --quiet --python $(VENV).lowest --resolution lowest-direct $(BACKEND:%=--torch-backend %) --editable '.[$(EXTRAS)]'
+	uv pip install --quiet --python $(VENV).lowest --resolution lowest-direct $(TORCH_BACKEND:%=--torch-backend %) --editable '.[$(EXTRAS)]'
 	OMP_NUM_THREADS=1 $(VENV).lowest/bin/python -m pytest -n $(JOBS) $(ARGS)
 
 wheel: environment

@@ -97,7 +97,7 @@ def _check(config: DataConfig, fields: Mapping[str, FieldSpec], overlap: Overlap
 def _key(
     config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader], overlap: Overlap | None
 ) -> str:
-    import tokenizers  # worker processes of plain tables start without it and torch
+    import tokenizers  # slow to import, as torch is, which the next one brings
 
     from embedlab.encoders.tokenization import TOKENIZERS
 

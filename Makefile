@@ -2,7 +2,8 @@
 # make test    the environment, then the tests             make notebooks    run every notebook
 # make test-all  the tests with every case, such as all model types of transformers
 # make docs    the documentation site in site/, strictly
-# make lowest  the tests with the lowest versions that pyproject.toml allows (asks for uv)
+# make lowest  the tests with the lowest versions that pyproject.toml allows (asks for uv); TORCH_BACKEND= takes torch from
+#              the registry like all else, with CUDA, where PyTorch's own cannot be reached
 # make wheel   dist/*.whl                                  make clean        remove what these made
 #
 # ARGS goes to the command:        make train ARGS="trainer.max_steps=50", make test ARGS="tests/cli -x"
@@ -13,6 +14,7 @@ TORCH  ?= torch==2.13.0
 EXTRAS ?= quickstart,test
 JOBS   ?= 2
 ARGS   ?=
+TORCH_BACKEND ?= cpu
 
 NEW_ENOUGH := -c 'import sys; sys.exit(sys.version_info < (3, 11))'
 ifndef PYTHON
@@ -55,9 +57,9 @@ docs: $(READY)-docs
 
 # The lowest versions that pyproject.toml allows, in an environment of their own.
 lowest:
-	uv venv --quiet --clear --python $(PYTHON) .venv.lowest
-	uv pip install --quiet --python .venv.lowest --resolution lowest-direct --torch-backend cpu --editable '.[$(EXTRAS)]'
-	OMP_NUM_THREADS=1 .venv.lowest/bin/python -m pytest -n $(JOBS) $(ARGS)
+	uv venv --quiet --clear --python $(PYTHON) $(VENV).lowest
+	uv pip install --quiet --python $(VENV).lowest --resolution lowest-direct $(TORCH_BACKEND:%=--torch-backend %) --editable '.[$(EXTRAS)]'
+	OMP_NUM_THREADS=1 $(VENV).lowest/bin/python -m pytest -n $(JOBS) $(ARGS)
 
 wheel: environment
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
@@ -89,5 +91,5 @@ $(READY)-%: $(READY)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV).broken .venv.lowest dist build site .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV).broken $(VENV).lowest dist build site .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find embedlab tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """What takes more leaves them to the tests after it, whose last digits then are not those of other processes."""
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
 def no_log_of_tests_before() -> None:
-    """A command that ran in this process shows its log on standard error, where the next test wants one line."""
+    """A command that ran in this process shows its log on standard error, where the next test wants one line, and
+    writes it into a folder that may be gone."""
     for logger in (logging.getLogger(), logging.getLogger("embedlab")):
         for handler in list(logger.handlers):
-            if isinstance(handler, LogHandler) or getattr(getattr(handler, "stream", None), "closed", False):
+            hydras = type(handler) in (LogHandler, logging.FileHandler)
+            if hydras or getattr(getattr(handler, "stream", None), "closed", False):
                 logger.removeHandler(handler)

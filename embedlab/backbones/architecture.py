@@ -196,7 +196,7 @@ def describe(found: PretrainedConfig, has_mask_token: bool) -> BackboneInfo:
     kind = kind_of(found)
     both = is_encoder_decoder(found)
     architectures = getattr(found, "architectures", None) or []
-    body: Any = found.encoder if both and hasattr(getattr(found, "encoder", None), "hidden_size") else found
+    body = _body(found)
     width = int(body.hidden_size)
     return BackboneInfo(
         kind=kind,
@@ -211,6 +211,17 @@ def describe(found: PretrainedConfig, has_mask_token: bool) -> BackboneInfo:
         and any(a.endswith(("ForMaskedLM", "ForPreTraining", "LMHeadModel")) for a in architectures),
         inner_width=width,
     )
+
+
+def _body(found: Any) -> Any:
+    """The configuration of the part that is taken: of an encoder-decoder its encoder's, where that has one."""
+    encoder = getattr(found, "encoder", None)
+    return encoder if is_encoder_decoder(found) and hasattr(encoder, "hidden_size") else found
+
+
+def caps_scores(found: PretrainedConfig) -> bool:
+    """Whether attention caps its scores, as torch's cannot: transformers before 5.21 leaves it out unsaid."""
+    return getattr(_body(found), "attn_logit_softcapping", None) is not None
 
 
 def _last_width(found: Any) -> int:

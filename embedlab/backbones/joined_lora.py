@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from embedlab.kernels.available import has_foreign_hooks, has_triton, is_transformers, kernel_options
 from embedlab.kernels.lora import lora_linear
 
-TORCH_JOINS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 8)
-"""Before 2.8 torch has no product of bf16 matrices in fp32."""
 _KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3", "SmolLM3", "Olmo2", "Granite")
 _TOGETHER = {f"{kind}Attention": ("q_proj", "k_proj", "v_proj") for kind in _KINDS} | {
     f"{kind}MLP": ("gate_proj", "up_proj") for kind in _KINDS
@@ -93,8 +91,7 @@ def _part_class(of: type[nn.Module]) -> type[nn.Module]:
 @contextmanager
 def joined(model: nn.Module) -> Iterator[None]:
     """The model's LoRA layers compute in groups, where there are some that can."""
-    joins = kernel_options().joined_lora and TORCH_JOINS
-    groups = [_Group(layers) for layers in _groups(model)] if joins else []
+    groups = [_Group(layers) for layers in _groups(model)] if kernel_options().joined_lora else []
     parts = [(layer, group, type(layer)) for group in groups for layer in group.layers]
     for layer, group, plain in parts:
         layer.__dict__["group"] = group

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from embedlab.backbones.adapters import merged
 from embedlab.backbones.architecture import (
+    caps_scores,
     describe,
     head_of,
     is_encoder_decoder,
@@ -225,7 +226,7 @@ def _kernel(config: BackboneConfig, found: PretrainedConfig, cls: Any) -> tuple[
         )
     if wanted != "sdpa":
         return wanted, wanted
-    if not cls._supports_sdpa:
+    if not cls._supports_sdpa or caps_scores(found):
         log.warning("%s: %s has no sdpa attention, so it runs eager.", config.label, found.model_type)
         return "eager", "eager"
     # A class of before transformers' interface knows kernels by name only.

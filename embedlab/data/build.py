@@ -97,6 +97,10 @@ def _check(config: DataConfig, fields: Mapping[str, FieldSpec], overlap: Overlap
 def _key(
     config: DataConfig, fields: Mapping[str, FieldSpec], readers: list[Reader], overlap: Overlap | None
 ) -> str:
+    import tokenizers  # slow to import, as torch is, which the next one brings
+
+    from embedlab.encoders.tokenization import TOKENIZERS
+
     content = {
         "format": FORMAT,
         "source": [reader.identity() for reader in readers],
@@ -107,6 +111,8 @@ def _key(
     }
     if overlap is not None:
         content["apart_from"] = overlap.identity
+    if tokenizers.__version__ != TOKENIZERS:  # whose ids may differ
+        content["tokenizers"] = tokenizers.__version__
     # Only where they are set: tables of before there were these stay found.
     content |= {name: value for name in _OF_KINDS if (value := getattr(config, name)) is not None}
     if prompts := data_kind(config.name).prompts_of(config):

@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import tokenizers
 import torch
 from torch import Tensor
 
@@ -24,6 +23,8 @@ from embedlab.encoders.windows import LONGEST, beginnings, numbered, splits_at_s
 from embedlab.errors import UserError
 
 _RULES = 1  # raised when a change here alters ids, so that token caches of older code are not taken
+TOKENIZERS = "0.23.3"
+"""The release that made the first indexes and cards: it stands in every fingerprint, whichever is installed."""
 _UNLIMITED = 1_000_000  # `model_max_length` of a tokenizer that knows no limit is 1e30
 AT_ONCE = 1 << 22  # bytes of text tokenised at a time: a token takes about 100 bytes meanwhile
 _LETTERS = 1000  # tokens that are tried as texts, where "a" has none
@@ -408,7 +409,7 @@ class Tokenization:
             vocabulary = backend.to_str()
         settings = {
             "rules": _RULES,
-            "tokenizers": tokenizers.__version__,
+            "tokenizers": TOKENIZERS,
             "template": asdict(self.template) if self.template else None,
             "limit": self._limit,
             "frame": [self._first, self._last],

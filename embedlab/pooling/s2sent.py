@@ -304,8 +304,7 @@ class S2Sent(Blocks):
 
 def _frame(marks: Marks) -> tuple[int, int, int, int]:
     """`Tokenization.marks` knows what stands around a sentence; other marks say nothing of it."""
-    frame = getattr(marks, "frame", (0, 0, 0, 0))
-    return frame[0], frame[1], frame[2], frame[3]  # torch 2.6 cannot trace a slice of a named tuple
+    return getattr(marks, "frame", (0, 0, 0, 0))[:4]
 
 
 def _traced(mask: Tensor) -> bool:

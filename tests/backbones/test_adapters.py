@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 from torch import Tensor, nn
 
 from embedlab.backbones import Backbone, load_backbone
@@ -239,12 +238,11 @@ def test_work_of_frozen_and_packed_weights(tiny: Callable[..., Path]) -> None:
 
 @pytest.mark.parametrize("adapter", [LORA, QLORA], ids=["lora", "qlora"])
 def test_blocks_compile_whole(tiny: Callable[..., Path], adapter: AdapterConfig) -> None:
-    """No adapter, no 4-bit layer and no checkpoint breaks the graph of a block (4 bits: from torch 2.8 on)."""
-    whole = adapter is LORA or Version(torch.__version__) >= Version("2.8")
+    """No adapter, no 4-bit layer and no checkpoint breaks the graph of a block."""
     plain = _load(tiny("llama", width=64), replace(adapter, gradient_checkpointing=True))
     _stir(plain)
     expected, gradients = plain.train()(IDS, MASK)[-1].detach(), _gradients(plain)
-    plain.compile_blocks(backend="aot_eager", fullgraph=whole, dynamic=False)
+    plain.compile_blocks(backend="aot_eager", fullgraph=True, dynamic=False)
     torch.testing.assert_close(plain(IDS, MASK)[-1].detach(), expected)
     assert _gradients(plain) == pytest.approx(gradients, rel=1e-4)
 

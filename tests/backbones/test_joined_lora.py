@@ -125,7 +125,6 @@ def test_no_value_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
         outcome(backbone, 72)
 
 
-@pytest.mark.skipif(not joined_lora.TORCH_JOINS, reason="torch has the product from 2.8 on")
 def test_layers_are_pefts_again_afterwards() -> None:
     backbone = adapted("llama")
     before = {n: type(m) for n, m in backbone.named_modules()}

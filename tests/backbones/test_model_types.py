@@ -20,6 +20,7 @@ from embedlab.backbones.architecture import (
     has_layer_states,
     runs_eager,
 )
+from embedlab.backbones.load import model_class
 from embedlab.config.backbone import BackboneConfig
 from embedlab.errors import UserError
 from tests.backbones import architecture_checks as checks
@@ -130,6 +131,14 @@ def test_layer_states_are_refused_before_the_first_forward(tmp_path: Path) -> No
     assert not has_layer_states("canine")
     with pytest.raises(UserError, match="no hidden state after each layer"):
         backbone.prepare_all_layers()
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "t5gemma"])
+def test_scores_with_a_cap_run_eager_whatever_the_class_says(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_class(CONFIG_MAPPING[model_type]()), "_supports_sdpa", True)
+    assert checks.load(tiny_folder(model_type, tmp_path / "m")).attention == "eager"
 
 
 def test_an_architecture_without_sdpa_runs_eager_with_one_notice(

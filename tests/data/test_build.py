@@ -431,6 +431,16 @@ def test_an_older_format_is_built_anew(many: Path, monkeypatch: pytest.MonkeyPat
     assert TokenTable.open(table.folder).n_rows == 3000
 
 
+def test_each_release_of_tokenizers_has_tables_of_its_own(
+    many: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = set()
+    for release in ("0.23.3", "9.9", "9.9"):
+        monkeypatch.setattr("tokenizers.__version__", release)
+        folders.add(build_token_table(DataConfig(files=str(many)), FIELDS).folder)
+    assert len(folders) == 2
+
+
 def test_large_vocabularies_take_four_bytes_a_token(many: Path) -> None:
     large: Any = WordTokenization(vocabulary=250_000)
     table = build_token_table(DataConfig(files=str(many)), {"sentence": ("sentence", large)})

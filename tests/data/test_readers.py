@@ -68,8 +68,11 @@ def test_jsonl_with_nested_objects_nulls_and_blank_lines(tmp_path: Path) -> None
 
 def test_parquet_over_row_groups_with_structs_and_nulls(tmp_path: Path) -> None:
     texts = [f"text {i}" for i in range(2500)]
-    table = pa.table({"text": [None, *texts[1:]], "t": [{"en": s, "de": s.upper()} for s in texts]})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=700)
+    both = pa.struct([("en", pa.string()), ("de", pa.string())])
+    pairs = pa.array([{"en": s, "de": s.upper()} for s in texts], both)
+    pq.write_table(
+        pa.table({"text": [None, *texts[1:]], "t": pairs}), tmp_path / "a.parquet", row_group_size=700
+    )
     reader = open_reader(tmp_path / "a.parquet")
     assert reader.columns == ["text", "t.en", "t.de"]
     rows = list(reader.rows(["t.de", "text"]))

@@ -130,7 +130,8 @@ def test_an_eighth_of_the_emoji_is_held_out_with_all_its_variants() -> None:
     pytest.importorskip("emoji")
     from embedlab.data.packages import emoji_names, is_held_out
 
-    every = [names[0] for names in emoji_names()]
+    german = EMOJI_LANGUAGES.index("de")
+    every = [names[0] for names in emoji_names() if names[german]]
     kept = [
         texts[0]
         for _, _, texts, _ in read_rows(DataConfig(name="parallel", package="emoji-train", pairs=["en-de"]))

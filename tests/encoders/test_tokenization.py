@@ -272,6 +272,12 @@ def test_fingerprint_follows_what_decides_the_ids(tokenizers: dict[str, Any]) ->
     assert Tokenization(tokenizers["bert"], max_length=64).fingerprint == variants[0].fingerprint
 
 
+def test_an_upgrade_of_the_library_makes_no_other_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Tokenization(tokenizer("bert")).fingerprint
+    monkeypatch.setattr("tokenizers.__version__", "9.9")
+    assert Tokenization(tokenizer("bert")).fingerprint == before
+
+
 def test_plain_values_and_back(tokenizers: dict[str, Any]) -> None:
     for tokens in (Tokenization(tokenizers["bert"], BERT, 20), Tokenization(tokenizers["bert"])):
         again = Tokenization.from_dict(tokens.tokenizer, tokens.to_dict())

@@ -153,7 +153,7 @@ def _check_scalars(config_name: str, values: dict[str, Any], several: str | None
             continue
         value = values.get(key)
         if isinstance(default, bool) and not isinstance(value, bool):
-            message, fix = "not true or false", f"{key}={str(default).lower()}"
+            message, fix = "not true or false", f"{key}=true or {key}=false"
         elif (
             key in _COUNTS
             and not isinstance(default, list)

@@ -128,6 +128,7 @@ def _job(config: dict[str, Any]) -> Job:
     if parts:
         from embedlab.corpus.parts import check_folder
 
+        _check_name(out, str(config["output"]))
         check_folder(out, config["overwrite"])
         check_writable(out, key="output")
         suffix, rows = f".{config['format']}", config["part_rows"] or _PART_ROWS
@@ -142,6 +143,13 @@ def _job(config: dict[str, Any]) -> Job:
         fix = "write to a .parquet file, or use empty=zero"
         raise UserError(problem, key="empty", value="skip", fix=fix)
     return job
+
+
+def _check_name(folder: Path, given: str) -> None:
+    """UserError for a folder of parts with a file's name, which nobody means."""
+    if folder.suffix.lower() in (".npy", ".parquet") and not given.endswith("/") and not folder.is_dir():
+        fix = f"{given}/ for a folder, or leave part_rows and shard out"
+        raise UserError("parts make a folder, and this is a file's name", key="output", value=given, fix=fix)
 
 
 def _check_file(job: Job, sources: Sequence[Path], overwrite: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +19,15 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+notices: list[str] = []
+"""What standard error is told when the command has ended well: a refusal is one line."""
+
+
 def named(ckpt: str | None) -> str:
     """`ckpt`, or where it is null the encoder in the box, of which standard error is told."""
     if ckpt is not None:
         return str(ckpt)
-    print(f"embedlab: ckpt={SENTENCE_ENCODER}, the encoder in the box", file=sys.stderr)
+    notices.append(f"embedlab: ckpt={SENTENCE_ENCODER}, the encoder in the box")
     return SENTENCE_ENCODER
 
 

@@ -82,7 +82,13 @@ def _dispatch(argv: list[str]) -> int:
     except FileNotFoundError:
         raise UserError("the working folder is no longer there", fix="cd to one that is") from None
     _set_environment()
-    return _command(name)(rest)
+    from embedlab.cli.encoders import notices
+
+    notices.clear()
+    status = _command(name)(rest)
+    for notice in notices:
+        print(notice, file=sys.stderr)
+    return status
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int]:

@@ -194,7 +194,8 @@ def write_ranges(path: Path, codes: Codes) -> None:
     content = io.BytesIO()
     write_array(content, codes.ranges.astype("<f4"))
     if not write_new(path, content.getvalue()) and path.read_bytes() != content.getvalue():
-        raise UserError("holds other ranges than calibration=", file=path, fix="write to another folder")
+        fix = "write to another folder, calibration= of this file, or remove it where no other codes need it"
+        raise UserError("holds other ranges than these vectors have", file=path, fix=fix)
 
 
 def check_place(path: Path) -> None:

@@ -201,6 +201,11 @@ def test_another_input_and_another_model_are_named(
         (["{in}", "{new}.npy", "devices=2"], "several processes write a folder of parts"),
         (["{in}", "{new}.npy", "check=true"], "is about a folder of parts (check)"),
         (["{in}", "{new}/", "check=true"], "no such folder"),
+        (["{in}", "{new}.npy", "part_rows=9"], "parts make a folder, and this is a file's name"),
+        (
+            ["{in}", "{new}/", "overwrite=yess"],
+            "not true or false (overwrite=yess). Fix: overwrite=true or overwrite=false",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(

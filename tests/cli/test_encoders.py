@@ -71,6 +71,30 @@ def test_every_command_that_takes_an_encoder_takes_the_one_in_the_box(
     assert Path(WRITES[command]).is_file()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "encode in.txt out.npy dim=9999",
+        "encode bad.txt out.npy",
+        "search index bad.txt index",
+        "export to=hf dim=0",
+    ],
+)
+def test_a_refusal_without_ckpt_is_one_line(
+    command: str,
+    box: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.txt").write_text("a cat\n")
+    Path("bad.txt").write_text("a cat\n\na dog\n")
+    assert main([*command.split(), *(["out=out"] if "export" in command else ["device=cpu"])]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("embedlab:")]
+    assert len(lines) == 1
+
+
 def test_none_of_them_is_left_out() -> None:
     taking = set()
     for file in conf_dir().glob("*.yaml"):

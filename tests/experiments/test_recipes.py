@@ -165,7 +165,7 @@ RECIPES = {
     "jtcse_mini": Recipe("mini", GENSIM, 32, "40 steps", 32, 1e-5, 0.05, "mean", "raw"),
     "csesfp_tiny": Recipe("local", GENSIM, 32, "80 steps", 32, 1e-3, 0.05, "mean", "raw"),
     "bepa_quickstart": Recipe("local", "package:emoji-train", 32, "300 steps", 64, 2e-3, 0.07, "mean", "raw"),
-    "distil_mini": Recipe("mini", GIVEN, 256, "12 epochs", 1024, 6e-4, 0.05, "mean", "raw"),
+    "distil_mini": Recipe("mini", GIVEN, 256, "13 epochs", 1024, 6e-4, 0.05, "mean", "raw"),
     "pretrain_mini": Recipe("fresh", GIVEN, None, "20000 steps", 512, 5e-4, None, "mean", "raw"),
     "pretrain_mini_multi": Recipe("fresh", GIVEN, None, "20000 steps", 512, 5e-4, None, "cls", "raw"),
 }  # fmt: skip

@@ -222,7 +222,7 @@ def _inject(model: PreTrainedModel, targets: list[str], config: AdapterConfig) -
         fan_in_fan_out=conv,
     )
     model.requires_grad_(False)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), quiet(KERNEL_HINTS):  # some versions of PEFT import bitsandbytes here
         warnings.filterwarnings("ignore", ".*fan_in_fan_out.*")
         # Within a module that has no configuration: for one that says it is a mixture of experts, PEFT would take
         # `down_proj` for the stacked experts', whose adapters cannot be merged.

@@ -337,7 +337,7 @@ from embedlab.backbones.adapters import _inject
 from embedlab.config.adapter import AdapterConfig
 size = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
 model = transformers.BertModel(transformers.BertConfig(**size))
-print("from here on ours:", file=sys.stderr, flush=True)  # transformers 5.17 imports bitsandbytes itself
+print("from here on ours:", file=sys.stderr, flush=True)
 _inject(model, ["encoder.layer.0.attention.self.query"], AdapterConfig(r=2))
 """
 WRITES = """

@@ -13,28 +13,13 @@ from collections.abc import Iterable, Iterator
 LONGEST = 14
 """Words of a question: people ask for less than a sentence of an encyclopedia tells."""
 
-_BE = r"is|are|was|were"
+_BE = ("is", "are", "was", "were")
 _ENDS = (
-    "the",
-    "a",
-    "an",
-    "of",
-    "in",
-    "and",
-    "or",
-    "to",
-    "by",
-    "with",
-    "at",
-    "on",
-    "for",
-    "from",
-    "as",
-    "that",
-    "which",
-)
+    "the", "a", "an", "of", "in", "and", "or", "to", "by", "with", "at", "on", "for", "from", "as", "that", "which",
+)  # fmt: skip
 _STATEMENT = re.compile(
-    rf"^(?P<subject>(?:\S+ ){{1,6}}?)(?P<verb>{_BE}|has|had|can|could|became|won|made|began|\w+[^e\W]ed) (?P<rest>.+)$"
+    rf"^(?P<subject>(?:\S+ ){{1,6}}?)"
+    rf"(?P<verb>{'|'.join(_BE)}|has|had|can|could|became|won|made|began|\w+[^e\W]ed) (?P<rest>.+)$"
 )
 _DATE = re.compile(
     r",? (?:in|on|since) (?:the )?(?:\d{1,2} )?(?:January|February|March|April|May|June|July|August|September|October"
@@ -49,23 +34,13 @@ _BEFORE = re.compile(
     r"^(?:In|On|At|By|From|During|After|Before|Since|Despite|When|As|For|With|While|Although|Under)\b[^,]*, "
 )
 _NO_NAME = (
-    "There",
-    "In",
-    "On",
-    "At",
-    "By",
-    "From",
-    "After",
-    "Since",
-    "Despite",
-    "When",
-    "As",
-    "For",
-    "With",
-    "While",
-    "If",
-)
+    "There", "In", "On", "At", "By", "From", "After", "Since", "Despite", "When", "As", "For", "With", "While", "If",
+)  # fmt: skip
 _PERSON = re.compile(r"^(?:He|She|[A-Z][a-z]+ (?:[A-Z]\. )?[A-Z][a-z]+) $")
+_IRREGULAR = {
+    "became": "become", "won": "win", "made": "make", "began": "begin", "has": "have", "had": "have",
+}  # fmt: skip
+_MUTE_E = re.compile(r"(?:[aeiou][cgsuvz]|[^aeiou][aeiou][dkmt]|at|[bpt]l|nc|rv|rg)$")
 _KINDS = (
     "city", "country", "company", "band", "film", "book", "animal", "team", "river", "state", "disease", "language",
     "color", "plant", "game", "mountain", "food", "ship", "song", "university", "instrument", "king", "president",
@@ -105,12 +80,9 @@ def _of(sentence: str, drawn: random.Random) -> Iterator[str]:
     name = subject.strip()
     if not name[0].isupper() or name in ("He", "She", "It", "They", "This", "These"):
         return
-    name = (
-        name[0].lower() + name[1:]
-        if name.split()[0] in ("The", "A", "An", "His", "Her", "Its", "Their")
-        else name
-    )
-    if verb in ("is", "are", "was", "were"):
+    if name.split()[0] in ("The", "A", "An", "His", "Her", "Its", "Their"):
+        name = name[0].lower() + name[1:]
+    if verb in _BE:
         yield f"{'Who' if person else 'What'} {verb} {name}"
         told = re.match(r"(?:an?|the) ", rest)
         yield _cut(f"Name {rest}" if told else f"{drawn.choice(('How', 'Why'))} {verb} {name} {rest}")
@@ -129,24 +101,12 @@ def _of(sentence: str, drawn: random.Random) -> Iterator[str]:
 
 def _plain(verb: str) -> str:
     """The verb after `did`, near enough."""
-    irregular = {
-        "became": "become",
-        "won": "win",
-        "made": "make",
-        "began": "begin",
-        "has": "have",
-        "had": "have",
-    }
-    if verb in irregular or not verb.endswith("ed"):
-        return irregular.get(verb, verb)
+    if verb in _IRREGULAR or not verb.endswith("ed"):
+        return _IRREGULAR.get(verb, verb)
     stem = verb[:-2]
     if len(stem) > 2 and stem[-1] == stem[-2] and stem[-1] not in "sl":
         return stem[:-1]
-    return (
-        stem + "e"
-        if re.search(r"(?:[aeiou][cgsuvz]|[^aeiou][aeiou][dkmt]|at|[bpt]l|nc|rv|rg)$", stem)
-        else stem
-    )
+    return stem + "e" if _MUTE_E.search(stem) else stem
 
 
 def _cut(text: str) -> str:

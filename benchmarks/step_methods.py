@@ -70,8 +70,8 @@ CASES = {
 class Inputs:
     """Models and texts in a folder, made as they are asked for."""
 
-    def __init__(self, folder: Path, tiny: bool) -> None:
-        self.folder, self.tiny = folder, tiny
+    def __init__(self, folder: Path, tiny: bool, layers: int = 12) -> None:
+        self.folder, self.tiny, self.layers = folder, tiny, layers
 
     def model(self, kind: str, seed: int = 0) -> Path:
         """Random weights of a base model's shape, and the shipped encoder's tokenizer."""
@@ -81,6 +81,8 @@ class Inputs:
             BertForMaskedLM,
             ModernBertConfig,
             ModernBertForMaskedLM,
+            RobertaConfig,
+            RobertaForMaskedLM,
         )
 
         from embedlab.files import assets_dir
@@ -104,8 +106,12 @@ class Inputs:
             model = ModernBertForMaskedLM(
                 ModernBertConfig(**shape, **marks, bos_token_id=None, eos_token_id=None)
             )
+        elif kind == "roberta":  # whose positions begin behind that of padding
+            shape |= {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+            shape |= {} if self.tiny else {"vocab_size": 50265}
+            model = RobertaForMaskedLM(RobertaConfig(**{"num_hidden_layers": self.layers} | shape))
         else:
-            model = BertForMaskedLM(BertConfig(**shape))
+            model = BertForMaskedLM(BertConfig(**{"num_hidden_layers": self.layers} | shape))
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
         return path

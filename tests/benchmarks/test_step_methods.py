@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import step_kinds, step_methods
 
@@ -53,3 +54,27 @@ def test_kinds_of_step_are_compared_with_eager(
     assert list(rows) == ["cls still eager", "cls still again", "cls moving eager", "cls moving again"]
     assert all(row["loss_mean"] == 0 < row["loss"] for row in rows.values())
     assert capsys.readouterr().out.count("failed: UserError") == 2
+
+
+def test_kinds_of_step_on_other_encoders_and_their_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMBEDLAB_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out.json"
+    line = "--tiny --cases roberta,promptbert --parts gradients,moving --kinds eager,graph --gradients 2 --moving 2"
+    assert step_kinds.main([*line.split(), "--batch", "4", "--json", str(out), "trainer=cpu"]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    parts = [f"{part} {kind}" for part in ("gradients", "moving") for kind in ("eager", "graph")]
+    assert list(rows) == [f"{case} {part}" for case in ("roberta", "promptbert") for part in parts]
+    for case in ("roberta", "promptbert"):
+        assert 0 < rows[f"{case} gradients eager"]["whole"] < 1e-3  # fp32 against fp64
+        assert len(rows[f"{case} gradients eager"]["whole_each"]) == 2
+        assert len(rows[f"{case} moving graph"]["losses"]) == 2
+
+
+def test_errors_of_gradients_are_of_all_parameters_and_of_the_worst_that_counts() -> None:
+    exact = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0]), "key bias": torch.tensor([1e-9])}
+    other = exact | {"a": torch.tensor([3.0, 9.0]), "key bias": torch.tensor([1e-6])}
+    found = step_kinds.errors([other], [exact])
+    assert found["whole"] == pytest.approx(5 / 26**0.5)
+    assert (found["worst"], found["worst_parameter"]) == (1.0, "a")

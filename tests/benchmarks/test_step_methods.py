@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import step_kinds, step_methods
+from benchmarks.fit import Older
 
 
 def test_both_arms_of_each_case_and_a_failing_one(
@@ -29,6 +30,26 @@ def test_both_arms_of_each_case_and_a_failing_one(
     # Eight sentences of 29 tokens and five shares of six layers again, through two views and two towers.
     assert found["jtcse n=3"]["auto"]["tokens"] / (8 * 4 * (1 + 5 / 6)) == pytest.approx(29, rel=0.2)
     assert capsys.readouterr().out.count("failed: ") == 2
+
+
+def test_an_older_checkout_is_measured_by_its_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This one, as if it were older."""
+    monkeypatch.setenv("EMBEDLAB_CACHE", str(tmp_path / "cache"))
+    here, out = Path(__file__).parents[2], tmp_path / "out.json"
+    line = ["--tiny", "--steps", "1", "--only", "simcse", "--arms", "auto,before", "--json", str(out)]
+    assert step_methods.main([*line, "--before", str(here)]) == 0
+    arms = json.loads(out.read_text())["methods"]["simcse"]
+    assert arms["before"]["seconds"] > 0 < arms["before"]["tokens"] == arms["auto"]["tokens"]
+
+
+def test_an_older_checkout_says_what_it_cannot_do() -> None:
+    older = Older(Path(__file__).parents[2])
+    for key in ("pooling=none such", "method=simsce"):  # it goes on after the first
+        with pytest.raises(RuntimeError, match=r"^UserError: "):
+            older.fit([key], 2)
+    older.close()
 
 
 def test_kinds_of_step_are_compared_with_eager(

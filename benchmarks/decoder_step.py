@@ -1,6 +1,7 @@
 """A decoder's training step with LoRA, with padding and without: CSE-SFP and PromptEOL on SmolLM2-135M's shape.
 
-    python -m benchmarks.decoder_step [--layers 30] [--batch 256] [--steps 24] [--arms NAME,...] [--json OUT]
+    python -m benchmarks.decoder_step [--layers 30] [--batch 256] [--steps 24] [--arms NAME,...] [--before CHECKOUT]
+        [--json OUT]
 
 Weights, words and the tokenizer are random: nothing is fetched. Sentences of up to 32 tokens stand in prompts of up to
 48, and about a fifth of the cells is padding. The arms run in turn on one device:
@@ -11,6 +12,7 @@ Weights, words and the tokenizer are random: nothing is fetched. Sentences of up
     two-passes      PromptEOL, the same prompt twice, as `joined`: CSE-SFP's share of its time is ideally
                     L2 / (2 L1) = .5
     before-two      PromptEOL as `before`
+    older, older-two  CSE-SFP and PromptEOL by an older checkout's captured step, in a process of its own (`--before`)
 
 True tokens a second count no padding. The share of the peak is that of the products that true tokens need: 4 for each
 frozen weight and 6 for each trained one, and causal attention three times its forward pass. On the CPU steps are eager.
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import math
 import os
 import platform
 import random
@@ -34,7 +37,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.training_step import matrix_peak, sync, this_project
+from benchmarks.fit import Older
+from benchmarks.training_step import matrix_peak, project_settings, sync, this_project
 from embedlab.kernels.capture import capturing
 
 WIDTH, INNER, HEADS, SHARED, RANK, TEXT = 576, 1536, 9, 3, 16, 32
@@ -46,6 +50,7 @@ ARMS: dict[str, tuple[str, str, str]] = {
     "before-two": ("prompteol", "false", "joined_lora=0"),
 }
 """Method, ``unpad``, and ``EMBEDLAB_KERNELS``."""
+OLDER = {"older": "csesfp", "older-two": "prompteol"}
 PROMPT = "This sentence : means in one word , it can be summarized as"
 
 
@@ -107,8 +112,10 @@ def lengths_of(folder: Path, texts: list[str]) -> list[int]:
     return [len(ids) for ids in tokenization.ids(texts)]
 
 
-def step_of(arm: str, folder: Path, texts: list[str], options: argparse.Namespace) -> dict[str, float]:
-    method, unpad, switches = ARMS[arm]
+def step_of(
+    arm: str, folder: Path, texts: list[str], options: argparse.Namespace, older: Older | None
+) -> dict[str, float]:
+    method, unpad, switches = ARMS.get(arm) or (OLDER[arm], "auto", "")
     os.environ["EMBEDLAB_KERNELS"] = switches
     more = (
         f"method={method}", "pooling=rep2", "template=eol_sum", "adapter=lora", f"adapter.r={RANK}",
@@ -119,11 +126,20 @@ def step_of(arm: str, folder: Path, texts: list[str], options: argparse.Namespac
     # The same batches twice: each shape has its graph when the clock starts.
     steps = options.steps
     began = time.perf_counter()
-    seconds, log = this_project(folder, texts, options.batch, 2 * steps, step, more, steps)
+    log: dict[str, float] = {}
+    if arm in OLDER:
+        if older is None:
+            raise SystemExit(f"{arm}: of which checkout? --before FOLDER")
+        with tempfile.TemporaryDirectory() as out:
+            more = (f"data.batch_size={options.batch}", *more)
+            settings = project_settings(folder, texts, Path(out), 2 * steps, step, more)
+            seconds = older.fit(settings, 2 * steps)["seconds"]
+    else:
+        seconds, log = this_project(folder, texts, options.batch, 2 * steps, step, more, steps)
     return {
         "ms": 1e3 * seconds,
         "whole_s": time.perf_counter() - began,
-        "loss": log.get("train/loss", float("nan")),
+        **({"loss": log["train/loss"]} if "train/loss" in log else {}),
     }
 
 
@@ -189,7 +205,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=24, help="batches, each of which every arm sees twice")
-    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--arms", help="by commas; all that can run")
+    parser.add_argument("--before", type=Path, help="an older checkout of this project, to compare with")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no arm after so long")
     parser.add_argument("--attention", action="store_true", help="also time attention by itself (CUDA)")
     parser.add_argument("--json", type=Path)
@@ -210,23 +227,24 @@ def main() -> None:
         attention(lengths[: options.batch])
     results: dict[str, Any] = {}
     failed: list[str] = []
-    for arm in options.arms.split(","):
+    older = Older(options.before) if options.before else None
+    for arm in options.arms.split(",") if options.arms else [*ARMS, *(OLDER if older else ())]:
         if time.perf_counter() - started > options.seconds:
             print(f"{arm:12} left out: the time is over", flush=True)
             continue
         try:
-            row = step_of(arm, folder, texts, options)
+            row = step_of(arm, folder, texts, options, older)
         except Exception:  # the other arms are worth having
             failed.append(arm)
             traceback.print_exc()
             continue
-        passes = 2 if ARMS[arm][0] == "prompteol" else 1
+        passes = 2 if "two" in arm else 1
         rate = passes * flops / row["ms"] / 1e9
         row |= {"true_tokens_per_second": passes * 1e3 * tokens / row["ms"], "tflops_true_tokens": rate}
         results[arm] = row
         share = f", {100 * rate / peak:.1f} % of the measured peak" if peak else ""
         print(f"{arm:12} {row['ms']:8.2f} ms a step  {row['true_tokens_per_second']:9,.0f} true tokens/s  "
-              f"{rate:6.1f} TFLOP/s{share}  (loss {row['loss']:.4f}, {row['whole_s']:.0f} s in all)",
+              f"{rate:6.1f} TFLOP/s{share}  (loss {row.get('loss', math.nan):.4f}, {row['whole_s']:.0f} s in all)",
               flush=True)  # fmt: skip
         if options.json:
             facts = {"device": device, "torch": torch.__version__, "layers": options.layers, "batch": options.batch,
@@ -235,13 +253,17 @@ def main() -> None:
             options.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
         if cuda:
             torch.cuda.empty_cache()
+    if older is not None:
+        older.close()
     compare(results)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 def compare(results: dict[str, Any]) -> None:
-    for faster, slower in (("packed", "before"), ("joined", "before")):
+    for faster, slower in (
+        ("packed", "before"), ("joined", "before"), ("joined", "older"), ("two-passes", "older-two")
+    ):  # fmt: skip
         if {faster, slower} <= results.keys():
             print(f"{faster} is {results[slower]['ms'] / results[faster]['ms']:.2f}x as fast as {slower}")
     for one, two in (("joined", "two-passes"), ("before", "before-two")):

@@ -41,6 +41,8 @@ Arms = dict[str, Callable[[], Any]]
 KINDS = {"short": (20_000, 8, 13), "sentences": (20_000, 18, 38), "paragraphs": (4_000, 126, 254)}
 """Texts, and the fewest and most words of each: a word is about a token, and there are two special ones."""
 BATCHES = (128, 512, 2048)
+THREADS = ("OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM")
+"""Variables that take threads away, told where they are set."""
 
 
 def model_folder(layers: int, width: int) -> Path:
@@ -273,6 +275,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "dtype": options.dtype,
+        "set": {name: os.environ[name] for name in THREADS if name in os.environ},
         "date": time.strftime("%Y-%m-%d"),
     }
     print(", ".join(str(value) for value in facts.values()), flush=True)

@@ -1,12 +1,12 @@
 """Every method's captured step with padding computed and without: time, sentences, tokens, share of the card's peak.
 
-    python -m benchmarks.step_methods [--only jtcse,bepa] [--steps 40] [--seconds 190] [--json OUT]
+    python -m benchmarks.step_methods [--only jtcse,bepa] [--before CHECKOUT] [--steps 40] [--seconds 190] [--json OUT]
 
 BERT-base's shape (ModernBERT-base's in one case) with random weights, each method at its paper's batch and lengths,
 sentences of made-up text whose lengths are spread as Wikipedia's. Both arms of a case, ``unpad=auto`` and
 ``unpad=false``, run in one process over the same eight batches again and again: each shape has its graph when the clock
-starts, after half of the updates (``start``: seconds until then). Without a card steps are eager ones, on shapes of the
-tests (`--tiny`).
+starts, after half of the updates (``start``: seconds until then). A third arm, ``before``, is an older checkout's step
+by its own defaults, in a process of its own. Without a card steps are eager ones, on shapes of the tests (`--tiny`).
 
 Tokens a second and the share of the peak count true tokens only, each as often as it passes through an encoder, and of
 a whole model: blocks, their attention, and the head over the vocabulary where there is one.
@@ -15,9 +15,9 @@ a whole model: blocks, their attention, and the head over the vocabulary where t
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
-import logging
 import random
 import tempfile
 import time
@@ -28,7 +28,8 @@ from unittest import mock
 
 import torch
 
-from benchmarks.training_step import matrix_peak, sync
+from benchmarks.fit import Older, fit
+from benchmarks.training_step import matrix_peak
 
 BATCHES = 8
 
@@ -70,8 +71,8 @@ CASES = {
 class Inputs:
     """Models and texts in a folder, made as they are asked for."""
 
-    def __init__(self, folder: Path, tiny: bool) -> None:
-        self.folder, self.tiny = folder, tiny
+    def __init__(self, folder: Path, tiny: bool, layers: int = 12) -> None:
+        self.folder, self.tiny, self.layers = folder, tiny, layers
 
     def model(self, kind: str, seed: int = 0) -> Path:
         """Random weights of a base model's shape, and the shipped encoder's tokenizer."""
@@ -81,6 +82,8 @@ class Inputs:
             BertForMaskedLM,
             ModernBertConfig,
             ModernBertForMaskedLM,
+            RobertaConfig,
+            RobertaForMaskedLM,
         )
 
         from embedlab.files import assets_dir
@@ -104,8 +107,12 @@ class Inputs:
             model = ModernBertForMaskedLM(
                 ModernBertConfig(**shape, **marks, bos_token_id=None, eos_token_id=None)
             )
+        elif kind == "roberta":  # whose positions begin behind that of padding
+            shape |= {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+            shape |= {} if self.tiny else {"vocab_size": 50265}
+            model = RobertaForMaskedLM(RobertaConfig(**{"num_hidden_layers": self.layers} | shape))
         else:
-            model = BertForMaskedLM(BertConfig(**shape))
+            model = BertForMaskedLM(BertConfig(**{"num_hidden_layers": self.layers} | shape))
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
         return path
@@ -131,18 +138,8 @@ class Inputs:
         return path
 
 
-def measure(case: Case, inputs: Inputs, unpad: str, steps: int) -> dict[str, Any]:
-    """The time of a batch in seconds, and what it computed."""
-    from lightning.pytorch import Callback
-
-    from embedlab.cli.compose import compose
-    from embedlab.engine.cuda_graph import CapturedStep
-    from embedlab.kernels import fused_block
-    from embedlab.run.dev import load_dev
-    from embedlab.run.finish import FinalEvaluation
-    from embedlab.run.parse import parse_run
-    from embedlab.run.run import build, build_trainer
-
+def settings_of(case: Case, inputs: Inputs, unpad: str, steps: int) -> tuple[list[str], int]:
+    """Of a run of twice as many updates, and its batches."""
     cuda = torch.cuda.is_available()
     batch = 8 if inputs.tiny else case.batch
     accumulate = int(next((x.rpartition("=")[2] for x in case.settings if x.startswith("optimizer.acc")), 1))
@@ -152,8 +149,7 @@ def measure(case: Case, inputs: Inputs, unpad: str, steps: int) -> dict[str, Any
     # Packed rows hold sentences of 28 tokens on average, and all of them have one shape.
     rows, times = (batch * BATCHES * pack // 20, 1) if pack else (batch * BATCHES, -(-total // BATCHES))
     names = {"other": inputs.model(case.model, 1), "pairs": inputs.text(rows, times, pairs)}
-    folder = Path(tempfile.mkdtemp(dir=inputs.folder))
-    config = parse_run(compose("train", [
+    return [
         "backbone=local", f"backbone.path={inputs.model(case.model)}", f"trainer={'gpu' if cuda else 'cpu'}",
         f"step={'graph' if cuda else 'eager'}", f"unpad={unpad}", f"data.batch_size={batch}", "data.shuffle=false",
         f"data.cache_dir={inputs.folder / 'cache'}", "data.report=false", "data.processes=1", "data.duplicates=keep",
@@ -161,37 +157,26 @@ def measure(case: Case, inputs: Inputs, unpad: str, steps: int) -> dict[str, Any
         "trainer.max_epochs=10000", f"trainer.log_every_n_steps={4 * steps}", "callbacks.progress=none",
         "callbacks.checkpoint.at_end=false", "evaluation.final=[]", "evaluation.before=false",
         "evaluation.select=last", "optimizer.lr=1e-6", *(s.format(**names) for s in case.settings),
-    ]))  # fmt: skip
-    method, data = build(config, folder)
-    clock = [time.perf_counter()]
+    ], total  # fmt: skip
 
-    class Clock(Callback):
-        batches = 0
 
-        def on_train_batch_end(self, *args: Any) -> None:
-            self.batches += 1
-            if self.batches in (total // 2, total):
-                sync()
-                clock.append(time.perf_counter())
+def measure(case: Case, inputs: Inputs, unpad: str, steps: int) -> dict[str, Any]:
+    """The time of a batch in seconds, and what it computed."""
+    from embedlab.engine.cuda_graph import CapturedStep
+    from embedlab.kernels import fused_block
 
-    finale = FinalEvaluation(config, folder, method.encoder, data, load_dev(config.evaluation))
-    trainer, _ = build_trainer(config, folder, [], finale)
-    trainer.callbacks.append(Clock())  # type: ignore[attr-defined]
+    settings, total = settings_of(case, inputs, unpad, steps)
     embed = fused_block._Embed
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
     with mock.patch.object(embed, "apply", side_effect=embed.apply) as fused:
-        trainer.fit(method, datamodule=data)
+        method, data, times = fit(settings, Path(tempfile.mkdtemp(dir=inputs.folder)), total)
     runner = method.runner
-    entered, began, ended = clock
+    graphs = runner.work._graphs if isinstance(runner, CapturedStep) and torch.cuda.is_available() else ()
     return {
-        "seconds": (ended - began) / (total - total // 2),
-        "start": began - entered,
+        **times,
         "computed_tokens": runner.packed_tokens,
         "tier": "fused" if fused.called else "packed" if runner.packed_tokens else "padded",
-        "graphs": len(runner.work._graphs) if isinstance(runner, CapturedStep) and cuda else 0,
-        "memory_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0,
-        **work(method, data, batch),
+        "graphs": len(graphs),
+        **work(method, data, 8 if inputs.tiny else case.batch),
     }
 
 
@@ -214,62 +199,96 @@ def work(method: Any, data: Any, batch: int) -> dict[str, float]:
     return {"tokens": tokens, "sentences": per_batch, "flops": 3 * flops}
 
 
+class Table:
+    """The rows that were measured, in a file as they come.
+
+    Args:
+        options: of the command line.
+        inputs: of the cases.
+    """
+
+    def __init__(self, options: argparse.Namespace, inputs: Inputs) -> None:
+        self.options, self.inputs = options, inputs
+        self.began = time.perf_counter()
+        self.found: dict[str, dict[str, Any]] = {}
+        cuda = torch.cuda.is_available()
+        self.peak = matrix_peak() if cuda else None
+        self.device = torch.cuda.get_device_name() if cuda else "CPU"
+        self.older = Older(options.before) if options.before else None
+        peak = f", measured bf16 peak {self.peak:.0f} TFLOP/s" if self.peak else ""
+        print(f"{self.device}, torch {torch.__version__}{peak}")
+        print(f"{'method':18} {'batch':>5} {'arm':7} {'ms':>8} {'sentences/s':>11} {'tokens/s':>9} {'of peak':>7} "
+              f"{'gain':>5}  tier, graphs, memory, start")  # fmt: skip
+
+    def measure(self, name: str, arm: str) -> None:
+        if time.perf_counter() - self.began > self.options.seconds:
+            print(f"{name:18} {CASES[name].batch:5} {arm:7} left out: no time", flush=True)
+            return
+        try:
+            row = self._row(name, arm)
+        except Exception as error:  # the other cases are worth having
+            print(f"{name:18} {CASES[name].batch:5} {arm:7} failed: {type(error).__name__}: "
+                  f"{' '.join(str(error).split())[:300]}", flush=True)  # fmt: skip
+            return
+        finally:
+            torch._dynamo.reset()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        self.found.setdefault(name, {"batch": CASES[name].batch})[arm] = row
+        self._report(name, arm)
+        if self.options.json:
+            facts = {"device": self.device, "torch": torch.__version__, "peak": self.peak,
+                     "date": time.strftime("%Y-%m-%d"), "seconds": time.perf_counter() - self.began,
+                     "methods": self.found}  # fmt: skip
+            self.options.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+    def _row(self, name: str, arm: str) -> dict[str, Any]:
+        case, steps = CASES[name], self.options.steps
+        if arm != "before":
+            return measure(case, self.inputs, arm, steps)
+        assert self.older is not None
+        now = self.found[name]["auto"]  # the same texts: the same work
+        times = self.older.fit(*settings_of(case, self.inputs, "auto", steps))
+        return {
+            **times,
+            "tier": "before",
+            "graphs": 0,
+            **{k: now[k] for k in ("tokens", "sentences", "flops")},
+        }
+
+    def _report(self, name: str, arm: str) -> None:
+        rows = self.found[name]
+        row, seconds = rows[arm], rows[arm]["seconds"]
+        share = f"{100 * row['flops'] / seconds / 1e12 / self.peak:6.1f}%" if self.peak else "      -"
+        gain = f"{seconds / rows['auto']['seconds']:5.2f}" if arm != "auto" and "auto" in rows else "    -"
+        print(f"{name:18} {rows['batch']:5} {arm:7} {1e3 * seconds:8.2f} {row['sentences'] / seconds:11.0f} "
+              f"{row['tokens'] / seconds:9.0f} {share} {gain}  {row['tier']}, {row['graphs']}, "
+              f"{row['memory_gib']:.1f} GiB, {row['start']:.0f} s", flush=True)  # fmt: skip
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", help="cases, by commas")
+    parser.add_argument("--before", type=Path, help="an older checkout of this project, to compare with")
+    parser.add_argument("--arms", help="by commas: auto,before,false (before with --before)")
     parser.add_argument("--steps", type=int, default=40, help="updates before the clock starts, and after")
     parser.add_argument("--seconds", type=float, default=190.0, help="after which no case begins")
     parser.add_argument("--tiny", action="store_true", help="shapes of the tests")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    began, cuda = time.perf_counter(), torch.cuda.is_available()
-    peak = matrix_peak() if cuda else None
-    device = torch.cuda.get_device_name() if cuda else "CPU"
-    print(
-        f"{device}, torch {torch.__version__}" + (f", measured bf16 peak {peak:.0f} TFLOP/s" if peak else "")
-    )
-    print(f"{'method':18} {'batch':>5} {'arm':7} {'ms':>8} {'sentences/s':>11} {'tokens/s':>9} {'of peak':>7} "
-          f"{'gain':>5}  tier, graphs, memory, start")  # fmt: skip
-    found: dict[str, dict[str, Any]] = {}
+    arms = (options.arms or ("auto,before,false" if options.before else "auto,false")).split(",")
     chosen = options.only.split(",") if options.only else list(CASES)
-    with tempfile.TemporaryDirectory() as name:
-        inputs = Inputs(Path(name), options.tiny)
+    with tempfile.TemporaryDirectory() as folder:
+        table = Table(options, Inputs(Path(folder), options.tiny))
         # The arms that compile nothing first: where time runs out, each method has one.
-        for unpad, name in itertools.product(("auto", "false"), chosen):
-            if time.perf_counter() - began > options.seconds:
-                print(f"{name:18} {CASES[name].batch:5} {unpad:7} left out: no time", flush=True)
-                continue
-            try:
-                row = measure(CASES[name], inputs, unpad, options.steps)
-            except Exception as error:  # the other cases are worth having
-                print(f"{name:18} {CASES[name].batch:5} {unpad:7} failed: {type(error).__name__}: "
-                      f"{' '.join(str(error).split())[:300]}", flush=True)  # fmt: skip
-                continue
-            finally:
-                torch._dynamo.reset()
-                if cuda:
-                    torch.cuda.empty_cache()
-            found.setdefault(name, {"batch": CASES[name].batch})[unpad] = row
-            report(name, found[name], unpad, peak)
-    if options.json:
-        facts = {"device": device, "torch": torch.__version__, "peak": peak, "date": time.strftime("%Y-%m-%d"),
-                 "seconds": time.perf_counter() - began, "methods": found}  # fmt: skip
-        options.json.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    return 0 if all(len(found.get(name, {})) == 3 for name in chosen) else 1
-
-
-def report(name: str, rows: dict[str, Any], unpad: str, peak: float | None) -> None:
-    row = rows[unpad]
-    seconds = row["seconds"]
-    share = f"{100 * row['flops'] / seconds / 1e12 / peak:6.1f}%" if peak else "      -"
-    both = "false" in rows and "auto" in rows
-    gain = f"{rows['false']['seconds'] / rows['auto']['seconds']:5.2f}" if both else "    -"
-    print(f"{name:18} {rows['batch']:5} {unpad:7} {1e3 * seconds:8.2f} {row['sentences'] / seconds:11.0f} "
-          f"{row['tokens'] / seconds:9.0f} {share} {gain}  {row['tier']}, {row['graphs']}, "
-          f"{row['memory_gib']:.1f} GiB, {row['start']:.0f} s", flush=True)  # fmt: skip
+        for arm, name in itertools.product(arms, chosen):
+            table.measure(name, arm)
+        if table.older is not None:
+            table.older.close()
+    return 0 if all(len(table.found.get(name, {})) == 1 + len(arms) for name in chosen) else 1
 
 
 if __name__ == "__main__":

@@ -127,6 +127,20 @@ def sentence_transformers(folder: Path, texts: list[str], batch: int, steps: int
     return (clock["ended"] - clock["began"]) / (steps - warm)
 
 
+def project_settings(
+    folder: Path, texts: list[str], out: Path, steps: int, step: str, more: tuple[str, ...]
+) -> list[str]:
+    """Of a run of so many steps; its text, of as many rows as it reads, goes to the folder `out`."""
+    (out / "text.txt").write_text("\n".join(texts), encoding="utf-8")
+    device = "auto" if torch.cuda.is_available() else "cpu"
+    return [
+        "backbone=local", f"backbone.path={folder}", f"data.files={out / 'text.txt'}",
+        f"data.cache_dir={out / 'cache'}", f"trainer={device}", f"trainer.max_steps={steps}", f"step={step}",
+        "trainer.log_every_n_steps=50", "callbacks.progress=none", "callbacks.checkpoint.at_end=false",
+        "data.report=false", "data.processes=1", "evaluation.final=[]", "trainer.max_epochs=100", *more,
+    ]  # fmt: skip
+
+
 def this_project(
     folder: Path,
     texts: list[str],
@@ -149,14 +163,10 @@ def this_project(
     from embedlab.run.run import build, build_trainer
 
     out = Path(tempfile.mkdtemp())
-    (out / "text.txt").write_text("\n".join(texts[: batch * steps]), encoding="utf-8")
-    device = "auto" if torch.cuda.is_available() else "cpu"
-    config = parse_run(compose("train", [
-        "backbone=local", f"backbone.path={folder}", f"data.files={out / 'text.txt'}", f"data.batch_size={batch}",
-        f"data.cache_dir={out / 'cache'}", f"trainer={device}", f"trainer.max_steps={steps}", f"step={step}",
-        "trainer.log_every_n_steps=50", "callbacks.progress=none", "callbacks.checkpoint.at_end=false",
-        "data.report=false", "data.processes=1", "evaluation.final=[]", "trainer.max_epochs=100", *more,
-    ]))  # fmt: skip
+    more = (f"data.batch_size={batch}", *more)
+    config = parse_run(
+        compose("train", project_settings(folder, texts[: batch * steps], out, steps, step, more))
+    )
     method, data = build(config, out)
     clock: dict[str, float] = {}
     warm = max(3, steps // 4) if warm is None else warm

@@ -232,9 +232,31 @@ class Backbone(Body):
         with self.autocast_context(rows.ids.device):
             if position is not None:
                 slot, real = slots.of(position)
-                return (last_block.zero_where_absent(fused_block.one_token(*arguments, slot), real),)
+                return (last_block.zero_where_absent(fused_block.states_in(*arguments, slot), real),)
             states = fused_block.states(*arguments, every=all_layers)
         return slots.unpack_all(states)
+
+    def states_at(
+        self, input_ids: Tensor, attention_mask: Tensor | None, cells: Tensor, capacity: int | None = None
+    ) -> Tensor:
+        """The last states ``[P, D]`` in `cells` [P] of the flattened batch; other arguments as `forward`.
+
+        In a captured step the last block's feed-forward is computed for these tokens alone. States of cells without a
+        token mean nothing, and must have no gradient.
+        """
+        device = input_ids.device
+        if (
+            capacity is None
+            or not self.reads_one(device, packed=True)
+            or not fused_block.applies(self, device)
+        ):
+            states = self(input_ids, attention_mask, capacity=capacity)[-1]
+            # No cell comes twice, and the gradient of this selection sorts none.
+            return states.flatten(0, 1).index_select(0, cells)
+        rows = in_slots(self, input_ids, attention_mask, capacity)
+        arguments = (self, rows.ids, rows.positions, rows.slots.bounds, rows.longest)
+        with self.autocast_context(device):
+            return fused_block.states_in(*arguments, rows.slots.of_cells(cells))
 
     @contextmanager
     def packing(self) -> Iterator[None]:

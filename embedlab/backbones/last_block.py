@@ -2,8 +2,8 @@
 
 All tokens give keys and values; query, output projection and feed-forward are computed for the token that is read:
 of BERT's last block that leaves a sixth of the products (a quarter on a card, where attention is computed for all:
-`embedlab.kernels.fused_block.one_token`). The vector is the same up to rounding. ``EMBEDLAB_KERNELS=last_block=0``
-computes all of the block.
+`embedlab.kernels.fused_block.states_in`, which also serves masked language modelling: its masked tokens). The vector is
+the same up to rounding. ``EMBEDLAB_KERNELS=last_block=0`` computes all of the block.
 """
 
 from __future__ import annotations

@@ -231,10 +231,13 @@ def states(
     return [x[None] for x in outputs]
 
 
-def one_token(
+def states_in(
     backbone: Transformer, ids: Tensor, positions: Tensor, bounds: Tensor, longest: int, slot: Tensor
 ) -> Tensor:
-    """The last block's output ``[B, D]`` in the slots of ``slot`` [B] alone; other arguments as `states`."""
+    """The last block's output ``[P, D]`` in the slots of ``slot`` [P] alone; other arguments as `states`.
+
+    A slot that comes twice has a gradient from one of its places at most, so that its sum repeats.
+    """
     before = states(backbone, ids, positions, bounds, longest, last=len(backbone.blocks) - 1)[-1][0]
     seed = torch.randint(2**31 - 1, (3, 2), device=ids.device)[:, 0]
     return run_block(backbone.blocks[-1], before, seed, bounds, longest, slot)

@@ -108,6 +108,10 @@ class Slots:
         slot = (self._order.gather(1, at) - 1).clamp(min=0, max=len(self.cell) - 1)
         return slot[:, 0], self._real.gather(1, at)[:, 0]
 
+    def of_cells(self, cells: Tensor) -> Tensor:
+        """The slots of cells [P] of the flattened batch; of one without a token any slot."""
+        return (self._order.flatten().index_select(0, cells) - 1).clamp(min=0, max=len(self.cell) - 1)
+
     def pack(self, x: Tensor, value: int) -> Tensor:
         """``[B, L]`` to ``[1, C]``; `value` in unused slots."""
         if self._kernels and x.is_contiguous():
@@ -146,6 +150,9 @@ class FullRows:
 
     def of(self, position: Tensor) -> tuple[Tensor, Tensor]:
         return self.bounds[:-1] + position, torch.ones_like(position, dtype=torch.bool)
+
+    def of_cells(self, cells: Tensor) -> Tensor:
+        return cells
 
     def pack(self, x: Tensor, value: int) -> Tensor:
         return x.reshape(1, -1)

@@ -91,9 +91,13 @@ class MaskedPrediction(nn.Module):
         With a `capacity` the backbone computes that many tokens (`Backbone.forward`); `full` rows have no padding.
         """
         masked = self.mask(input_ids, attention_mask)
+        if self.chunk is None:
+            attended = None if full and capacity is not None else attention_mask
+            states = backbone.states_at(masked.input_ids, attended, masked.positions, capacity)
+            return self._predicted(backbone, states, masked)
 
         def encode(ids: Tensor, mask: Tensor) -> Tensor:
-            return backbone(ids, None if full and capacity is not None else mask, capacity=capacity)[-1]
+            return backbone(ids, mask)[-1]
 
         return self.score(
             backbone, cached(encode, masked.input_ids, attention_mask, chunk=self.chunk), masked
@@ -101,9 +105,13 @@ class MaskedPrediction(nn.Module):
 
     def score(self, backbone: Backbone, hidden: Tensor, masked: Masked) -> tuple[Tensor, Tensor]:
         """`forward` from the last states of the corrupted rows, ``[B, L, D]``."""
-        assert backbone.head is not None
         # No position comes twice, and the gradient of this selection sorts none.
-        logits = backbone.head(hidden.flatten(0, 1).index_select(0, masked.positions))
+        return self._predicted(backbone, hidden.flatten(0, 1).index_select(0, masked.positions), masked)
+
+    def _predicted(self, backbone: Backbone, states: Tensor, masked: Masked) -> tuple[Tensor, Tensor]:
+        """From the last states at the selected positions, ``[P, D]``."""
+        assert backbone.head is not None
+        logits = backbone.head(states)
         return token_cross_entropy(logits, masked.labels), token_accuracy(logits, masked.labels)
 
     def mask(self, input_ids: Tensor, attention_mask: Tensor) -> Masked:

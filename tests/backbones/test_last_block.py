@@ -12,7 +12,7 @@ import torch
 
 from embedlab.backbones import Backbone
 from embedlab.engine.precision import ComputeCopy
-from embedlab.kernels import fused_block
+from embedlab.kernels import block_ops, fused_block
 from embedlab.pooling import build_pooling
 from tests.kernels.test_attention import NoHostReads, load
 
@@ -145,3 +145,47 @@ def test_in_a_captured_step_the_host_waits_for_nothing(tiny: Tiny, monkeypatch: 
 
 def test_a_model_of_another_build_runs_its_whole_block(tiny: Tiny) -> None:
     assert not load(tiny, "modernbert").eval().reads_one(torch.device("cpu"), packed=False)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["packed", "full rows"])
+@pytest.mark.parametrize("model_type", MODELS)
+def test_masked_tokens_alone_are_those_of_all(
+    tiny: Tiny, model_type: str, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of fused blocks. Cells without a token, which the surplus of a draw may be, say nothing and learn nothing."""
+    monkeypatch.setattr(fused_block, "applies", lambda backbone, device: fused_block.fusable(backbone))
+    backbone = load(tiny, model_type).eval()
+    ids, mask = batch()
+    mask = torch.ones_like(mask) if full else mask
+    cells = torch.tensor([3, 0, 14, 40, 61, 71, 26])
+    real = mask.flatten()[cells].bool()
+    assert full or not real.all()
+    tokens = int(mask.sum())
+    sizes: list[int] = []
+    gelu = block_ops.gelu
+    monkeypatch.setattr(block_ops, "gelu", lambda u: [sizes.append(len(u)), gelu(u)][1])
+    found = []
+    with ComputeCopy(backbone, torch.float32).swapped():
+        for switch in ("last_block=0", ""):
+            monkeypatch.setenv("EMBEDLAB_KERNELS", switch)
+            with NoHostReads():
+                states = backbone.states_at(ids, None if full else mask, cells, capacity=tokens + 7)
+            read = states.sin().sum(1) @ real.float()
+            gradients = torch.autograd.grad(read, list(backbone.parameters()), allow_unused=True)
+            found.append((states[real], [g for g in gradients if g is not None]))
+    blocks = len(backbone.blocks)
+    assert sizes[blocks - 1] >= tokens > sizes[-1] == len(cells)
+    (whole, its_gradients), (some, its_own) = found
+    torch.testing.assert_close(some, whole, rtol=1e-5, atol=1e-5)
+    assert len(its_own) == len(its_gradients)
+    for got, want in zip(its_own, its_gradients, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_masked_tokens_of_other_blocks_are_selected_from_all(tiny: Tiny) -> None:
+    backbone = load(tiny, "bert").eval()
+    ids, mask = batch()
+    cells = torch.tensor([0, 14, 3])
+    for capacity in (None, int(mask.sum())):
+        states = backbone(ids, mask, capacity=capacity)[-1]
+        assert torch.equal(backbone.states_at(ids, mask, cells, capacity), states.flatten(0, 1)[cells])

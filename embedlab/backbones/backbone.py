@@ -16,7 +16,7 @@ from embedlab.backbones.body import Body, token_positions
 from embedlab.backbones.padding import by_length, filled_on_the_right, special_types
 from embedlab.backbones.slots import InSlots, in_slots
 from embedlab.errors import UserError
-from embedlab.kernels import fused_block
+from embedlab.kernels import fused_block, fused_decoder
 from embedlab.kernels.available import LONGEST, SHORT_LONGEST, kernel_options, packed_kernel
 from embedlab.kernels.packing import packable, row_capacity
 
@@ -60,6 +60,7 @@ class Backbone(Body):
         super().__init__(model, info, attention)
         self.head = head
         self.adapter: Adapter | None = None
+        self._decoder: fused_decoder.DecoderWeights | None = None
         accepted = inspect.signature(self.reader.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._takes_mask = "attention_mask" in accepted
@@ -88,19 +89,23 @@ class Backbone(Body):
         self.compiled = True
 
     @contextmanager
-    def computing(self, low_precision_weights: bool) -> Iterator[None]:
+    def computing(
+        self, low_precision_weights: bool, decoder: fused_decoder.DecoderWeights | None = None
+    ) -> Iterator[None]:
         """How a captured training step runs the forward pass.
 
         Args:
             low_precision_weights: the weights have the compute type already, so autocast would only slow the residual
                 stream.
+            decoder: what fused blocks of a decoder with LoRA read, of this backbone, where they may run.
         """
         before, self.low_precision_weights = self.low_precision_weights, low_precision_weights
+        self._decoder = decoder if decoder is not None and fused_decoder.known(self) else None
         try:
             with joined_lora.joined(self.model):
                 yield
         finally:
-            self.low_precision_weights = before
+            self.low_precision_weights, self._decoder = before, None
 
     def unpads(self, longest: int, on_card: bool = True) -> bool:
         """Whether `forward` can leave out padding, in rows of at most `longest` tokens."""
@@ -211,6 +216,9 @@ class Backbone(Body):
             arguments["position_ids"] = rows.positions
         if fused_block.applies(self, ids.device):
             return self._fused(rows, all_layers, position)
+        plain = position_ids is None and position is None and not all_layers
+        if plain and self._decoder is not None and fused_decoder.applies(self._decoder, ids.device):
+            return (slots.unpack(fused_decoder.states(self._decoder, ids, slots.bounds, rows.longest)),)
         with self.autocast_context(ids.device), self.packing(), self._placed(rows.positions):
             if position is not None:
                 embedded = self.model.embeddings(input_ids=ids, **arguments)

@@ -109,13 +109,13 @@ def _groups(model: nn.Module) -> list[list[Any]]:
     for module in model.modules():
         names = _TOGETHER.get(type(module).__name__, ()) if is_transformers(module) else ()
         layers = [module._modules.get(name) for name in names]
-        if layers and all(_fits(layer) for layer in layers) and _alike(layers):
+        if layers and all(fits(layer) for layer in layers) and _alike(layers):
             found.append(layers)
             taken |= {id(layer) for layer in layers}
-    return found + [[m] for m in model.modules() if _fits(m) and id(m) not in taken]
+    return found + [[m] for m in model.modules() if fits(m) and id(m) not in taken]
 
 
-def _fits(layer: Any) -> bool:
+def fits(layer: Any) -> bool:
     """Whether a module is a LoRA layer as PEFT makes it, over a frozen plain one, and nobody looks at it."""
     from peft.tuners.lora.layer import Linear
 

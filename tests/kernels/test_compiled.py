@@ -194,3 +194,48 @@ def test_every_module_with_kernels_has_a_test_here() -> None:
     assert {path.stem for path in folder.glob("*.py") if "@triton.jit" in path.read_text()} == {
         "adamw", "block_triton", "lora_triton", "packing_triton", "s2sent", "varlen_long_triton", "varlen_triton"
     }  # fmt: skip
+
+
+def test_decoder() -> None:
+    """SmolLM2-135M's shape."""
+    from embedlab.kernels import decoder_triton as kernels
+
+    tokens, width, inner, rank, query, key = 9408, 576, 1536, 16, 576, 192
+    seed = new(1, dtype=torch.int64)
+    reads = [kernels.Updates(new(n, rank, d, dtype=BF16), 3277, seed)
+             for n, d in ((3, width), (1, query), (2, width), (1, inner))]  # fmt: skip
+    x, gamma = new(tokens, width), new(width)
+    first = kernels.norm_down(x, None, gamma, 1e-5, reads[0])
+    second = kernels.norm_down(x, x, gamma, 1e-5, reads[2])
+    kernels.norm_down(x, x, gamma, 1e-5, None)
+    context, fed = new(tokens, query + rank, dtype=BF16), new(tokens, inner + rank, dtype=BF16)
+    gates = new(tokens, 2 * inner, dtype=BF16)
+    bits_o, bits_d = kernels.down(context, reads[1]), kernels.down(fed, reads[3], gates)
+    sizes = [r.down.numel() for r in reads] + [rank * n for n in (query + 2 * key, width, 2 * inner, width)]
+    shares = kernels.Shares(tuple(sizes), tokens, x)
+    kernels.swiglu_backward(fed, gates, second.joined[:, width:], reads[3], bits_d, shares)
+    for normed, read in ((first, reads[0]), (second, reads[2])):
+        kernels.norm_backward(torch.empty_like(normed.joined), normed, gamma, read, x, BF16)
+    kernels.norm_backward(x, kernels.Normed(x, x, x, gamma), gamma, None, None, BF16)
+    joint, half = new(tokens, query + 2 * key, dtype=BF16), new(tokens, width, dtype=BF16)
+    kernels.matrices(
+        *(kernels.Read(j, b, j[:, width:])
+          for j, b in ((first.joined, first.bits), (context, bits_o), (second.joined, second.bits))),
+        fed[:, inner:], (joint, half, half), query, rank, 3277, shares,
+    )  # fmt: skip
+    shares.total(2.0)
+    kernels.Copies([(new(rank, width), reads[0].down[0])], [1.0]).refresh()
+
+
+@pytest.mark.parametrize(("longest", "heads", "shared", "width"), [(64, 9, 3, 64), (32, 9, 3, 64), (64, 16, 8, 128)])
+def test_rotary_attention(longest: int, heads: int, shared: int, width: int) -> None:
+    from embedlab.kernels import rotary_triton as kernels
+
+    tokens, query = 9408, heads * width
+    qkv, context = new(tokens, (heads + 2 * shared) * width, dtype=BF16), new(tokens, query + 16, dtype=BF16)
+    table, bounds = new(longest, width // 2), new(257, dtype=torch.int32)
+    kernels.launch_forward(qkv, table, table, bounds, context, longest, 0.1, heads, shared)
+    kernels.launch_backward(
+        qkv, table, table, bounds, context, new(1, 16, query, dtype=BF16), new(1, tokens, query // 32, dtype=torch.int32),
+        torch.empty_like(qkv), longest, 0.1, heads, shared, 3277,
+    )  # fmt: skip

@@ -1,0 +1,369 @@
+"""The blocks of a decoder with LoRA in a captured step without padding, forward and backward as few kernels.
+
+For Llama's build (RMS norms, rotary positions, SwiGLU) with updates of equal rank and dropout on all seven layers of
+each block, in bf16-mixed. Between the matrix products stand nine kernels a block in both directions together
+(`embedlab.kernels.decoder_triton`, `embedlab.kernels.rotary_triton`). An input and the h of its updates lie side by
+side, as in `embedlab.kernels.lora`, frozen weights and scaled B too, which stay there from step to step; A and B are
+brought there at each pass. Nothing is compiled. The residual stream, and what is added to it, are fp32; so are the
+gradients of A and B, which `embedlab.backbones.joined_lora` rounds to bf16. ``fused_decoder=0`` in ``EMBEDLAB_KERNELS``
+goes without; so does every backbone that is built in another way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from embedlab.kernels.available import has_foreign_hooks, has_triton, is_transformers, kernel_options
+from embedlab.kernels.lora import dropped, product
+
+_FAMILIES = ("Llama", "Mistral")
+_ROTARY = ("default", "linear", "llama3")
+"""Kinds of rotary positions whose frequencies do not follow from a batch."""
+_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_WIDTHS = (32, 64, 128)
+"""Of a head."""
+
+
+class Plan(NamedTuple):
+    """Of one pass: what is no tensor, and what all blocks share."""
+
+    bounds: Tensor
+    """int32 ``[B + 1]``: row i has the tokens from ``bounds[i]`` to ``bounds[i + 1]``."""
+    cos: Tensor
+    """fp32 ``[longest, W / 2]``."""
+    sin: Tensor
+    longest: int
+    dropped: int
+    """Share of the updates' input, in 2^-16."""
+
+
+class BlockWeights(NamedTuple):
+    """Frozen weights with the scaled B beside them, ``[O, D + n R]``; A ``[n, R, D]``; weights and eps of the norms."""
+
+    qkv: Tensor
+    output: Tensor
+    gates: Tensor
+    last: Tensor
+    of_qkv: Tensor
+    of_output: Tensor
+    of_gates: Tensor
+    of_last: Tensor
+    gamma: tuple[Tensor, Tensor]
+    eps: tuple[float, float]
+
+
+class DecoderWeights:
+    """What the kernels of a backbone read, made at the first pass; one instance as long as graphs read it.
+
+    Args:
+        backbone: any; `known` says whether it can run so.
+        dtype: of products.
+    """
+
+    def __init__(self, backbone: Any, dtype: torch.dtype = torch.bfloat16) -> None:
+        self.dtype = dtype
+        self._backbone = backbone
+        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+        self.blocks: list[BlockWeights] = []
+        self.parameters: list[nn.Parameter] = []
+        """A of the layers of a block, then B of them, block by block."""
+
+    def ready(self) -> None:
+        """Bring the present values of A and B to where products read them."""
+        if not self.blocks:
+            self._make()
+        self._copies.refresh()
+
+    @torch.no_grad()
+    def _make(self) -> None:
+        from embedlab.kernels.decoder_triton import Copies
+
+        model = self._backbone.model
+        config = model.config
+        self.heads, self.shared = config.num_attention_heads, config.num_key_value_heads
+        first = _layers(model.layers[0])[0]
+        self.scale = float(model.layers[0].self_attn.scaling)
+        self.rank, self.scaling = len(first.lora_A["default"].weight), float(first.scaling["default"])
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for block in model.layers:
+            layers = _layers(block)
+            self.parameters += [getattr(layer, kind)["default"].weight for kind in ("lora_A", "lora_B") for layer in layers]
+            groups = [self._group(layers[i:j], pairs) for i, j in ((0, 3), (3, 4), (4, 6), (6, 7))]
+            norms = block.input_layernorm, block.post_attention_layernorm
+            gamma = norms[0].weight.detach(), norms[1].weight.detach()
+            eps = norms[0].variance_epsilon, norms[1].variance_epsilon
+            weights, downs = zip(*groups, strict=True)
+            self.blocks.append(BlockWeights(*weights, *downs, gamma, eps))
+        factors = [1.0, self.scaling] * (len(pairs) // 2)
+        self._copies = Copies(pairs, factors)
+
+    def _group(self, layers: list[Any], pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Weight and A of layers of one input; adds where their A and B belong to `pairs`."""
+        bases = [layer.base_layer.weight for layer in layers]
+        width, rank = bases[0].shape[1], self.rank
+        weight = bases[0].new_zeros(sum(map(len, bases)), width + len(layers) * rank, dtype=self.dtype)
+        downs = weight.new_empty(len(layers), rank, width)
+        top = 0
+        for i, (layer, base) in enumerate(zip(layers, bases, strict=True)):
+            rows = weight[top : top + len(base)]
+            rows[:, :width] = base
+            pairs.append((layer.lora_A["default"].weight.detach(), downs[i]))
+            pairs.append((layer.lora_B["default"].weight.detach(), rows[:, width + i * rank : width + (i + 1) * rank]))
+            top += len(base)
+        return weight, downs
+
+    def table(self, longest: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of rotary positions, ``[longest, W / 2]``."""
+        if longest in self._tables:
+            return self._tables[longest]
+        device = self.blocks[0].qkv.device
+        positions = torch.arange(longest, device=device)[None]
+        with torch.autocast(device.type, enabled=False), torch.no_grad():
+            found = self._backbone.model.rotary_emb(torch.zeros(1, device=device), positions)
+        half = found[0].shape[-1] // 2
+        table = found[0][0, :, :half].contiguous(), found[1][0, :, :half].contiguous()
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            self._tables[longest] = table  # a graph's own memory is not for others
+        return table
+
+
+def known(backbone: Any) -> bool:
+    """Whether a backbone's blocks are of the build that is known here, and nobody else looks at them or runs them."""
+    model = backbone.model
+    if not kernel_options().fused_decoder or not has_triton() or backbone.adapter is None:
+        return False
+    family = type(model).__name__.removesuffix("Model")
+    if family not in _FAMILIES or not is_transformers(model) or backbone.position_offset:
+        return False
+    config = model.config
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if config.hidden_act != "silu" or rotary.get("rope_type", "default") not in _ROTARY:
+        return False
+    if getattr(config, "attention_dropout", 0.0) or any(has_foreign_hooks(m) for m in model.modules()):
+        return False
+    if not _norm_fits(model.norm, family) or not all(_block_fits(block, family) for block in model.layers):
+        return False
+    layers = [layer for block in model.layers for layer in _layers(block)]
+    facts = {(len(x.lora_A["default"].weight), float(x.scaling["default"]), _share(x)) for x in layers}
+    widths = {x for layer in layers for x in layer.base_layer.weight.shape}
+    rank = len(layers[0].lora_A["default"].weight)
+    return len(facts) == 1 and rank in (16, 32, 64) and all(w % 64 == 0 for w in widths)
+
+
+def _block_fits(block: Any, family: str) -> bool:
+    from embedlab.backbones.joined_lora import fits
+
+    if type(block).__name__ != f"{family}DecoderLayer" or not is_transformers(block):
+        return False
+    parts = (block.self_attn, "Attention"), (block.mlp, "MLP")
+    if any(type(m).__name__ != f"{family}{kind}" or not is_transformers(m) for m, kind in parts):
+        return False
+    if block.training and getattr(block, "gradient_checkpointing", False):
+        return False
+    layers = _layers(block)
+    return (
+        all(fits(layer) and layer.base_layer.bias is None for layer in layers)
+        and all(_fp32(p) for layer in layers for p in (layer.lora_A["default"].weight, layer.lora_B["default"].weight))
+        and all(_norm_fits(norm, family) for norm in (block.input_layernorm, block.post_attention_layernorm))
+        and block.self_attn.head_dim in _WIDTHS
+    )
+
+
+def _norm_fits(norm: Any, family: str) -> bool:
+    named = type(norm).__name__ == f"{family}RMSNorm" and is_transformers(norm)
+    return named and _fp32(norm.weight) and not norm.weight.requires_grad
+
+
+def _fp32(tensor: Tensor) -> bool:
+    return tensor.dtype == torch.float32 and tensor.is_contiguous()
+
+
+def _layers(block: Any) -> list[Any]:
+    """Those with an update, in the order of `_LAYERS`."""
+    return [getattr(block.self_attn if i < 4 else block.mlp, name) for i, name in enumerate(_LAYERS)]
+
+
+def _share(layer: Any) -> float:
+    """Dropped of the update's input."""
+    dropout = layer.lora_dropout["default"]
+    return float(getattr(dropout, "p", 0.0)) if dropout.training else 0.0
+
+
+def applies(weights: DecoderWeights | None, device: torch.device) -> bool:
+    """Whether a forward over packed rows can run so here: in a captured step on a card, under bf16-mixed."""
+    if weights is None or device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == weights.dtype
+
+
+def states(weights: DecoderWeights, ids: Tensor, bounds: Tensor, longest: int) -> Tensor:
+    """Last hidden states of packed rows after the final norm, fp32 ``[1, C, D]``.
+
+    Args:
+        weights: of a backbone that is `known`.
+        ids: int64 ``[1, C]``.
+        bounds: int32 ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
+        longest: at least the tokens of every row.
+    """
+    weights.ready()
+    model = weights._backbone.model
+    share = _share(_layers(model.layers[0])[0])
+    plan = Plan(bounds, *weights.table(max(16, longest)), longest, dropped(share) if share else 0)
+    # One draw for all; 16 bytes apart, at which kernels take addresses to be aligned.
+    seeds = torch.randint(2**31 - 1, (len(weights.blocks), 4, 2), device=ids.device)[..., 0]
+    x = model.embed_tokens(ids)[0].float()
+    with torch.autocast(ids.device.type, enabled=False):
+        if torch.is_grad_enabled():
+            out: Tensor = _Blocks.apply(x, seeds, plan, weights, *weights.parameters)
+        else:
+            out = _run(x, seeds, plan, weights, None)[0].joined
+    return out[None]
+
+
+class _Kept(NamedTuple):
+    """Of a block, for its gradient."""
+
+    x1: Tensor
+    first: Tensor
+    bits1: Tensor
+    roots1: Tensor
+    qkv: Tensor
+    context: Tensor
+    bits_o: Tensor
+    x2: Tensor
+    second: Tensor
+    bits2: Tensor
+    roots2: Tensor
+    gates: Tensor
+    h: Tensor
+    bits_d: Tensor
+
+
+def _run(
+    x: Tensor, seeds: Tensor, plan: Plan, weights: DecoderWeights, kept: list[_Kept] | None
+) -> tuple[Any, list[_Kept] | None]:
+    """The last norm's `Normed`, over all blocks; what gradients need is added to `kept`."""
+    from embedlab.kernels import decoder_triton as kernels
+
+    more: Tensor | None = None
+    for block, seed in zip(weights.blocks, seeds, strict=True):
+        x, more, found = _forward(x, more, seed, plan, weights, block)
+        if kept is not None:
+            kept.append(found)
+    norm = weights._backbone.model.norm
+    return kernels.norm_down(x, more, norm.weight.detach(), norm.variance_epsilon, None), kept
+
+
+def _forward(
+    x: Tensor, more: Tensor | None, seed: Tensor, plan: Plan, weights: DecoderWeights, w: BlockWeights
+) -> tuple[Tensor, Tensor, _Kept]:
+    """The residual stream after attention, and what the feed-forward part adds to it."""
+    from embedlab.kernels import decoder_triton as kernels
+    from embedlab.kernels import rotary_triton
+
+    reads = _updates(w, plan, seed)
+    tokens, heads = len(x), weights.heads
+    first = kernels.norm_down(x, more, w.gamma[0], w.eps[0], reads[0])
+    qkv = first.joined @ w.qkv.T
+    context = qkv.new_empty(tokens, w.output.shape[1])
+    scale = weights.scale
+    rotary_triton.launch_forward(
+        qkv, plan.cos, plan.sin, plan.bounds, context, plan.longest, scale, heads, weights.shared
+    )
+    bits_o = kernels.down(context, reads[1])
+    second = kernels.norm_down(first.x, product(context, w.output.T, True), w.gamma[1], w.eps[1], reads[2])
+    gates = second.joined @ w.gates.T
+    fed = gates.new_empty(tokens, w.last.shape[1])
+    bits_d = kernels.down(fed, reads[3], gates)
+    out = product(fed, w.last.T, True)
+    h = fed[:, gates.shape[1] // 2 :]
+    return second.x, out, _Kept(*first, qkv, context, bits_o, *second, gates, h, bits_d)
+
+
+def _updates(w: BlockWeights, plan: Plan, seed: Tensor) -> list[Any]:
+    from embedlab.kernels.decoder_triton import Updates
+
+    downs = w.of_qkv, w.of_output, w.of_gates, w.of_last
+    return [Updates(down, plan.dropped, seed[i]) for i, down in enumerate(downs)]
+
+
+def _backward(
+    dx: Tensor, half: Tensor, seed: Tensor, plan: Plan, weights: DecoderWeights, w: BlockWeights, kept: _Kept,
+    inner: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of the residual stream before a block, in fp32 and rounded (`inner`, else those given), and of A and B.
+
+    Args:
+        dx, half: of the residual stream after it, in fp32 and rounded.
+        seed, plan, weights, w, kept: of the forward.
+        inner: whether the gradient before the block is wanted.
+    """
+    from embedlab.kernels import decoder_triton as kernels
+    from embedlab.kernels import rotary_triton
+
+    reads = _updates(w, plan, seed)
+    width, query, rank = dx.shape[1], weights.heads * (w.qkv.shape[0] // (weights.heads + 2 * weights.shared)), weights.rank
+    ups = [rank * len(x) for x in (w.qkv, w.output, w.gates, w.last)]
+    downs = [r.down.numel() for r in reads]
+    shares = kernels.Shares((*downs, *ups), len(dx), dx)
+    first = kernels.Normed(kept.x1, kept.first, kept.bits1, kept.roots1)
+    second = kernels.Normed(kept.x2, kept.second, kept.bits2, kept.roots2)
+    dgates = kernels.swiglu_backward(
+        half @ w.last, kept.gates, kept.second[:, width:], reads[3], kept.bits_d, shares
+    )
+    of_second = dgates @ w.gates
+    dx, attended = kernels.norm_backward(of_second, second, w.gamma[1], reads[2], dx, half.dtype)
+    of_context, dqkv = attended @ w.output, torch.empty_like(kept.qkv)
+    rotary_triton.launch_backward(
+        kept.qkv, plan.cos, plan.sin, plan.bounds, of_context, w.of_output, kept.bits_o, dqkv, plan.longest,
+        weights.scale, weights.heads, weights.shared, plan.dropped,
+    )  # fmt: skip
+    of_first = dqkv @ (w.qkv if inner else w.qkv[:, width:])
+    kernels.matrices(
+        kernels.Read(kept.first, kept.bits1, of_first[:, width:] if inner else of_first),
+        kernels.Read(kept.context, kept.bits_o, of_context[:, query:]),
+        kernels.Read(kept.second, kept.bits2, of_second[:, width:]),
+        kept.h, (dqkv, attended, half), query, rank, plan.dropped, shares,
+    )  # fmt: skip
+    if inner:
+        dx, attended = kernels.norm_backward(of_first, first, w.gamma[0], reads[0], dx, half.dtype)
+    return dx, attended, shares.total(weights.scaling)
+
+
+class _Blocks(torch.autograd.Function):
+    """All blocks and the last norm, of [C, D]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, seeds: Tensor, plan: Plan, weights: DecoderWeights, *parameters: Tensor
+    ) -> Tensor:
+        kept: list[_Kept] = []
+        last, _ = _run(x, seeds, plan, weights, kept)
+        ctx.save_for_backward(seeds, last.x, last.roots, *(t for one in kept for t in one))
+        ctx.plan, ctx.weights = plan, weights
+        return last.joined
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        from embedlab.kernels import decoder_triton as kernels
+
+        seeds, x, roots, *saved = ctx.saved_tensors
+        plan, weights = ctx.plan, ctx.weights
+        size = len(_Kept._fields)
+        norm = weights._backbone.model.norm
+        last = kernels.Normed(x, x, x, roots)
+        dx, half = kernels.norm_backward(grad.contiguous(), last, norm.weight, None, None, weights.dtype)
+        found: list[Tensor] = []
+        for i, w in reversed(list(enumerate(weights.blocks))):
+            kept = _Kept(*saved[i * size : (i + 1) * size])
+            inner = i > 0 or ctx.needs_input_grad[0]
+            dx, half, flat = _backward(dx, half, seeds[i], plan, weights, w, kept, inner)
+            some = weights.parameters[i * 2 * len(_LAYERS) : (i + 1) * 2 * len(_LAYERS)]
+            parts = flat.split([p.numel() for p in some])
+            found = [*(part.view_as(p) for part, p in zip(parts, some, strict=True)), *found]
+        return (dx if ctx.needs_input_grad[0] else None), None, None, None, *found

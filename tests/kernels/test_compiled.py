@@ -196,13 +196,17 @@ def test_every_module_with_kernels_has_a_test_here() -> None:
     }  # fmt: skip
 
 
-def test_decoder() -> None:
-    """SmolLM2-135M's shape."""
+@pytest.mark.parametrize(
+    ("width", "inner", "rank", "query", "key", "dropped"),
+    [(576, 1536, 16, 576, 192, 3277), (2048, 8192, 32, 2048, 512, 0)],
+)
+def test_decoder(width: int, inner: int, rank: int, query: int, key: int, dropped: int) -> None:
+    """SmolLM2-135M's shape, and that of Llama 3.2 1B."""
     from embedlab.kernels import decoder_triton as kernels
 
-    tokens, width, inner, rank, query, key = 9408, 576, 1536, 16, 576, 192
+    tokens = 9408
     seed = new(1, dtype=torch.int64)
-    reads = [kernels.Updates(new(n, rank, d, dtype=BF16), 3277, seed)
+    reads = [kernels.Updates(new(n, rank, d, dtype=BF16), dropped, seed)
              for n, d in ((3, width), (1, query), (2, width), (1, inner))]  # fmt: skip
     x, gamma = new(tokens, width), new(width)
     first = kernels.norm_down(x, None, gamma, 1e-5, reads[0])
@@ -221,7 +225,7 @@ def test_decoder() -> None:
     kernels.matrices(
         *(kernels.Read(j, b, j[:, width:])
           for j, b in ((first.joined, first.bits), (context, bits_o), (second.joined, second.bits))),
-        fed[:, inner:], (joint, half, half), query, rank, 3277, shares,
+        fed[:, inner:], (joint, half, half), query, rank, dropped, shares,
     )  # fmt: skip
     shares.total(2.0)
     kernels.Copies([(new(rank, width), reads[0].down[0])], [1.0]).refresh()

@@ -123,9 +123,10 @@ class TestKernels:
         backbone, (ids, mask) = decoder(shape, dropout), batch(shape)
         assert fused_decoder.known(backbone)
         states, node = packed(backbone, DecoderWeights(backbone, torch.float32), ids, mask, shape[6])
+        masks = masks_of(node, dropout) if dropout else None
         mine = outcome(backbone, states, mask)
-        if dropout:
-            with_masks(backbone, masks_of(node, dropout))
+        if masks is not None:
+            with_masks(backbone, masks)
         backbone.double()
         want = outcome(backbone, backbone(ids, mask, capacity=shape[6])[0], mask)
         for a, b in zip(mine, want, strict=True):

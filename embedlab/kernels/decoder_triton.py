@@ -454,9 +454,12 @@ class Shares:
     def __init__(self, sizes: tuple[int, ...], tokens: int, like: Tensor) -> None:
         self.sizes = sizes
         self.at = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-        self.tall = 64
-        self.turns = triton.cdiv(tokens, PARTS * self.tall)
+        self.tokens = tokens
         self.parts = like.new_empty(PARTS, self.at[-1], dtype=torch.float32)
+
+    def turns(self, tall: int) -> int:
+        """How often a program takes `tall` tokens."""
+        return triton.cdiv(self.tokens, PARTS * tall)
 
     def total(self, scale: float) -> Tensor:
         """All gradients, flat fp32; those of B times `scale`."""
@@ -481,11 +484,11 @@ def swiglu_backward(
         shares: of the block.
     """
     _, rank, width = updates.sizes
-    out = torch.empty_like(gates)
+    out, tall = torch.empty_like(gates), 32
     _swiglu_backward[(width // WIDE, PARTS)](
         above, gates, h, updates.down, bits, out, shares.parts, len(gates), above.stride(0), h.stride(0),
-        shares.at[-1], shares.at[3], shares.at[6], width, DROPPED=updates.dropped, RANK=rank, TALL=shares.tall,
-        WIDE=WIDE, TURNS=shares.turns, num_warps=4, num_stages=2,
+        shares.at[-1], shares.at[3], shares.at[6], width, DROPPED=updates.dropped, RANK=rank, TALL=tall,
+        WIDE=WIDE, TURNS=shares.turns(tall), num_warps=4, num_stages=2,
     )  # fmt: skip
     return out
 
@@ -516,14 +519,14 @@ def matrices(
     tokens, width = of_o.shape
     key = (of_qkv.shape[1] - query) // 2
     blocks = (2 * width + query + of_qkv.shape[1] + 2 * width) // WIDE
-    at = shares.at
+    at, tall = shares.at, 64
     _matrices[(blocks, PARTS)](
         first.joined, context.joined, second.joined, first.of_h, context.of_h, second.of_h,
         first.bits, context.bits, second.bits, of_qkv, of_o, of_d,
         first.joined[:, width:], context.joined[:, query:], fed, shares.parts, tokens,
         *(x.stride(0) for x in (first.joined, context.joined, second.joined, first.of_h, context.of_h, second.of_h, fed)),
         at[-1], at[0], at[1], at[2], at[4], at[5], at[7], QUERY=query, KEY=key, width=width, DROPPED=dropped, RANK=rank,
-        TALL=shares.tall, WIDE=WIDE, TURNS=shares.turns, num_warps=4, num_stages=3,
+        TALL=tall, WIDE=WIDE, TURNS=shares.turns(tall), num_warps=4, num_stages=3,
     )  # fmt: skip
 
 

@@ -245,7 +245,12 @@ def main() -> None:
 
 
 def compare(results: dict[str, Any]) -> None:
-    for faster, slower in (("packed", "before"), ("joined", "before"), ("fused", "before"), ("fused", "joined")):
+    for faster, slower in (
+        ("packed", "before"),
+        ("joined", "before"),
+        ("fused", "before"),
+        ("fused", "joined"),
+    ):
         if {faster, slower} <= results.keys():
             print(f"{faster} is {results[slower]['ms'] / results[faster]['ms']:.2f}x as fast as {slower}")
     for one, two in (("fused", "two-passes"), ("joined", "joined-two"), ("before", "before-two")):

@@ -1,10 +1,7 @@
 """Triton kernels between the matrix products of a decoder's block with LoRA, for `embedlab.kernels.fused_decoder`.
 
-A norm, or SwiGLU, and the masked down-products of all updates that read its result are one kernel; so are SwiGLU's
-gradient and those of the matrices beside it, and the gradients of all other matrices of a block. Masks are drawn and
+A norm, or SwiGLU, and the masked down-products of all updates that read its result are one kernel. Masks are drawn and
 kept as in `embedlab.kernels.lora_triton`. Widths are multiples of 64; there are at most three updates of one input.
-
-Gradients of A and B are sums over tokens: each program writes its share, and `_total` adds the shares in a fixed order.
 """
 
 from __future__ import annotations
@@ -20,12 +17,12 @@ from embedlab.kernels.lora_triton import draw_masks, masked
 
 WIDE = 64
 """Columns at once; every width is a multiple."""
-PARTS = 16
-"""Shares of the tokens that programs sum for themselves."""
+TALL = 16
+"""Tokens of a program here: at 9,400 tokens all programs are on the card's 132 multiprocessors at once."""
 
 
 @triton.jit
-def _kept(x, BITS, update, tokens, width: tl.constexpr, rows, first, DROPPED: tl.constexpr):
+def kept(x, BITS, update, tokens, width: tl.constexpr, rows, first, DROPPED: tl.constexpr):
     """x where the update's mask keeps it, without the scale."""
     return masked(x, BITS, update, tokens, width, rows, first) if DROPPED > 0 else x
 
@@ -38,15 +35,21 @@ def _add_down(
     """h of one update, to which columns `first` and so on of x add theirs."""
     ranks, cols = tl.arange(0, RANK), first + tl.arange(0, WIDE)
     a = tl.load(A + (update * RANK + ranks[:, None]) * width + cols[None, :])
-    kept = _kept(x, BITS, update, tokens, width, rows, first, DROPPED)
-    return total + tl.dot(kept, tl.trans(a), input_precision="ieee")
+    some = kept(x, BITS, update, tokens, width, rows, first, DROPPED)
+    return total + tl.dot(some, tl.trans(a), input_precision="ieee")
 
 
 @triton.jit
 def _store_h(
     total, OUT, rows, tokens, stride, width: tl.constexpr, update, DROPPED: tl.constexpr, RANK: tl.constexpr
 ):
-    place = OUT + rows[:, None].to(tl.int64) * stride + width + update * RANK + tl.arange(0, RANK)[None, :]
+    place = (
+        OUT
+        + tl.arange(0, total.shape[0])[:, None] * stride
+        + width
+        + update * RANK
+        + tl.arange(0, RANK)[None, :]
+    )
     h = total * (65536 / (65536 - DROPPED))
     tl.store(place, h.to(OUT.dtype.element_ty), mask=rows[:, None] < tokens)
 
@@ -60,7 +63,15 @@ def _norm_down(
     """The residual stream with what is added to it, its RMS norm, and beside that the h of the updates."""
     top = tl.program_id(0) * TALL
     rows, cols = top + tl.arange(0, TALL), tl.arange(0, WIDE)
-    at = rows[:, None].to(tl.int64)
+    # Of 64 bits once a program: tensors of such addresses take twice the registers.
+    skipped = top.to(tl.int64)
+    X, MORE, SUM, OUT = (
+        X + skipped * width,
+        MORE + skipped * width,
+        SUM + skipped * width,
+        OUT + skipped * stride,
+    )
+    at = tl.arange(0, TALL)[:, None]
     real = rows[:, None] < tokens
     if DROPPED > 0:
         for update in tl.static_range(UPDATES):
@@ -105,7 +116,9 @@ def _down(
     """The h of one update beside its input, which stands in OUT or (`GATED`) is SwiGLU of gates and values."""
     top = tl.program_id(0) * TALL
     rows, cols = top + tl.arange(0, TALL), tl.arange(0, WIDE)
-    at = rows[:, None].to(tl.int64)
+    skipped = top.to(tl.int64)
+    GATES, OUT = GATES + skipped * (2 * width), OUT + skipped * stride
+    at = tl.arange(0, TALL)[:, None]
     real = rows[:, None] < tokens
     if DROPPED > 0:
         draw_masks(BITS, SEED, 0, top, tokens, width, DROPPED, TALL)
@@ -134,7 +147,7 @@ def _add_up(
     ranks, cols = tl.arange(0, RANK), first + tl.arange(0, WIDE)
     a = tl.load(A + (update * RANK + ranks[:, None]) * width + cols[None, :])
     part = tl.dot(h, a, input_precision="ieee")
-    return total + _kept(part, BITS, update, tokens, width, rows, first, DROPPED)
+    return total + kept(part, BITS, update, tokens, width, rows, first, DROPPED)
 
 
 @triton.jit
@@ -147,10 +160,12 @@ def _norm_backward(
     ABOVE has the norm's gradient by way of the frozen weights and those of the updates' h. The result goes to OUT, and
     to HALF in the type of products.
     """
-    rows, cols, ranks = (
-        tl.program_id(0) * TALL + tl.arange(0, TALL), tl.arange(0, WIDE), tl.arange(0, RANK)
-    )  # fmt: skip
-    at = rows[:, None].to(tl.int64)
+    top = tl.program_id(0) * TALL
+    rows, cols, ranks = top + tl.arange(0, TALL), tl.arange(0, WIDE), tl.arange(0, RANK)
+    skipped = top.to(tl.int64)
+    ABOVE, X, GRAD = ABOVE + skipped * stride, X + skipped * width, GRAD + skipped * width
+    OUT, HALF = OUT + skipped * width, HALF + skipped * width
+    at = tl.arange(0, TALL)[:, None]
     real = rows[:, None] < tokens
     root = tl.load(ROOTS + rows, mask=rows < tokens, other=0.0)[:, None]
     of_h = ABOVE + at * stride + width + ranks[None, :]
@@ -185,158 +200,6 @@ def _norm_backward(
             out += tl.load(GRAD + place, mask=real, other=0.0)
         tl.store(OUT + place, out, mask=real)
         tl.store(HALF + place, out.to(HALF.dtype.element_ty), mask=real)
-
-
-@triton.jit
-def _swiglu_backward(
-    ABOVE, GATES, H, A, BITS, OUT, SHARES, tokens, stride, h_stride, total, of_a, of_b,
-    width: tl.constexpr, DROPPED: tl.constexpr, RANK: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
-    TURNS: tl.constexpr,
-):  # fmt: skip
-    """Gradients of gates and values in some columns, and shares of those of the matrices on both sides.
-
-    ABOVE [T, width + R]: of SwiGLU by the frozen weights, and of h. H: the h of gates and of values. The shares go to
-    `of_a` (A of the layer that reads SwiGLU) and `of_b` (B of gates, then of values) in a row of SHARES.
-    """
-    part, first = tl.program_id(1), tl.program_id(0) * WIDE
-    cols, ranks = first + tl.arange(0, WIDE), tl.arange(0, RANK)
-    scale = 65536 / (65536 - DROPPED)
-    a = tl.load(A + ranks[:, None] * width + cols[None, :])
-    sum_a = tl.zeros([RANK, WIDE], tl.float32)
-    sum_g = tl.zeros([WIDE, RANK], tl.float32)
-    sum_u = tl.zeros([WIDE, RANK], tl.float32)
-    for turn in range(TURNS):
-        rows = (part * TURNS + turn) * TALL + tl.arange(0, TALL)
-        at = rows[:, None].to(tl.int64)
-        real = rows[:, None] < tokens
-        h = tl.load(ABOVE + at * stride + width + ranks[None, :], mask=real, other=0.0)
-        d = tl.load(ABOVE + at * stride + cols[None, :], mask=real, other=0.0).to(tl.float32)
-        up = tl.dot(h, a, input_precision="ieee")
-        d += _kept(up, BITS, 0, tokens, width, rows, first, DROPPED) * scale
-        gate_at = at * (2 * width) + cols[None, :]
-        g = tl.load(GATES + gate_at, mask=real, other=0.0).to(tl.float32)
-        u = tl.load(GATES + gate_at + width, mask=real, other=0.0).to(tl.float32)
-        s = tl.sigmoid(g)
-        dg = (d * u * s * (1.0 + g * (1.0 - s))).to(OUT.dtype.element_ty)
-        du = (d * g * s).to(OUT.dtype.element_ty)
-        tl.store(OUT + gate_at, dg, mask=real)
-        tl.store(OUT + gate_at + width, du, mask=real)
-        x = (g * s * u).to(OUT.dtype.element_ty)
-        kept = _kept(x, BITS, 0, tokens, width, rows, first, DROPPED)
-        sum_a += tl.dot(tl.trans(h), kept, input_precision="ieee")
-        beside = H + at * h_stride + ranks[None, :]
-        h_g = tl.load(beside, mask=real, other=0.0)
-        h_u = tl.load(beside + RANK, mask=real, other=0.0)
-        sum_g += tl.dot(tl.trans(dg), h_g, input_precision="ieee")
-        sum_u += tl.dot(tl.trans(du), h_u, input_precision="ieee")
-    row = SHARES + part.to(tl.int64) * total
-    tl.store(row + of_a + ranks[:, None] * width + cols[None, :], sum_a * scale)
-    place = row + of_b + cols[:, None] * RANK + ranks[None, :]
-    tl.store(place, sum_g)
-    tl.store(place + width * RANK, sum_u)
-
-
-@triton.jit
-def _of_down(
-    X, x_stride, DH, h_stride, BITS, ROW, block, part, tokens, width: tl.constexpr, UPDATES: tl.constexpr,
-    DROPPED: tl.constexpr, RANK: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr,
-):  # fmt: skip
-    """A share of some columns of the gradients of the A of all updates that read X; DH: those of their h."""
-    first = block * WIDE
-    cols, ranks = first + tl.arange(0, WIDE), tl.arange(0, RANK)
-    t0 = tl.zeros([RANK, WIDE], tl.float32)
-    t1, t2 = t0, t0
-    for turn in range(TURNS):
-        rows = (part * TURNS + turn) * TALL + tl.arange(0, TALL)
-        at = rows[:, None].to(tl.int64)
-        real = rows[:, None] < tokens
-        x = tl.load(X + at * x_stride + cols[None, :], mask=real, other=0.0)
-        beside = DH + at * h_stride + ranks[None, :]
-        h = tl.load(beside, mask=real, other=0.0)
-        kept = _kept(x, BITS, 0, tokens, width, rows, first, DROPPED)
-        t0 += tl.dot(tl.trans(h), kept, input_precision="ieee")
-        if UPDATES > 1:
-            h = tl.load(beside + RANK, mask=real, other=0.0)
-            kept = _kept(x, BITS, 1, tokens, width, rows, first, DROPPED)
-            t1 += tl.dot(tl.trans(h), kept, input_precision="ieee")
-        if UPDATES > 2:
-            h = tl.load(beside + 2 * RANK, mask=real, other=0.0)
-            kept = _kept(x, BITS, 2, tokens, width, rows, first, DROPPED)
-            t2 += tl.dot(tl.trans(h), kept, input_precision="ieee")
-    scale = 65536 / (65536 - DROPPED)
-    place = ROW + ranks[:, None] * width + cols[None, :]
-    tl.store(place, t0 * scale)
-    if UPDATES > 1:
-        tl.store(place + RANK * width, t1 * scale)
-    if UPDATES > 2:
-        tl.store(place + 2 * RANK * width, t2 * scale)
-
-
-@triton.jit
-def _of_up(
-    DY, y_stride, H, h_stride, ROW, block, update, part, tokens, RANK: tl.constexpr, TALL: tl.constexpr,
-    WIDE: tl.constexpr, TURNS: tl.constexpr,
-):  # fmt: skip
-    """A share of some rows of the gradient of B (of its scaled self): those of `block` of DY's columns."""
-    cols, ranks = block * WIDE + tl.arange(0, WIDE), tl.arange(0, RANK)
-    total = tl.zeros([WIDE, RANK], tl.float32)
-    for turn in range(TURNS):
-        rows = (part * TURNS + turn) * TALL + tl.arange(0, TALL)
-        at = rows[:, None].to(tl.int64)
-        real = rows[:, None] < tokens
-        dy = tl.load(DY + at * y_stride + cols[None, :], mask=real, other=0.0)
-        h = tl.load(H + at * h_stride + update * RANK + ranks[None, :], mask=real, other=0.0)
-        total += tl.dot(tl.trans(dy), h, input_precision="ieee")
-    tl.store(ROW + cols[:, None] * RANK + ranks[None, :], total)
-
-
-@triton.jit
-def _matrices(
-    X, CONTEXT, Y, DH_X, DH_C, DH_Y, BITS_X, BITS_C, BITS_Y, DQKV, DO, DD, H_X, H_C, H_D, SHARES, tokens,
-    x_stride, c_stride, y_stride, dx_stride, dc_stride, dy_stride, d_stride, total,
-    of_x, of_c, of_y, of_bx, of_bc, of_bd, QUERY: tl.constexpr, KEY: tl.constexpr, width: tl.constexpr,
-    DROPPED: tl.constexpr, RANK: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr,
-):  # fmt: skip
-    """Shares of the gradients of a block's matrices, but for those of `_swiglu_backward`.
-
-    X, CONTEXT, Y: inputs of query, key and value; of the output layer; of gate and up. DH: gradients of their h. DQKV,
-    DO, DD: of the outputs of these layers and of the last one, whose inputs' h are H. QUERY, KEY: widths.
-    """
-    block, part = tl.program_id(0), tl.program_id(1)
-    row = SHARES + part.to(tl.int64) * total
-    x: tl.constexpr = width // WIDE
-    c: tl.constexpr = x + QUERY // WIDE
-    y: tl.constexpr = c + width // WIDE
-    q: tl.constexpr = y + (QUERY + 2 * KEY) // WIDE
-    o: tl.constexpr = q + width // WIDE
-    if block < x:
-        _of_down(X, x_stride, DH_X, dx_stride, BITS_X, row + of_x, block, part, tokens, width, 3,
-                 DROPPED, RANK, TALL, WIDE, TURNS)  # fmt: skip
-    elif block < c:
-        _of_down(CONTEXT, c_stride, DH_C, dc_stride, BITS_C, row + of_c, block - x, part, tokens, QUERY, 1,
-                 DROPPED, RANK, TALL, WIDE, TURNS)  # fmt: skip
-    elif block < y:
-        _of_down(Y, y_stride, DH_Y, dy_stride, BITS_Y, row + of_y, block - c, part, tokens, width, 2,
-                 DROPPED, RANK, TALL, WIDE, TURNS)  # fmt: skip
-    elif block < q:
-        first = (block - y) * WIDE
-        update = (first >= QUERY).to(tl.int32) + (first >= QUERY + KEY).to(tl.int32)
-        _of_up(DQKV, QUERY + 2 * KEY, H_X, x_stride, row + of_bx, block - y, update, part, tokens,
-               RANK, TALL, WIDE, TURNS)  # fmt: skip
-    elif block < o:
-        _of_up(DO, width, H_C, c_stride, row + of_bc, block - q, 0, part, tokens, RANK, TALL, WIDE, TURNS)
-    else:
-        _of_up(DD, width, H_D, d_stride, row + of_bd, block - o, 0, part, tokens, RANK, TALL, WIDE, TURNS)
-
-
-@triton.jit
-def _total(SHARES, OUT, total, ups, scale, PARTS: tl.constexpr, SIZE: tl.constexpr):
-    """Sums of PARTS rows; from column `ups` on, where gradients are of scaled matrices, times `scale`."""
-    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    rows = tl.arange(0, PARTS)
-    each = tl.load(SHARES + rows[:, None].to(tl.int64) * total + at[None, :], mask=at[None, :] < total, other=0.0)
-    out = tl.sum(each, 0) * tl.where(at >= ups, scale, 1.0)
-    tl.store(OUT + at, out, mask=at < total)
 
 
 @triton.jit
@@ -382,7 +245,7 @@ class Updates(NamedTuple):
         return tuple(self.down.shape)  # type: ignore[return-value]
 
 
-def _bits(tokens: int, updates: Updates) -> Tensor:
+def _empty_bits(tokens: int, updates: Updates) -> Tensor:
     n, _, width = updates.sizes
     return updates.down.new_empty(n, tokens, width // 32 if updates.dropped else 0, dtype=torch.int32)
 
@@ -396,12 +259,11 @@ def norm_down(x: Tensor, more: Tensor | None, gamma: Tensor, eps: float, updates
     if updates is None:
         joined, bits, down, seed, dropped = torch.empty_like(x), x, x, x, 0
     else:
-        joined, bits = updates.down.new_empty(tokens, width + n * rank), _bits(tokens, updates)
+        joined, bits = updates.down.new_empty(tokens, width + n * rank), _empty_bits(tokens, updates)
         down, dropped, seed = updates
-    tall = 32
-    _norm_down[(triton.cdiv(tokens, tall),)](
+    _norm_down[(triton.cdiv(tokens, TALL),)](
         x, x if more is None else more, gamma, down, seed, total, joined, bits, roots, tokens, eps, joined.stride(0),
-        width, UPDATES=n, DROPPED=dropped, RANK=rank, TALL=tall, WIDE=WIDE, ADDS=more is not None,
+        width, UPDATES=n, DROPPED=dropped, RANK=rank, TALL=TALL, WIDE=WIDE, ADDS=more is not None,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return Normed(total, joined, bits, roots)
@@ -411,16 +273,22 @@ def down(joined: Tensor, updates: Updates, gates: Tensor | None = None) -> Tenso
     """Fill the last columns of ``joined`` [T, D + R] with h of the first, or of SwiGLU of ``gates`` [T, 2 D], which the
     first ones get; gives the mask."""
     _, rank, width = updates.sizes
-    tokens, bits, tall = len(joined), _bits(len(joined), updates), 32
-    _down[(triton.cdiv(tokens, tall),)](
+    tokens, bits = len(joined), _empty_bits(len(joined), updates)
+    wide = 2 * WIDE if width % (2 * WIDE) == 0 else WIDE
+    _down[(triton.cdiv(tokens, TALL),)](
         joined if gates is None else gates, updates.down, updates.seed, joined, bits, tokens, joined.stride(0), width,
-        DROPPED=updates.dropped, RANK=rank, TALL=tall, WIDE=WIDE, GATED=gates is not None, num_warps=4, num_stages=3,
+        DROPPED=updates.dropped, RANK=rank, TALL=TALL, WIDE=wide, GATED=gates is not None, num_warps=4, num_stages=3,
     )  # fmt: skip
     return bits
 
 
 def norm_backward(
-    above: Tensor, normed: Normed, gamma: Tensor, updates: Updates | None, grad: Tensor | None, dtype: torch.dtype
+    above: Tensor,
+    normed: Normed,
+    gamma: Tensor,
+    updates: Updates | None,
+    grad: Tensor | None,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Gradient of the residual stream in fp32 and in `dtype`, ``[T, D]`` each.
 
@@ -432,102 +300,14 @@ def norm_backward(
     """
     tokens, width = normed.x.shape
     n, rank, _ = (0, 16, 0) if updates is None else updates.sizes
-    out, half, tall = torch.empty_like(normed.x), torch.empty_like(normed.x, dtype=dtype), 32
-    _norm_backward[(triton.cdiv(tokens, tall),)](
+    out, half = torch.empty_like(normed.x), torch.empty_like(normed.x, dtype=dtype)
+    _norm_backward[(triton.cdiv(tokens, TALL),)](
         above, above if updates is None else updates.down, normed.bits, normed.x, normed.roots, gamma,
         out if grad is None else grad, out, half, tokens, above.stride(0), width, UPDATES=n,
-        DROPPED=0 if updates is None else updates.dropped, RANK=rank, TALL=tall, WIDE=WIDE, ADDS=grad is not None,
+        DROPPED=0 if updates is None else updates.dropped, RANK=rank, TALL=TALL, WIDE=WIDE, ADDS=grad is not None,
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return out, half
-
-
-class Shares:
-    """Gradients of all matrices of a block, and how programs share out the tokens.
-
-    Args:
-        sizes: elements of A of query, key and value; of the output layer; of gate and up; of down; and of B of the same.
-        tokens: T.
-        like: a tensor on the device.
-    """
-
-    def __init__(self, sizes: tuple[int, ...], tokens: int, like: Tensor) -> None:
-        self.sizes = sizes
-        self.at = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-        self.tokens = tokens
-        self.parts = like.new_empty(PARTS, self.at[-1], dtype=torch.float32)
-
-    def turns(self, tall: int) -> int:
-        """How often a program takes `tall` tokens."""
-        return triton.cdiv(self.tokens, PARTS * tall)
-
-    def total(self, scale: float) -> Tensor:
-        """All gradients, flat fp32; those of B times `scale`."""
-        total, size = self.at[-1], 256
-        out = self.parts.new_empty(total)
-        _total[(triton.cdiv(total, size),)](
-            self.parts, out, total, self.at[4], scale, PARTS=PARTS, SIZE=size, num_warps=4
-        )
-        return out
-
-
-def swiglu_backward(
-    above: Tensor, gates: Tensor, h: Tensor, updates: Updates, bits: Tensor, shares: Shares
-) -> Tensor:
-    """Gradient of ``gates`` [T, 2 D], and its shares.
-
-    Args:
-        above: ``[T, D + R]``: of SwiGLU by the frozen weights, and of the h of the update that reads it.
-        gates: of the forward.
-        h: ``[T, 2 R]``, of the updates of gate and up.
-        updates, bits: of the layer that reads SwiGLU.
-        shares: of the block.
-    """
-    _, rank, width = updates.sizes
-    out, tall = torch.empty_like(gates), 32
-    _swiglu_backward[(width // WIDE, PARTS)](
-        above, gates, h, updates.down, bits, out, shares.parts, len(gates), above.stride(0), h.stride(0),
-        shares.at[-1], shares.at[3], shares.at[6], width, DROPPED=updates.dropped, RANK=rank, TALL=tall,
-        WIDE=WIDE, TURNS=shares.turns(tall), num_warps=4, num_stages=2,
-    )  # fmt: skip
-    return out
-
-
-class Read(NamedTuple):
-    """An input that updates read, ``[T, D + n R]`` with their h; its masks; and the gradients ``[T, n R]`` of h."""
-
-    joined: Tensor
-    bits: Tensor
-    of_h: Tensor
-
-
-def matrices(
-    first: Read, context: Read, second: Read, fed: Tensor, above: tuple[Tensor, Tensor, Tensor], query: int, rank: int,
-    dropped: int, shares: Shares,
-) -> None:  # fmt: skip
-    """All other shares.
-
-    Args:
-        first, context, second: inputs of query, key and value; of the output layer; of gate and up.
-        fed: ``[T, at least R]``, whose first columns are the h of the last layer's update.
-        above: gradients of the joined query, key and value; of the output layer's output; of the last layer's.
-        query: features of all queries.
-        rank, dropped: of all updates.
-        shares: of the block.
-    """
-    of_qkv, of_o, of_d = above
-    tokens, width = of_o.shape
-    key = (of_qkv.shape[1] - query) // 2
-    blocks = (2 * width + query + of_qkv.shape[1] + 2 * width) // WIDE
-    at, tall = shares.at, 64
-    _matrices[(blocks, PARTS)](
-        first.joined, context.joined, second.joined, first.of_h, context.of_h, second.of_h,
-        first.bits, context.bits, second.bits, of_qkv, of_o, of_d,
-        first.joined[:, width:], context.joined[:, query:], fed, shares.parts, tokens,
-        *(x.stride(0) for x in (first.joined, context.joined, second.joined, first.of_h, context.of_h, second.of_h, fed)),
-        at[-1], at[0], at[1], at[2], at[4], at[5], at[7], QUERY=query, KEY=key, width=width, DROPPED=dropped, RANK=rank,
-        TALL=tall, WIDE=WIDE, TURNS=shares.turns(tall), num_warps=4, num_stages=3,
-    )  # fmt: skip
 
 
 class Copies:
@@ -551,5 +331,11 @@ class Copies:
 
     def refresh(self) -> None:
         _refresh[(len(self._tensors),)](
-            self._places, self._factors, self._tensors, self._pieces, OUT=self._type, SIZE=self._size, num_warps=4
+            self._places,
+            self._factors,
+            self._tensors,
+            self._pieces,
+            OUT=self._type,
+            SIZE=self._size,
+            num_warps=4,
         )

@@ -1,10 +1,10 @@
 """The blocks of a decoder with LoRA in a captured step without padding, forward and backward as few kernels.
 
 For Llama's build (RMS norms, rotary positions, SwiGLU) with updates of equal rank and dropout on all seven layers of
-each block, in bf16-mixed. Between the matrix products stand nine kernels a block in both directions together
-(`embedlab.kernels.decoder_triton`, `embedlab.kernels.rotary_triton`). An input and the h of its updates lie side by
-side, as in `embedlab.kernels.lora`, frozen weights and scaled B too, which stay there from step to step; A and B are
-brought there at each pass. Nothing is compiled. The residual stream, and what is added to it, are fp32; so are the
+each block, in bf16-mixed. Beside the matrix products a block is eleven kernels, five of them forward (`decoder_triton`,
+`decoder_gradients_triton` and `rotary_triton`). An input and the h of its updates lie side by side, as in
+`embedlab.kernels.lora`; so do frozen weights and scaled B, which stay there from step to step: A and B are brought
+there at each pass. Nothing is compiled. The residual stream, and what is added to it, are fp32; so are the
 gradients of A and B, which `embedlab.backbones.joined_lora` rounds to bf16. ``fused_decoder=0`` in ``EMBEDLAB_KERNELS``
 goes without; so does every backbone that is built in another way.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from embedlab.kernels.available import has_foreign_hooks, has_triton, is_transformers, kernel_options
-from embedlab.kernels.lora import dropped, product
+from embedlab.kernels.lora import dropped, is_plain_lora, product
 
 _FAMILIES = ("Llama", "Mistral")
 _ROTARY = ("default", "linear", "llama3")
@@ -41,17 +41,21 @@ class Plan(NamedTuple):
     """Share of the updates' input, in 2^-16."""
 
 
-class BlockWeights(NamedTuple):
-    """Frozen weights with the scaled B beside them, ``[O, D + n R]``; A ``[n, R, D]``; weights and eps of the norms."""
+class Joint(NamedTuple):
+    """Of layers of one input: frozen weights with the scaled B beside them ``[O, D + n R]``, and A ``[n, R, D]``."""
 
-    qkv: Tensor
-    output: Tensor
-    gates: Tensor
-    last: Tensor
-    of_qkv: Tensor
-    of_output: Tensor
-    of_gates: Tensor
-    of_last: Tensor
+    weight: Tensor
+    down: Tensor
+
+
+class BlockWeights(NamedTuple):
+    """Of query, key and value, of the output layer, of gate and up, and of down: weights and updates; of the norms:
+    weights and eps."""
+
+    qkv: Joint
+    output: Joint
+    gates: Joint
+    last: Joint
     gamma: tuple[Tensor, Tensor]
     eps: tuple[float, float]
 
@@ -91,17 +95,19 @@ class DecoderWeights:
         pairs: list[tuple[Tensor, Tensor]] = []
         for block in model.layers:
             layers = _layers(block)
-            self.parameters += [getattr(layer, kind)["default"].weight for kind in ("lora_A", "lora_B") for layer in layers]
-            groups = [self._group(layers[i:j], pairs) for i, j in ((0, 3), (3, 4), (4, 6), (6, 7))]
+            self.parameters += [layer.lora_A["default"].weight for layer in layers]
+            self.parameters += [layer.lora_B["default"].weight for layer in layers]
+            qkv, output, gates, last = (
+                self._group(layers[i:j], pairs) for i, j in ((0, 3), (3, 4), (4, 6), (6, 7))
+            )
             norms = block.input_layernorm, block.post_attention_layernorm
             gamma = norms[0].weight.detach(), norms[1].weight.detach()
             eps = norms[0].variance_epsilon, norms[1].variance_epsilon
-            weights, downs = zip(*groups, strict=True)
-            self.blocks.append(BlockWeights(*weights, *downs, gamma, eps))
+            self.blocks.append(BlockWeights(qkv, output, gates, last, gamma, eps))
         factors = [1.0, self.scaling] * (len(pairs) // 2)
         self._copies = Copies(pairs, factors)
 
-    def _group(self, layers: list[Any], pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _group(self, layers: list[Any], pairs: list[tuple[Tensor, Tensor]]) -> Joint:
         """Weight and A of layers of one input; adds where their A and B belong to `pairs`."""
         bases = [layer.base_layer.weight for layer in layers]
         width, rank = bases[0].shape[1], self.rank
@@ -109,18 +115,18 @@ class DecoderWeights:
         downs = weight.new_empty(len(layers), rank, width)
         top = 0
         for i, (layer, base) in enumerate(zip(layers, bases, strict=True)):
-            rows = weight[top : top + len(base)]
+            rows, left = weight[top : top + len(base)], width + i * rank
             rows[:, :width] = base
             pairs.append((layer.lora_A["default"].weight.detach(), downs[i]))
-            pairs.append((layer.lora_B["default"].weight.detach(), rows[:, width + i * rank : width + (i + 1) * rank]))
+            pairs.append((layer.lora_B["default"].weight.detach(), rows[:, left : left + rank]))
             top += len(base)
-        return weight, downs
+        return Joint(weight, downs)
 
     def table(self, longest: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of rotary positions, ``[longest, W / 2]``."""
         if longest in self._tables:
             return self._tables[longest]
-        device = self.blocks[0].qkv.device
+        device = self.blocks[0].qkv.weight.device
         positions = torch.arange(longest, device=device)[None]
         with torch.autocast(device.type, enabled=False), torch.no_grad():
             found = self._backbone.model.rotary_emb(torch.zeros(1, device=device), positions)
@@ -155,8 +161,6 @@ def known(backbone: Any) -> bool:
 
 
 def _block_fits(block: Any, family: str) -> bool:
-    from embedlab.backbones.joined_lora import fits
-
     if type(block).__name__ != f"{family}DecoderLayer" or not is_transformers(block):
         return False
     parts = (block.self_attn, "Attention"), (block.mlp, "MLP")
@@ -166,8 +170,8 @@ def _block_fits(block: Any, family: str) -> bool:
         return False
     layers = _layers(block)
     return (
-        all(fits(layer) and layer.base_layer.bias is None for layer in layers)
-        and all(_fp32(p) for layer in layers for p in (layer.lora_A["default"].weight, layer.lora_B["default"].weight))
+        all(is_plain_lora(layer) and layer.base_layer.bias is None for layer in layers)
+        and all(_fp32(part["default"].weight) for layer in layers for part in (layer.lora_A, layer.lora_B))
         and all(_norm_fits(norm, family) for norm in (block.input_layernorm, block.post_attention_layernorm))
         and block.self_attn.head_dim in _WIDTHS
     )
@@ -268,18 +272,19 @@ def _forward(
     reads = _updates(w, plan, seed)
     tokens, heads = len(x), weights.heads
     first = kernels.norm_down(x, more, w.gamma[0], w.eps[0], reads[0])
-    qkv = first.joined @ w.qkv.T
-    context = qkv.new_empty(tokens, w.output.shape[1])
-    scale = weights.scale
+    qkv = first.joined @ w.qkv.weight.T
+    context = qkv.new_empty(tokens, w.output.weight.shape[1])
     rotary_triton.launch_forward(
-        qkv, plan.cos, plan.sin, plan.bounds, context, plan.longest, scale, heads, weights.shared
+        qkv, plan.cos, plan.sin, plan.bounds, context, plan.longest, weights.scale, heads, weights.shared
     )
     bits_o = kernels.down(context, reads[1])
-    second = kernels.norm_down(first.x, product(context, w.output.T, True), w.gamma[1], w.eps[1], reads[2])
-    gates = second.joined @ w.gates.T
-    fed = gates.new_empty(tokens, w.last.shape[1])
+    second = kernels.norm_down(
+        first.x, product(context, w.output.weight.T, True), w.gamma[1], w.eps[1], reads[2]
+    )
+    gates = second.joined @ w.gates.weight.T
+    fed = gates.new_empty(tokens, w.last.weight.shape[1])
     bits_d = kernels.down(fed, reads[3], gates)
-    out = product(fed, w.last.T, True)
+    out = product(fed, w.last.weight.T, True)
     h = fed[:, gates.shape[1] // 2 :]
     return second.x, out, _Kept(*first, qkv, context, bits_o, *second, gates, h, bits_d)
 
@@ -287,8 +292,8 @@ def _forward(
 def _updates(w: BlockWeights, plan: Plan, seed: Tensor) -> list[Any]:
     from embedlab.kernels.decoder_triton import Updates
 
-    downs = w.of_qkv, w.of_output, w.of_gates, w.of_last
-    return [Updates(down, plan.dropped, seed[i]) for i, down in enumerate(downs)]
+    joints = w.qkv, w.output, w.gates, w.last
+    return [Updates(joint.down, plan.dropped, seed[i]) for i, joint in enumerate(joints)]
 
 
 def _backward(
@@ -302,31 +307,32 @@ def _backward(
         seed, plan, weights, w, kept: of the forward.
         inner: whether the gradient before the block is wanted.
     """
+    from embedlab.kernels import decoder_gradients_triton as gradients
     from embedlab.kernels import decoder_triton as kernels
     from embedlab.kernels import rotary_triton
 
     reads = _updates(w, plan, seed)
-    width, query, rank = dx.shape[1], weights.heads * (w.qkv.shape[0] // (weights.heads + 2 * weights.shared)), weights.rank
-    ups = [rank * len(x) for x in (w.qkv, w.output, w.gates, w.last)]
+    width, rank, query = dx.shape[1], weights.rank, w.output.weight.shape[1] - weights.rank
+    ups = [rank * len(x.weight) for x in (w.qkv, w.output, w.gates, w.last)]
     downs = [r.down.numel() for r in reads]
-    shares = kernels.Shares((*downs, *ups), len(dx), dx)
+    shares = gradients.Shares((*downs, *ups), len(dx), dx)
     first = kernels.Normed(kept.x1, kept.first, kept.bits1, kept.roots1)
     second = kernels.Normed(kept.x2, kept.second, kept.bits2, kept.roots2)
-    dgates = kernels.swiglu_backward(
-        half @ w.last, kept.gates, kept.second[:, width:], reads[3], kept.bits_d, shares
+    dgates = gradients.swiglu_backward(
+        half @ w.last.weight, kept.gates, kept.second[:, width:], reads[3], kept.bits_d, shares
     )
-    of_second = dgates @ w.gates
+    of_second = dgates @ w.gates.weight
     dx, attended = kernels.norm_backward(of_second, second, w.gamma[1], reads[2], dx, half.dtype)
-    of_context, dqkv = attended @ w.output, torch.empty_like(kept.qkv)
+    of_context, dqkv = attended @ w.output.weight, torch.empty_like(kept.qkv)
     rotary_triton.launch_backward(
-        kept.qkv, plan.cos, plan.sin, plan.bounds, of_context, w.of_output, kept.bits_o, dqkv, plan.longest,
+        kept.qkv, plan.cos, plan.sin, plan.bounds, of_context, w.output.down, kept.bits_o, dqkv, plan.longest,
         weights.scale, weights.heads, weights.shared, plan.dropped,
     )  # fmt: skip
-    of_first = dqkv @ (w.qkv if inner else w.qkv[:, width:])
-    kernels.matrices(
-        kernels.Read(kept.first, kept.bits1, of_first[:, width:] if inner else of_first),
-        kernels.Read(kept.context, kept.bits_o, of_context[:, query:]),
-        kernels.Read(kept.second, kept.bits2, of_second[:, width:]),
+    of_first = dqkv @ (w.qkv.weight if inner else w.qkv.weight[:, width:])
+    gradients.matrices(
+        gradients.Read(kept.first, kept.bits1, of_first[:, width:] if inner else of_first),
+        gradients.Read(kept.context, kept.bits_o, of_context[:, query:]),
+        gradients.Read(kept.second, kept.bits2, of_second[:, width:]),
         kept.h, (dqkv, attended, half), query, rank, plan.dropped, shares,
     )  # fmt: skip
     if inner:

@@ -18,7 +18,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from embedlab.kernels.available import has_foreign_hooks, has_triton
 
 
 @torch.library.custom_op("embedlab::lora_linear", mutates_args=())
@@ -158,3 +160,28 @@ def _gradients(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, 
 
 
 lora_linear.register_autograd(_gradients, setup_context=_save)
+
+
+def is_plain_lora(layer: Any) -> bool:
+    """Whether a module is a LoRA layer as PEFT makes it, over a frozen plain one, and nobody looks at it."""
+    from peft.tuners.lora.layer import Linear
+
+    if type(layer) is not Linear or list(layer.active_adapters) != ["default"] or layer.merged_adapters:
+        return False
+    base, down, up = layer.base_layer, layer.lora_A["default"], layer.lora_B["default"]
+    drop = layer.lora_dropout["default"]
+    inside = (layer, base, down, up, drop)
+    if (
+        type(base) is not nn.Linear
+        or base.weight.requires_grad
+        or layer.disable_adapters
+        or layer.lora_variant
+    ):
+        return False
+    if down.bias is not None or up.bias is not None or type(drop) not in (nn.Dropout, nn.Identity):
+        return False
+    rank = len(down.weight)
+    drawn = base.weight.is_cuda and type(drop) is nn.Dropout
+    if drawn and not (has_triton() and rank in (16, 32, 64, 128)):
+        return False
+    return not any(has_foreign_hooks(m) for m in inside)

@@ -70,7 +70,7 @@ def _rotary_forward(
         v = _tile(key, heads // GROUP * WIDTH, stride, rows, cols, length, WIDTH)
         p = _soft_max(q1, q2, k1, k2, _allowed(rows, length, True), scale)
         out = tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        at = OUT + h * WIDTH + (first + rows)[:, None] * out_stride + cols[None, :]
+        at = OUT + first * out_stride + h * WIDTH + rows[:, None] * out_stride + cols[None, :]
         tl.store(at, out.to(OUT.dtype.element_ty), mask=rows[:, None] < length)
 
 
@@ -101,11 +101,11 @@ def _rotary_backward(
         k1, k2 = _turned(own + to_key, stride, rows, length, COS, SIN, half)
         v = _tile(own, to_value, stride, rows, cols, length, WIDTH)
         allowed = _allowed(rows, length, True)
-        above = ABOVE + (first + rows)[:, None] * above_stride
+        above = ABOVE + first * above_stride + rows[:, None] * above_stride
         dh = tl.load(above + heads * WIDTH + ranks[None, :], mask=real, other=0.0)
         dk1, dk2 = tl.zeros([BLOCK, half], tl.float32), tl.zeros([BLOCK, half], tl.float32)
         dv = tl.zeros([BLOCK, WIDTH], tl.float32)
-        for n in tl.static_range(GROUP):
+        for n in range(GROUP):
             to_query = (shared * GROUP + n) * WIDTH
             q1, q2 = _turned(own + to_query, stride, rows, length, COS, SIN, half)
             a = tl.load(A + ranks[:, None] * (heads * WIDTH) + to_query + cols[None, :])
@@ -168,5 +168,5 @@ def launch_backward(
     _rotary_backward[((batch + 1) * shared,)](
         qkv, cos, sin, bounds, above, down, bits, out, batch, tokens, scale, qkv.stride(0), above.stride(0),
         BLOCK=block, WIDTH=width, GROUP=heads // shared, GROUPS=shared, DROPPED=dropped, RANK=down.shape[1],
-        num_warps=max(2, _warps(block)),
+        num_warps=4 if block * width <= 64 * 64 else 8, num_stages=2,
     )  # fmt: skip

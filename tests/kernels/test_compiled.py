@@ -25,7 +25,7 @@ pytestmark = [needs_triton, pytest.mark.skipif(INTERPRETED, reason="the interpre
 BF16, FP32 = torch.bfloat16, torch.float32
 SHARED = 227 * 1024
 """Bytes of a block's shared memory (CUDA C++ Programming Guide, table of compute capabilities, 9.0)."""
-STACK = {"_backward": 600}
+STACK = {"_backward": 600, "_rotary_backward": 300}
 """Bytes of a thread that find no register, at most; of other kernels 64. Several query heads that share keys of width
 128 are too much for the gradients' program. Of fp32 none is asked: its products are no tensor cores' and spill."""
 
@@ -202,6 +202,7 @@ def test_every_module_with_kernels_has_a_test_here() -> None:
 )
 def test_decoder(width: int, inner: int, rank: int, query: int, key: int, dropped: int) -> None:
     """SmolLM2-135M's shape, and that of Llama 3.2 1B."""
+    from embedlab.kernels import decoder_gradients_triton as gradients
     from embedlab.kernels import decoder_triton as kernels
 
     tokens = 9408
@@ -216,14 +217,14 @@ def test_decoder(width: int, inner: int, rank: int, query: int, key: int, droppe
     gates = new(tokens, 2 * inner, dtype=BF16)
     bits_o, bits_d = kernels.down(context, reads[1]), kernels.down(fed, reads[3], gates)
     sizes = [r.down.numel() for r in reads] + [rank * n for n in (query + 2 * key, width, 2 * inner, width)]
-    shares = kernels.Shares(tuple(sizes), tokens, x)
-    kernels.swiglu_backward(fed, gates, second.joined[:, width:], reads[3], bits_d, shares)
+    shares = gradients.Shares(tuple(sizes), tokens, x)
+    gradients.swiglu_backward(fed, gates, second.joined[:, width:], reads[3], bits_d, shares)
     for normed, read in ((first, reads[0]), (second, reads[2])):
         kernels.norm_backward(torch.empty_like(normed.joined), normed, gamma, read, x, BF16)
     kernels.norm_backward(x, kernels.Normed(x, x, x, gamma), gamma, None, None, BF16)
     joint, half = new(tokens, query + 2 * key, dtype=BF16), new(tokens, width, dtype=BF16)
-    kernels.matrices(
-        *(kernels.Read(j, b, j[:, width:])
+    gradients.matrices(
+        *(gradients.Read(j, b, j[:, width:])
           for j, b in ((first.joined, first.bits), (context, bits_o), (second.joined, second.bits))),
         fed[:, inner:], (joint, half, half), query, rank, dropped, shares,
     )  # fmt: skip
@@ -231,15 +232,17 @@ def test_decoder(width: int, inner: int, rank: int, query: int, key: int, droppe
     kernels.Copies([(new(rank, width), reads[0].down[0])], [1.0]).refresh()
 
 
-@pytest.mark.parametrize(("longest", "heads", "shared", "width"), [(64, 9, 3, 64), (32, 9, 3, 64), (64, 16, 8, 128)])
+@pytest.mark.parametrize(
+    ("longest", "heads", "shared", "width"), [(64, 9, 3, 64), (32, 9, 3, 64), (64, 16, 8, 128)]
+)
 def test_rotary_attention(longest: int, heads: int, shared: int, width: int) -> None:
     from embedlab.kernels import rotary_triton as kernels
 
     tokens, query = 9408, heads * width
     qkv, context = new(tokens, (heads + 2 * shared) * width, dtype=BF16), new(tokens, query + 16, dtype=BF16)
+    down, bits = new(1, 16, query, dtype=BF16), new(1, tokens, query // 32, dtype=torch.int32)
     table, bounds = new(longest, width // 2), new(257, dtype=torch.int32)
     kernels.launch_forward(qkv, table, table, bounds, context, longest, 0.1, heads, shared)
     kernels.launch_backward(
-        qkv, table, table, bounds, context, new(1, 16, query, dtype=BF16), new(1, tokens, query // 32, dtype=torch.int32),
-        torch.empty_like(qkv), longest, 0.1, heads, shared, 3277,
+        qkv, table, table, bounds, context, down, bits, torch.empty_like(qkv), longest, 0.1, heads, shared, 3277
     )  # fmt: skip

@@ -122,12 +122,15 @@ class Backbone(Body):
         return whole or not decodes
 
     def reads_one(self, device: torch.device, packed: bool) -> bool:
-        """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it.
+        """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it; a
+        decoder that can be told one can be told several.
 
         Args:
             device: of the batch.
             packed: whether it will leave out padding (its `capacity`).
         """
+        if packed and kernel_options().last_block and fused_decoder.applies(self._decoder, device):
+            return True
         return last_block.applies(self, device, packed)
 
     def forward(
@@ -151,11 +154,11 @@ class Backbone(Body):
             capacity: compute that many tokens, the true ones (which may not be more) and no padding; for
                 models that `unpads` says it of. Without a mask any number says that rows are attended one by one.
                 None: compute all cells.
-            position: [B], the one token of each row whose last state is wanted; where `reads_one` says so, and
-                with a mask and neither `position_ids` nor `all_layers`.
+            position: [B], the one token of each row whose last state is wanted, or of a decoder [B, k]; where
+                `reads_one` says so, and with a mask and neither `position_ids` nor `all_layers`.
 
         Returns:
-            [B, L, D] each, with a capacity 0 at padding; with a position [B, 1, D], that token's alone.
+            [B, L, D] each, with a capacity 0 at padding; with a position [B, 1, D] or [B, k, D], those tokens' alone.
         """
         if capacity is not None:
             return self._unpadded(input_ids, attention_mask, position_ids, all_layers, capacity, position)
@@ -216,9 +219,8 @@ class Backbone(Body):
             arguments["position_ids"] = rows.positions
         if fused_block.applies(self, ids.device):
             return self._fused(rows, all_layers, position)
-        plain = position_ids is None and position is None and not all_layers
-        if plain and self._decoder is not None and fused_decoder.applies(self._decoder, ids.device):
-            return (slots.unpack(fused_decoder.states(self._decoder, ids, slots.bounds, rows.longest)),)
+        if position_ids is None and not all_layers and fused_decoder.applies(self._decoder, ids.device):
+            return (self._decoded(rows, position),)
         with self.autocast_context(ids.device), self.packing(), self._placed(rows.positions):
             if position is not None:
                 embedded = self.model.embeddings(input_ids=ids, **arguments)
@@ -243,6 +245,18 @@ class Backbone(Body):
                 return (last_block.zero_where_absent(fused_block.one_token(*arguments, slot), real),)
             states = fused_block.states(*arguments, every=all_layers)
         return slots.unpack_all(states)
+
+    def _decoded(self, rows: InSlots, position: Tensor | None) -> Tensor:
+        """`_unpadded` by `embedlab.kernels.fused_decoder`."""
+        slots = rows.slots
+        assert self._decoder is not None
+        arguments = (self._decoder, rows.ids, slots.bounds, rows.longest)
+        if position is None:
+            return slots.unpack(fused_decoder.states(*arguments))
+        at = position.view(len(position), -1)
+        slot, real = (torch.stack(some, 1) for some in zip(*map(slots.of, at.unbind(1)), strict=True))
+        states = fused_decoder.states(*arguments, slot.flatten()).view(*at.shape, -1)
+        return torch.where(real[..., None], states, 0.0)
 
     @contextmanager
     def packing(self) -> Iterator[None]:

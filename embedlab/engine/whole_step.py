@@ -19,7 +19,7 @@ from embedlab.engine.module import Method
 from embedlab.engine.optimizer import ReplayableAdamW
 from embedlab.engine.precision import ComputeCopy, copyable
 from embedlab.engine.step import backbones_of, non_finite
-from embedlab.kernels.fused_decoder import DecoderWeights
+from embedlab.kernels.fused_decoder import DecoderWeights, known
 from embedlab.kernels.packing import row_capacity, token_capacity
 from embedlab.objectives.precision import compiled_objectives
 
@@ -86,7 +86,8 @@ class WholeStep:
         }
         self._direct = [p for p in self.parameters if id(p) not in self._twins]
         steps = _prepare(optimizer, self.device)
-        fused = bool(self._copies) and usable(self.parameters)
+        written_out = bool(self._copies) or any(known(b) for b in self._backbones)
+        fused = written_out and usable(self.parameters)
         self._sum = self._gradient_sum(fused)
         self._update: FusedUpdate | None = None
         if fused:

@@ -43,7 +43,8 @@ class KernelOptions:
     joined_lora: bool = True
     """LoRA layers of one input as one (`embedlab.backbones.joined_lora`), instead of PEFT's products one by one."""
     last_block: bool = True
-    """The last block for one token, where a pooling reads no other (`embedlab.backbones.last_block`)."""
+    """The last block for one token, where a pooling reads no other (`embedlab.backbones.last_block`), or for two
+    (CSE-SFP)."""
     static: bool = False
     """A compilation of the blocks for each shape (about 10 s), never one for several."""
 

@@ -131,7 +131,7 @@ def _of_up(
 
 @triton.jit
 def _matrices(
-    X, CONTEXT, Y, DH_X, DH_C, DH_Y, BITS_X, BITS_C, BITS_Y, DQKV, DO, DD, H_X, H_C, H_D, SHARES, tokens,
+    X, CONTEXT, Y, DH_X, DH_C, DH_Y, BITS_X, BITS_C, BITS_Y, DQKV, DO, DD, H_X, H_C, H_D, SHARES, tokens, few,
     x_stride, c_stride, y_stride, dx_stride, dc_stride, dy_stride, d_stride, total,
     of_x, of_c, of_y, of_bx, of_bc, of_bd, QUERY: tl.constexpr, KEY: tl.constexpr, width: tl.constexpr,
     DROPPED: tl.constexpr, RANK: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr,
@@ -139,7 +139,8 @@ def _matrices(
     """Shares of the gradients of a block's matrices, but for those of `_swiglu_backward`.
 
     X, CONTEXT, Y: inputs of query, key and value; of the output layer; of gate and up. DH: gradients of their h. DQKV,
-    DO, DD: of the outputs of these layers and of the last one, whose inputs' h are H. QUERY, KEY: widths.
+    DO, DD: of the outputs of these layers and of the last one, whose inputs' h are H. QUERY, KEY: widths. From
+    CONTEXT on there are `few` tokens.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     row = SHARES + part.to(tl.int64) * total
@@ -152,10 +153,10 @@ def _matrices(
         _of_down(X, x_stride, DH_X, dx_stride, BITS_X, row + of_x, block, part, tokens, width, 3,
                  DROPPED, RANK, TALL, WIDE, TURNS)  # fmt: skip
     elif block < c:
-        _of_down(CONTEXT, c_stride, DH_C, dc_stride, BITS_C, row + of_c, block - x, part, tokens, QUERY, 1,
+        _of_down(CONTEXT, c_stride, DH_C, dc_stride, BITS_C, row + of_c, block - x, part, few, QUERY, 1,
                  DROPPED, RANK, TALL, WIDE, TURNS)  # fmt: skip
     elif block < y:
-        _of_down(Y, y_stride, DH_Y, dy_stride, BITS_Y, row + of_y, block - c, part, tokens, width, 2,
+        _of_down(Y, y_stride, DH_Y, dy_stride, BITS_Y, row + of_y, block - c, part, few, width, 2,
                  DROPPED, RANK, TALL, WIDE, TURNS)  # fmt: skip
     elif block < q:
         first = (block - y) * WIDE
@@ -163,9 +164,9 @@ def _matrices(
         _of_up(DQKV, QUERY + 2 * KEY, H_X, x_stride, row + of_bx, block - y, update, part, tokens,
                RANK, TALL, WIDE, TURNS)  # fmt: skip
     elif block < o:
-        _of_up(DO, width, H_C, c_stride, row + of_bc, block - q, 0, part, tokens, RANK, TALL, WIDE, TURNS)
+        _of_up(DO, width, H_C, c_stride, row + of_bc, block - q, 0, part, few, RANK, TALL, WIDE, TURNS)
     else:
-        _of_up(DD, width, H_D, d_stride, row + of_bd, block - o, 0, part, tokens, RANK, TALL, WIDE, TURNS)
+        _of_up(DD, width, H_D, d_stride, row + of_bd, block - o, 0, part, few, RANK, TALL, WIDE, TURNS)
 
 
 @triton.jit
@@ -185,7 +186,7 @@ class Shares:
 
     Args:
         sizes: elements of A of query, key and value; of the output layer; of gate and up; of down; and of B of these.
-        tokens: T.
+        tokens: T, or more.
         like: a tensor on the device.
     """
 
@@ -254,14 +255,14 @@ def matrices(
         shares: of the block.
     """
     of_qkv, of_o, of_d = above
-    tokens, width = of_o.shape
+    few, width = of_o.shape
     reads = first, context, second
     key = (of_qkv.shape[1] - query) // 2
     blocks = (2 * width + query + of_qkv.shape[1] + 2 * width) // WIDE
     at, tall = shares.at, 64
     _matrices[(blocks, PARTS)](
         *(r.joined for r in reads), *(r.of_h for r in reads), *(r.bits for r in reads), of_qkv, of_o, of_d,
-        first.joined[:, width:], context.joined[:, query:], fed, shares.parts, tokens,
+        first.joined[:, width:], context.joined[:, query:], fed, shares.parts, len(of_qkv), few,
         *(r.joined.stride(0) for r in reads), *(r.of_h.stride(0) for r in reads), fed.stride(0),
         at[-1], at[0], at[1], at[2], at[4], at[5], at[7], QUERY=query, KEY=key, width=width, DROPPED=dropped, RANK=rank,
         TALL=tall, WIDE=WIDE, TURNS=shares.turns(tall), num_warps=4, num_stages=3,

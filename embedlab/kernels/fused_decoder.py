@@ -204,14 +204,17 @@ def applies(weights: DecoderWeights | None, device: torch.device) -> bool:
     return torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == weights.dtype
 
 
-def states(weights: DecoderWeights, ids: Tensor, bounds: Tensor, longest: int) -> Tensor:
-    """Last hidden states of packed rows after the final norm, fp32 ``[1, C, D]``.
+def states(
+    weights: DecoderWeights, ids: Tensor, bounds: Tensor, longest: int, slot: Tensor | None = None
+) -> Tensor:
+    """Last hidden states of packed rows after the final norm, fp32 ``[1, C, D]``, or ``[N, D]`` in some slots.
 
     Args:
         weights: of a backbone that is `known`.
         ids: int64 ``[1, C]``.
         bounds: int32 ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
         longest: at least the tokens of every row.
+        slot: int64 [N]: those whose states are wanted; what else the last block computes is keys and values.
     """
     weights.ready()
     model = weights._backbone.model
@@ -222,10 +225,10 @@ def states(weights: DecoderWeights, ids: Tensor, bounds: Tensor, longest: int) -
     x = model.embed_tokens(ids)[0].float()
     with torch.autocast(ids.device.type, enabled=False):
         if torch.is_grad_enabled():
-            out: Tensor = _Blocks.apply(x, seeds, plan, weights, *weights.parameters)
+            out: Tensor = _Blocks.apply(x, seeds, slot, plan, weights, *weights.parameters)
         else:
-            out = _run(x, seeds, plan, weights, None)[0].joined
-    return out[None]
+            out = _run(x, seeds, slot, plan, weights, None).joined
+    return out[None] if slot is None else out
 
 
 class _Kept(NamedTuple):
@@ -248,24 +251,36 @@ class _Kept(NamedTuple):
 
 
 def _run(
-    x: Tensor, seeds: Tensor, plan: Plan, weights: DecoderWeights, kept: list[_Kept] | None
-) -> tuple[Any, list[_Kept] | None]:
+    x: Tensor,
+    seeds: Tensor,
+    slot: Tensor | None,
+    plan: Plan,
+    weights: DecoderWeights,
+    kept: list[_Kept] | None,
+) -> Any:
     """The last norm's `Normed`, over all blocks; what gradients need is added to `kept`."""
     from embedlab.kernels import decoder_triton as kernels
 
     more: Tensor | None = None
     for block, seed in zip(weights.blocks, seeds, strict=True):
-        x, more, found = _forward(x, more, seed, plan, weights, block)
+        read = slot if block is weights.blocks[-1] else None
+        x, more, found = _forward(x, more, seed, read, plan, weights, block)
         if kept is not None:
             kept.append(found)
     norm = weights._backbone.model.norm
-    return kernels.norm_down(x, more, norm.weight.detach(), norm.variance_epsilon, None), kept
+    return kernels.norm_down(x, more, norm.weight.detach(), norm.variance_epsilon, None)
 
 
 def _forward(
-    x: Tensor, more: Tensor | None, seed: Tensor, plan: Plan, weights: DecoderWeights, w: BlockWeights
+    x: Tensor,
+    more: Tensor | None,
+    seed: Tensor,
+    slot: Tensor | None,
+    plan: Plan,
+    weights: DecoderWeights,
+    w: BlockWeights,
 ) -> tuple[Tensor, Tensor, _Kept]:
-    """The residual stream after attention, and what the feed-forward part adds to it."""
+    """The residual stream after attention, and what the feed-forward part adds to it; in the slots of ``slot``."""
     from embedlab.kernels import decoder_triton as kernels
     from embedlab.kernels import rotary_triton
 
@@ -277,12 +292,15 @@ def _forward(
     rotary_triton.launch_forward(
         qkv, plan.cos, plan.sin, plan.bounds, context, plan.longest, weights.scale, heads, weights.shared
     )
+    read = first.x
+    if slot is not None:
+        context, read = context[slot], read[slot]
     bits_o = kernels.down(context, reads[1])
     second = kernels.norm_down(
-        first.x, product(context, w.output.weight.T, True), w.gamma[1], w.eps[1], reads[2]
+        read, product(context, w.output.weight.T, True), w.gamma[1], w.eps[1], reads[2]
     )
     gates = second.joined @ w.gates.weight.T
-    fed = gates.new_empty(tokens, w.last.weight.shape[1])
+    fed = gates.new_empty(len(gates), w.last.weight.shape[1])
     bits_d = kernels.down(fed, reads[3], gates)
     out = product(fed, w.last.weight.T, True)
     h = fed[:, gates.shape[1] // 2 :]
@@ -297,14 +315,14 @@ def _updates(w: BlockWeights, plan: Plan, seed: Tensor) -> list[Any]:
 
 
 def _backward(
-    dx: Tensor, half: Tensor, seed: Tensor, plan: Plan, weights: DecoderWeights, w: BlockWeights, kept: _Kept,
-    inner: bool,
+    dx: Tensor, half: Tensor, seed: Tensor, slot: Tensor | None, plan: Plan, weights: DecoderWeights, w: BlockWeights,
+    kept: _Kept, inner: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the residual stream before a block, in fp32 and rounded (`inner`, else those given), and of A and B.
 
     Args:
         dx, half: of the residual stream after it, in fp32 and rounded.
-        seed, plan, weights, w, kept: of the forward.
+        seed, slot, plan, weights, w, kept: of the forward.
         inner: whether the gradient before the block is wanted.
     """
     from embedlab.kernels import decoder_gradients_triton as gradients
@@ -315,7 +333,7 @@ def _backward(
     width, rank, query = dx.shape[1], weights.rank, w.output.weight.shape[1] - weights.rank
     ups = [rank * len(x.weight) for x in (w.qkv, w.output, w.gates, w.last)]
     downs = [r.down.numel() for r in reads]
-    shares = gradients.Shares((*downs, *ups), len(dx), dx)
+    shares = gradients.Shares((*downs, *ups), max(len(dx), len(kept.qkv)), dx)
     first = kernels.Normed(kept.x1, kept.first, kept.bits1, kept.roots1)
     second = kernels.Normed(kept.x2, kept.second, kept.bits2, kept.roots2)
     dgates = gradients.swiglu_backward(
@@ -324,9 +342,13 @@ def _backward(
     of_second = dgates @ w.gates.weight
     dx, attended = kernels.norm_backward(of_second, second, w.gamma[1], reads[2], dx, half.dtype)
     of_context, dqkv = attended @ w.output.weight, torch.empty_like(kept.qkv)
+    above, share = of_context, plan.dropped
+    if slot is not None:
+        above, share = _spread(of_context, kept.bits_o, reads[1], slot, len(dqkv)), 0
+        dx = dx.new_zeros(len(dqkv), width).index_add_(0, slot, dx)
     rotary_triton.launch_backward(
-        kept.qkv, plan.cos, plan.sin, plan.bounds, of_context, w.output.down, kept.bits_o, dqkv, plan.longest,
-        weights.scale, weights.heads, weights.shared, plan.dropped,
+        kept.qkv, plan.cos, plan.sin, plan.bounds, above, w.output.down, kept.bits_o, dqkv, plan.longest,
+        weights.scale, weights.heads, weights.shared, share,
     )  # fmt: skip
     of_first = dqkv @ (w.qkv.weight if inner else w.qkv.weight[:, width:])
     gradients.matrices(
@@ -340,16 +362,38 @@ def _backward(
     return dx, attended, shares.total(weights.scaling)
 
 
+def _spread(of_context: Tensor, bits: Tensor, updates: Any, slot: Tensor, tokens: int) -> Tensor:
+    """The gradient of a context of which some slots were read, ``[C, D + R]``: by the frozen weights and the update
+    together, and 0 of h."""
+    from embedlab.kernels.lora_triton import launch_of_x
+
+    _, _, width = updates.sizes
+    if updates.dropped:
+        own = launch_of_x(of_context, bits, updates.down, updates.dropped)
+    else:
+        own = torch.addmm(of_context[:, :width], of_context[:, width:], updates.down[0])
+    out = of_context.new_zeros(tokens, of_context.shape[1])
+    # Rows without a token may share a slot with another: their gradients are 0.
+    out[:, :width].index_add_(0, slot, own)
+    return out
+
+
 class _Blocks(torch.autograd.Function):
     """All blocks and the last norm, of [C, D]."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, seeds: Tensor, plan: Plan, weights: DecoderWeights, *parameters: Tensor
+        ctx: Any,
+        x: Tensor,
+        seeds: Tensor,
+        slot: Tensor | None,
+        plan: Plan,
+        weights: DecoderWeights,
+        *parameters: Tensor,
     ) -> Tensor:
         kept: list[_Kept] = []
-        last, _ = _run(x, seeds, plan, weights, kept)
-        ctx.save_for_backward(seeds, last.x, last.roots, *(t for one in kept for t in one))
+        last = _run(x, seeds, slot, plan, weights, kept)
+        ctx.save_for_backward(seeds, slot, last.x, last.roots, *(t for one in kept for t in one))
         ctx.plan, ctx.weights = plan, weights
         return last.joined
 
@@ -358,7 +402,7 @@ class _Blocks(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         from embedlab.kernels import decoder_triton as kernels
 
-        seeds, x, roots, *saved = ctx.saved_tensors
+        seeds, slot, x, roots, *saved = ctx.saved_tensors
         plan, weights = ctx.plan, ctx.weights
         size = len(_Kept._fields)
         norm = weights._backbone.model.norm
@@ -368,8 +412,9 @@ class _Blocks(torch.autograd.Function):
         for i, w in reversed(list(enumerate(weights.blocks))):
             kept = _Kept(*saved[i * size : (i + 1) * size])
             inner = i > 0 or ctx.needs_input_grad[0]
-            dx, half, flat = _backward(dx, half, seeds[i], plan, weights, w, kept, inner)
+            read = slot if i == len(weights.blocks) - 1 else None
+            dx, half, flat = _backward(dx, half, seeds[i], read, plan, weights, w, kept, inner)
             some = weights.parameters[i * 2 * len(_LAYERS) : (i + 1) * 2 * len(_LAYERS)]
             parts = flat.split([p.numel() for p in some])
             found = [*(part.view_as(p) for part, p in zip(parts, some, strict=True)), *found]
-        return (dx if ctx.needs_input_grad[0] else None), None, None, None, *found
+        return (dx if ctx.needs_input_grad[0] else None), None, None, None, None, *found

@@ -154,18 +154,33 @@ def launch_down(x: Tensor, down: Tensor, seed: Tensor, joined: Tensor, bits: Ten
     )  # fmt: skip
 
 
+def launch_of_x(above: Tensor, bits: Tensor, down: Tensor, dropped: int) -> Tensor:
+    """Gradient of x from `above` [T, D + n R], those of x by the frozen weights and of h."""
+    updates, rank, width = down.shape
+    tokens = len(above)
+    tall = wide = _block(above)
+    of_x, across = above.new_empty(tokens, width), triton.cdiv(width, wide)
+    _of_x[(triton.cdiv(tokens, tall), across)](
+        above, down.contiguous(), bits, of_x, tokens, above.stride(0), width, updates, dropped,
+        RANK=rank, TALL=tall, WIDE=wide, num_warps=4,
+    )  # fmt: skip
+    return of_x
+
+
+def _block(x: Tensor) -> int:
+    """Rows and columns of it that a program has: products of fp32 need more registers."""
+    return 64 if x.element_size() == 2 else 32
+
+
 def launch_backward(
     above: Tensor, joined: Tensor, bits: Tensor, down: Tensor, dropped: int
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x and of `down` from `above` [T, D + n R], those of x by the frozen weights and of h."""
     updates, rank, width = down.shape
     tokens = len(above)
-    tall = wide = 64 if above.element_size() == 2 else 32  # products of fp32 need more registers
-    of_x, across = above.new_empty(tokens, width), triton.cdiv(width, wide)
-    _of_x[(triton.cdiv(tokens, tall), across)](
-        above, down.contiguous(), bits, of_x, tokens, above.stride(0), width, updates, dropped,
-        RANK=rank, TALL=tall, WIDE=wide, num_warps=4,
-    )  # fmt: skip
+    of_x = launch_of_x(above, bits, down, dropped)
+    tall = wide = _block(above)
+    across = triton.cdiv(width, wide)
     turns = triton.next_power_of_2(
         triton.cdiv(tokens * updates, _PROGRAMS * tall)
     )  # few, since each is compiled

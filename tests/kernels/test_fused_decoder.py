@@ -91,23 +91,28 @@ class Fixed(nn.Module):
 
 
 def packed(
-    backbone: Backbone, weights: DecoderWeights, ids: Tensor, mask: Tensor, slots: int
+    backbone: Backbone,
+    weights: DecoderWeights,
+    ids: Tensor,
+    mask: Tensor,
+    slots: int,
+    slot: Tensor | None = None,
 ) -> tuple[Tensor, Any]:
-    """States ``[B, L, D]`` by the kernels, and the node that made them."""
+    """States ``[B, L, D]``, or ``[N, D]`` in some slots, by the kernels, and the node that made them."""
     from embedlab.backbones.slots import in_slots
 
     rows = in_slots(backbone, ids, mask, slots)
-    states = fused_decoder.states(weights, rows.ids, rows.slots.bounds, rows.longest)
+    states = fused_decoder.states(weights, rows.ids, rows.slots.bounds, rows.longest, slot)
     node = states.grad_fn
     while node is not None and not type(node).__name__.startswith("_Blocks"):
         node = node.next_functions[0][0]
-    return rows.slots.unpack(states), node
+    return states if slot is not None else rows.slots.unpack(states), node
 
 
 def masks_of(node: Any, dropout: float) -> list[list[Tensor]]:
     """Of each block, for its seven layers, ``[1, C, D]`` in fp64: 0, or 1 / (1 - p) of the probability drawn."""
     fields = fused_decoder._Kept._fields
-    saved, found = node.saved_tensors[3:], []
+    saved, found = node.saved_tensors[4:], []
     for start in range(0, len(saved), len(fields)):
         kept = fused_decoder._Kept(*saved[start : start + len(fields)])
         each: list[Tensor] = []
@@ -140,6 +145,25 @@ class TestKernels:
         backbone.double()
         want = outcome(backbone, backbone(ids, mask, capacity=shape[6])[0], mask)
         for a, b in zip(mine, want, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=2e-5 * b.abs().max().item())
+
+    @pytest.mark.parametrize(("dropout", "numbers"), [(0.0, [2, 22, 10, 2]), (0.3, [2, 22, 10])])
+    def test_in_some_slots_it_is_the_same(self, dropout: float, numbers: list[int]) -> None:
+        """One of them twice: rows without a token share one."""
+        shape = SHAPES[1]
+        backbone, (ids, mask) = decoder(shape, dropout), batch(shape)
+        slot, ones = torch.tensor(numbers, device=DEVICE), torch.ones(len(numbers), device=DEVICE)
+        states, node = packed(backbone, DecoderWeights(backbone, torch.float32), ids, mask, 23, slot)
+        masks = masks_of(node, dropout) if dropout else None
+        mine = outcome(backbone, states, ones)
+        if masks is not None:
+            for i in range(3, 7):  # of the layers behind attention
+                some = masks[-1][i]
+                masks[-1][i] = some.new_ones(1, 23, some.shape[-1]).index_copy(1, slot, some)
+            with_masks(backbone, masks)
+        backbone.double()
+        flat = backbone(ids, mask, capacity=23)[0][mask.bool()]
+        for a, b in zip(mine, outcome(backbone, flat[slot], ones), strict=True):
             torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=2e-5 * b.abs().max().item())
 
     def test_each_layer_of_each_block_has_masks_of_its_own(self) -> None:
@@ -185,12 +209,19 @@ class TestKernels:
             return run(*args)
 
         monkeypatch.setattr(fused_decoder, "states", counted)
-        monkeypatch.setattr(fused_decoder, "applies", lambda weights, device: True)
+        monkeypatch.setattr(fused_decoder, "applies", lambda weights, device: weights is not None)
         shape = SHAPES[1]
         backbone, (ids, mask) = decoder(shape), batch(shape)
         with torch.no_grad(), backbone.computing(False, DecoderWeights(backbone, torch.float32)):
             (got,) = backbone(ids, mask, capacity=23)
             assert calls == [1]
+            at = torch.tensor([[0, 2], [7, 19]], device=DEVICE)
+            assert backbone.reads_one(ids.device, packed=True)
+            for position in (at, at[:, 0]):
+                (some,) = backbone(ids, mask, capacity=23, position=position)
+                wanted = got.gather(1, position.view(2, -1, 1).expand(-1, -1, got.shape[-1]))
+                torch.testing.assert_close(some, wanted, rtol=1e-4, atol=1e-5)
+            calls[1:] = []
             if DEVICE == "cpu":  # on a card their attention has its own kernels
                 others = backbone(ids, mask)[0], backbone(ids, mask, capacity=23, all_layers=True)[-1]
                 assert calls == [1]

@@ -16,9 +16,9 @@ Weights, words and the tokenizer are random: nothing is fetched. Sentences of up
     before-two      PromptEOL as `before`
 
 True tokens a second count no padding. The share of the peak is that of the products that true tokens need: 4 for each
-frozen weight and 6 for each trained one, and causal attention three times its forward pass. It counts all of them in all
-blocks: `fused` and `two-passes` leave out 2.8 % of the products (what follows attention in the last block, but for the
-tokens that are read), `fused-all` none. On the CPU steps are eager.
+frozen weight and 6 for each trained one, and causal attention three times its forward pass. It counts all tokens in
+all blocks: `fused` and `two-passes` leave out 2.6 % of the products (what follows attention in the last block, but for
+the tokens that are read), `fused-all` none. On the CPU steps are eager.
 With ``--attention`` the packed kernel is timed against torch's `varlen_attn`.
 """
 

@@ -202,7 +202,7 @@ class Shares:
 
     def total(self, scale: float) -> Tensor:
         """All gradients, flat fp32; those of B times `scale`."""
-        total, size = self.at[-1], 256
+        total, size = self.at[-1], 512
         out = self.parts.new_empty(total)
         _total[(triton.cdiv(total, size),)](
             self.parts, out, total, self.at[4], scale, PARTS=PARTS, SIZE=size, num_warps=4
@@ -265,5 +265,5 @@ def matrices(
         first.joined[:, width:], context.joined[:, query:], fed, shares.parts, len(of_qkv), few,
         *(r.joined.stride(0) for r in reads), *(r.of_h.stride(0) for r in reads), fed.stride(0),
         at[-1], at[0], at[1], at[2], at[4], at[5], at[7], QUERY=query, KEY=key, width=width, DROPPED=dropped, RANK=rank,
-        TALL=tall, WIDE=WIDE, TURNS=shares.turns(tall), num_warps=4, num_stages=3,
+        TALL=tall, WIDE=WIDE, TURNS=shares.turns(tall), num_warps=4, num_stages=2,
     )  # fmt: skip

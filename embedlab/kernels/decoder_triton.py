@@ -1,7 +1,7 @@
 """Triton kernels between the matrix products of a decoder's block with LoRA, for `embedlab.kernels.fused_decoder`.
 
-A norm, or SwiGLU, and the masked down-products of all updates that read its result are one kernel. Masks are drawn and
-kept as in `embedlab.kernels.lora_triton`. Widths are multiples of 64; there are at most three updates of one input.
+Norms have a program for each token: where they shared one with the masked products behind them, it waited for its own
+results. Masks are drawn and kept as in `embedlab.kernels.lora_triton`. Widths are multiples of 64.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from embedlab.kernels.lora_triton import draw_masks, masked
+from embedlab.kernels.lora_triton import draw_masks, launch_of_x, masked
 
 WIDE = 64
 """Columns at once; every width is a multiple."""
-TALL = 16
-"""Tokens of a program here: at 9,400 tokens all programs are on the card's 132 multiprocessors at once."""
 
 
 @triton.jit
@@ -40,72 +38,42 @@ def _add_down(
 
 
 @triton.jit
-def _store_h(
-    total, OUT, rows, tokens, stride, width: tl.constexpr, update, DROPPED: tl.constexpr, RANK: tl.constexpr
+def _add_norm(
+    X, MORE, GAMMA, SUM, OUT, ROOTS, eps, stride, width: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr
 ):
-    place = (
-        OUT
-        + tl.arange(0, total.shape[0])[:, None] * stride
-        + width
-        + update * RANK
-        + tl.arange(0, RANK)[None, :]
-    )
-    h = total * (65536 / (65536 - DROPPED))
-    tl.store(place, h.to(OUT.dtype.element_ty), mask=rows[:, None] < tokens)
+    """A token's residual stream with what is added to it, and its RMS norm."""
+    token = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    real = cols < width
+    x = tl.load(X + token * width + cols, mask=real, other=0.0)
+    if ADDS:
+        x += tl.load(MORE + token * width + cols, mask=real, other=0.0)
+        tl.store(SUM + token * width + cols, x, mask=real)
+    root = 1.0 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
+    tl.store(ROOTS + token, root)
+    n = x * root * tl.load(GAMMA + cols, mask=real, other=0.0)
+    tl.store(OUT + token * stride + cols, n.to(OUT.dtype.element_ty), mask=real)
 
 
 @triton.jit
-def _norm_down(
-    X, MORE, GAMMA, A, SEED, SUM, OUT, BITS, ROOTS, tokens, eps, stride, width: tl.constexpr,
-    UPDATES: tl.constexpr, DROPPED: tl.constexpr, RANK: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
-    ADDS: tl.constexpr,
-):  # fmt: skip
-    """The residual stream with what is added to it, its RMS norm, and beside that the h of the updates."""
-    top = tl.program_id(0) * TALL
-    rows, cols = top + tl.arange(0, TALL), tl.arange(0, WIDE)
-    # Of 64 bits once a program: tensors of such addresses take twice the registers.
-    skipped = top.to(tl.int64)
-    X, MORE, SUM, OUT = (
-        X + skipped * width,
-        MORE + skipped * width,
-        SUM + skipped * width,
-        OUT + skipped * stride,
-    )
-    at = tl.arange(0, TALL)[:, None]
-    real = rows[:, None] < tokens
-    if DROPPED > 0:
-        for update in tl.static_range(UPDATES):
-            draw_masks(BITS, SEED, update, top, tokens, width, DROPPED, TALL)
-    squares = tl.zeros([TALL, WIDE], tl.float32)
-    for first in range(0, width, WIDE):
-        place = at * width + first + cols[None, :]
-        x = tl.load(X + place, mask=real, other=0.0)
-        if ADDS:
-            x += tl.load(MORE + place, mask=real, other=0.0)
-            tl.store(SUM + place, x, mask=real)
-        squares += x * x
-    root = 1.0 / tl.sqrt(tl.sum(squares, 1) / width + eps)
-    tl.store(ROOTS + rows, root, mask=rows < tokens)
-    tl.debug_barrier()  # other threads read what one has stored
-    t0 = tl.zeros([TALL, RANK], tl.float32)
-    t1, t2 = t0, t0
-    for first in range(0, width, WIDE):
-        x = tl.load(SUM + at * width + first + cols[None, :], mask=real, other=0.0)
-        gamma = tl.load(GAMMA + first + cols)
-        n = (x * root[:, None] * gamma[None, :]).to(OUT.dtype.element_ty)
-        tl.store(OUT + at * stride + first + cols[None, :], n, mask=real)
-        if UPDATES > 0:
-            t0 = _add_down(t0, n, A, BITS, 0, tokens, width, rows, first, DROPPED, RANK, WIDE)
-        if UPDATES > 1:
-            t1 = _add_down(t1, n, A, BITS, 1, tokens, width, rows, first, DROPPED, RANK, WIDE)
-        if UPDATES > 2:
-            t2 = _add_down(t2, n, A, BITS, 2, tokens, width, rows, first, DROPPED, RANK, WIDE)
-    if UPDATES > 0:
-        _store_h(t0, OUT, rows, tokens, stride, width, 0, DROPPED, RANK)
-    if UPDATES > 1:
-        _store_h(t1, OUT, rows, tokens, stride, width, 1, DROPPED, RANK)
-    if UPDATES > 2:
-        _store_h(t2, OUT, rows, tokens, stride, width, 2, DROPPED, RANK)
+def _add_norm_backward(
+    DN, X, ROOTS, GAMMA, GRAD, OUT, HALF, width: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr
+):
+    """The gradient of a token's residual stream: what comes by the norm, and (`ADDS`) what passes it by."""
+    token = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK)
+    real = cols < width
+    at = token * width + cols
+    dn = tl.load(DN + at, mask=real, other=0.0).to(tl.float32)
+    x = tl.load(X + at, mask=real, other=0.0)
+    inner = dn * tl.load(GAMMA + cols, mask=real, other=0.0)
+    root = tl.load(ROOTS + token)
+    normed = x * root
+    out = root * (inner - normed * (tl.sum(inner * normed, 0) / width))
+    if ADDS:
+        out += tl.load(GRAD + at, mask=real, other=0.0)
+    tl.store(OUT + at, out, mask=real)
+    tl.store(HALF + at, out.to(HALF.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -114,15 +82,16 @@ def _down(
     TALL: tl.constexpr, WIDE: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """The h of one update beside its input, which stands in OUT or (`GATED`) is SwiGLU of gates and values."""
-    top = tl.program_id(0) * TALL
+    top, update = tl.program_id(0) * TALL, tl.program_id(1)
     rows, cols = top + tl.arange(0, TALL), tl.arange(0, WIDE)
+    # Of 64 bits once a program: tensors of such addresses take twice the registers.
     skipped = top.to(tl.int64)
     GATES, OUT = GATES + skipped * (2 * width), OUT + skipped * stride
     at = tl.arange(0, TALL)[:, None]
     real = rows[:, None] < tokens
     if DROPPED > 0:
-        draw_masks(BITS, SEED, 0, top, tokens, width, DROPPED, TALL)
-        tl.debug_barrier()
+        draw_masks(BITS, SEED, update, top, tokens, width, DROPPED, TALL)
+        tl.debug_barrier()  # other threads read what one has stored
     total = tl.zeros([TALL, RANK], tl.float32)
     for first in range(0, width, WIDE):
         place = at * stride + first + cols[None, :]
@@ -134,72 +103,10 @@ def _down(
             tl.store(OUT + place, x, mask=real)
         else:
             x = tl.load(OUT + place, mask=real, other=0.0)
-        total = _add_down(total, x, A, BITS, 0, tokens, width, rows, first, DROPPED, RANK, WIDE)
-    _store_h(total, OUT, rows, tokens, stride, width, 0, DROPPED, RANK)
-
-
-@triton.jit
-def _add_up(
-    total, h, A, BITS, update, tokens, width: tl.constexpr, rows, first, DROPPED: tl.constexpr,
-    RANK: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """Columns `first` and so on of x's gradient, to which that of one update's h adds its share, unscaled."""
-    ranks, cols = tl.arange(0, RANK), first + tl.arange(0, WIDE)
-    a = tl.load(A + (update * RANK + ranks[:, None]) * width + cols[None, :])
-    part = tl.dot(h, a, input_precision="ieee")
-    return total + kept(part, BITS, update, tokens, width, rows, first, DROPPED)
-
-
-@triton.jit
-def _norm_backward(
-    ABOVE, A, BITS, X, ROOTS, GAMMA, GRAD, OUT, HALF, tokens, stride, width: tl.constexpr, UPDATES: tl.constexpr,
-    DROPPED: tl.constexpr, RANK: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, ADDS: tl.constexpr,
-):  # fmt: skip
-    """The gradient of the residual stream: what comes by the norm, and (`ADDS`) what passes it by.
-
-    ABOVE has the norm's gradient by way of the frozen weights and those of the updates' h. The result goes to OUT, and
-    to HALF in the type of products.
-    """
-    top = tl.program_id(0) * TALL
-    rows, cols, ranks = top + tl.arange(0, TALL), tl.arange(0, WIDE), tl.arange(0, RANK)
-    skipped = top.to(tl.int64)
-    ABOVE, X, GRAD = ABOVE + skipped * stride, X + skipped * width, GRAD + skipped * width
-    OUT, HALF = OUT + skipped * width, HALF + skipped * width
-    at = tl.arange(0, TALL)[:, None]
-    real = rows[:, None] < tokens
-    root = tl.load(ROOTS + rows, mask=rows < tokens, other=0.0)[:, None]
-    of_h = ABOVE + at * stride + width + ranks[None, :]
-    if UPDATES > 0:
-        h0 = tl.load(of_h, mask=real, other=0.0)
-    if UPDATES > 1:
-        h1 = tl.load(of_h + RANK, mask=real, other=0.0)
-    if UPDATES > 2:
-        h2 = tl.load(of_h + 2 * RANK, mask=real, other=0.0)
-    along = tl.zeros([TALL, WIDE], tl.float32)
-    for first in range(0, width, WIDE):
-        place = at * width + first + cols[None, :]
-        share = tl.zeros([TALL, WIDE], tl.float32)
-        if UPDATES > 0:
-            share = _add_up(share, h0, A, BITS, 0, tokens, width, rows, first, DROPPED, RANK, WIDE)
-        if UPDATES > 1:
-            share = _add_up(share, h1, A, BITS, 1, tokens, width, rows, first, DROPPED, RANK, WIDE)
-        if UPDATES > 2:
-            share = _add_up(share, h2, A, BITS, 2, tokens, width, rows, first, DROPPED, RANK, WIDE)
-        frozen = tl.load(ABOVE + at * stride + first + cols[None, :], mask=real, other=0.0).to(tl.float32)
-        inner = (frozen + share * (65536 / (65536 - DROPPED))) * tl.load(GAMMA + first + cols)[None, :]
-        along += inner * tl.load(X + place, mask=real, other=0.0) * root
-        tl.store(OUT + place, inner, mask=real)
-    mean = (tl.sum(along, 1) / width)[:, None]
-    tl.debug_barrier()
-    for first in range(0, width, WIDE):
-        place = at * width + first + cols[None, :]
-        inner = tl.load(OUT + place, mask=real, other=0.0)
-        normed = tl.load(X + place, mask=real, other=0.0) * root
-        out = root * (inner - normed * mean)
-        if ADDS:
-            out += tl.load(GRAD + place, mask=real, other=0.0)
-        tl.store(OUT + place, out, mask=real)
-        tl.store(HALF + place, out.to(HALF.dtype.element_ty), mask=real)
+        total = _add_down(total, x, A, BITS, update, tokens, width, rows, first, DROPPED, RANK, WIDE)
+    h = total * (65536 / (65536 - DROPPED))
+    place = OUT + at * stride + width + update * RANK + tl.arange(0, RANK)[None, :]
+    tl.store(place, h.to(OUT.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -245,39 +152,34 @@ class Updates(NamedTuple):
         return tuple(self.down.shape)  # type: ignore[return-value]
 
 
-def _empty_bits(tokens: int, updates: Updates) -> Tensor:
-    n, _, width = updates.sizes
-    return updates.down.new_empty(n, tokens, width // 32 if updates.dropped else 0, dtype=torch.int32)
-
-
 def norm_down(x: Tensor, more: Tensor | None, gamma: Tensor, eps: float, updates: Updates | None) -> Normed:
     """The RMS norm of ``x + more`` [T, D], fp32, and the h of the updates that read it; without updates in fp32."""
     tokens, width = x.shape
-    n, rank, _ = (0, 16, 0) if updates is None else updates.sizes
     total = x if more is None else torch.empty_like(x)
     roots = x.new_empty(tokens)
     if updates is None:
-        joined, bits, down, seed, dropped = torch.empty_like(x), x, x, x, 0
+        joined = torch.empty_like(x)
     else:
-        joined, bits = updates.down.new_empty(tokens, width + n * rank), _empty_bits(tokens, updates)
-        down, dropped, seed = updates
-    _norm_down[(triton.cdiv(tokens, TALL),)](
-        x, x if more is None else more, gamma, down, seed, total, joined, bits, roots, tokens, eps, joined.stride(0),
-        width, UPDATES=n, DROPPED=dropped, RANK=rank, TALL=TALL, WIDE=WIDE, ADDS=more is not None,
-        num_warps=4, num_stages=3,
+        n, rank, _ = updates.sizes
+        joined = updates.down.new_empty(tokens, width + n * rank)
+    _add_norm[(tokens,)](
+        x, x if more is None else more, gamma, total, joined, roots, eps, joined.stride(0), width,
+        BLOCK=triton.next_power_of_2(width), ADDS=more is not None, num_warps=_warps(width),
     )  # fmt: skip
-    return Normed(total, joined, bits, roots)
+    return Normed(total, joined, roots if updates is None else down(joined, updates), roots)
 
 
 def down(joined: Tensor, updates: Updates, gates: Tensor | None = None) -> Tensor:
-    """Fill the last columns of ``joined`` [T, D + R] with h of the first, or of SwiGLU of ``gates`` [T, 2 D], which the
-    first ones get; gives the mask."""
-    _, rank, width = updates.sizes
-    tokens, bits = len(joined), _empty_bits(len(joined), updates)
-    wide = 2 * WIDE if width % (2 * WIDE) == 0 else WIDE
-    _down[(triton.cdiv(tokens, TALL),)](
+    """Fill the last columns of ``joined`` [T, D + n R] with the h of the first, or of SwiGLU of ``gates`` [T, 2 D],
+    which the first ones get; gives the masks."""
+    n, rank, width = updates.sizes
+    tokens = len(joined)
+    bits = updates.down.new_empty(n, tokens, width // 32 if updates.dropped else 0, dtype=torch.int32)
+    gated = gates is not None
+    tall, wide = (16, 2 * WIDE) if gated and width % (2 * WIDE) == 0 else (32, WIDE)
+    _down[(triton.cdiv(tokens, tall), n)](
         joined if gates is None else gates, updates.down, updates.seed, joined, bits, tokens, joined.stride(0), width,
-        DROPPED=updates.dropped, RANK=rank, TALL=TALL, WIDE=wide, GATED=gates is not None, num_warps=4, num_stages=3,
+        DROPPED=updates.dropped, RANK=rank, TALL=tall, WIDE=wide, GATED=gated, num_warps=4, num_stages=3,
     )  # fmt: skip
     return bits
 
@@ -299,15 +201,19 @@ def norm_backward(
         dtype: of products.
     """
     tokens, width = normed.x.shape
-    n, rank, _ = (0, 16, 0) if updates is None else updates.sizes
+    if updates is not None:
+        above = launch_of_x(above, normed.bits, updates.down, updates.dropped)
     out, half = torch.empty_like(normed.x), torch.empty_like(normed.x, dtype=dtype)
-    _norm_backward[(triton.cdiv(tokens, TALL),)](
-        above, above if updates is None else updates.down, normed.bits, normed.x, normed.roots, gamma,
-        out if grad is None else grad, out, half, tokens, above.stride(0), width, UPDATES=n,
-        DROPPED=0 if updates is None else updates.dropped, RANK=rank, TALL=TALL, WIDE=WIDE, ADDS=grad is not None,
-        num_warps=4, num_stages=3,
+    _add_norm_backward[(tokens,)](
+        above, normed.x, normed.roots, gamma, out if grad is None else grad, out, half, width,
+        BLOCK=triton.next_power_of_2(width), ADDS=grad is not None, num_warps=_warps(width),
     )  # fmt: skip
     return out, half
+
+
+def _warps(width: int) -> int:
+    """Of a program that has one token."""
+    return min(8, max(2, triton.next_power_of_2(width) // 512))
 
 
 class Copies:

@@ -368,10 +368,7 @@ def _spread(of_context: Tensor, bits: Tensor, updates: Any, slot: Tensor, tokens
     from embedlab.kernels.lora_triton import launch_of_x
 
     _, _, width = updates.sizes
-    if updates.dropped:
-        own = launch_of_x(of_context, bits, updates.down, updates.dropped)
-    else:
-        own = torch.addmm(of_context[:, :width], of_context[:, width:], updates.down[0])
+    own = launch_of_x(of_context, bits, updates.down, updates.dropped)
     out = of_context.new_zeros(tokens, of_context.shape[1])
     # Rows without a token may share a slot with another: their gradients are 0.
     out[:, :width].index_add_(0, slot, own)

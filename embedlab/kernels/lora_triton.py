@@ -114,7 +114,7 @@ def _of_x(
             other=0.0,
         )
         part = tl.dot(h, a, input_precision="ieee")
-        total += masked(part, BITS, update, tokens, width, rows, first)
+        total += masked(part, BITS, update, tokens, width, rows, first) if DROPPED > 0 else part
     frozen = tl.load(ABOVE + at * stride + cols[None, :], mask=inside, other=0.0).to(tl.float32)
     total = frozen + total * (65536 / (65536 - DROPPED))
     tl.store(OUT + at * width + cols[None, :], total.to(OUT.dtype.element_ty), mask=inside)

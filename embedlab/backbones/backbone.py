@@ -219,8 +219,8 @@ class Backbone(Body):
             arguments["position_ids"] = rows.positions
         if fused_block.applies(self, ids.device):
             return self._fused(rows, all_layers, position)
-        if position_ids is None and not all_layers and fused_decoder.applies(self._decoder, ids.device):
-            return (self._decoded(rows, position),)
+        if position_ids is None and fused_decoder.applies(self._decoder, ids.device):
+            return self._decoded(rows, all_layers, position)
         with self.autocast_context(ids.device), self.packing(), self._placed(rows.positions):
             if position is not None:
                 embedded = self.model.embeddings(input_ids=ids, **arguments)
@@ -246,17 +246,17 @@ class Backbone(Body):
             states = fused_block.states(*arguments, every=all_layers)
         return slots.unpack_all(states)
 
-    def _decoded(self, rows: InSlots, position: Tensor | None) -> Tensor:
+    def _decoded(self, rows: InSlots, all_layers: bool, position: Tensor | None) -> tuple[Tensor, ...]:
         """`_unpadded` by `embedlab.kernels.fused_decoder`."""
         slots = rows.slots
         assert self._decoder is not None
         arguments = (self._decoder, rows.ids, slots.bounds, rows.longest)
         if position is None:
-            return slots.unpack(fused_decoder.states(*arguments))
+            return slots.unpack_all(fused_decoder.states(*arguments, every=all_layers))
         at = position.view(len(position), -1)
         slot, real = (torch.stack(some, 1) for some in zip(*map(slots.of, at.unbind(1)), strict=True))
-        states = fused_decoder.states(*arguments, slot.flatten()).view(*at.shape, -1)
-        return torch.where(real[..., None], states, 0.0)
+        states = fused_decoder.states(*arguments, slot.flatten())[0].view(*at.shape, -1)
+        return (torch.where(real[..., None], states, 0.0),)
 
     @contextmanager
     def packing(self) -> Iterator[None]:

@@ -205,16 +205,23 @@ def applies(weights: DecoderWeights | None, device: torch.device) -> bool:
 
 
 def states(
-    weights: DecoderWeights, ids: Tensor, bounds: Tensor, longest: int, slot: Tensor | None = None
-) -> Tensor:
-    """Last hidden states of packed rows after the final norm, fp32 ``[1, C, D]``, or ``[N, D]`` in some slots.
+    weights: DecoderWeights,
+    ids: Tensor,
+    bounds: Tensor,
+    longest: int,
+    slot: Tensor | None = None,
+    every: bool = False,
+) -> tuple[Tensor, ...]:
+    """Hidden states of packed rows, fp32 ``[1, C, D]``: the last one, after the final norm.
 
     Args:
         weights: of a backbone that is `known`.
         ids: int64 ``[1, C]``.
         bounds: int32 ``[B + 1]``: row i has the slots from ``bounds[i]`` to ``bounds[i + 1]``.
         longest: at least the tokens of every row.
-        slot: int64 [N]: those whose states are wanted; what else the last block computes is keys and values.
+        slot: int64 [N]: those whose states are wanted, ``[N, D]``; the last block computes no more of others than keys
+            and values.
+        every: the embeddings, and the states after each block (without `slot`).
     """
     weights.ready()
     model = weights._backbone.model
@@ -225,10 +232,16 @@ def states(
     x = model.embed_tokens(ids)[0].float()
     with torch.autocast(ids.device.type, enabled=False):
         if torch.is_grad_enabled():
-            out: Tensor = _Blocks.apply(x, seeds, slot, plan, weights, *weights.parameters)
+            found: tuple[Tensor, ...] = _Blocks.apply(
+                x, seeds, slot, every, plan, weights, *weights.parameters
+            )
         else:
-            out = _run(x, seeds, slot, plan, weights, None).joined
-    return out[None] if slot is None else out
+            kept: list[_Kept] = []
+            last = _run(x, seeds, slot, plan, weights, kept if every else None)
+            found = (*(one.x1 for one in kept[1:]), last.joined)
+    if slot is not None:
+        return found
+    return tuple(y[None] for y in ((x, *found) if every else found))
 
 
 class _Kept(NamedTuple):
@@ -316,7 +329,7 @@ def _updates(w: BlockWeights, plan: Plan, seed: Tensor) -> list[Any]:
 
 def _backward(
     dx: Tensor, half: Tensor, seed: Tensor, slot: Tensor | None, plan: Plan, weights: DecoderWeights, w: BlockWeights,
-    kept: _Kept, inner: bool,
+    kept: _Kept, inner: bool, beside: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the residual stream before a block, in fp32 and rounded (`inner`, else those given), and of A and B.
 
@@ -324,6 +337,7 @@ def _backward(
         dx, half: of the residual stream after it, in fp32 and rounded.
         seed, slot, plan, weights, w, kept: of the forward.
         inner: whether the gradient before the block is wanted.
+        beside: that of the residual stream before it, as somebody else read it.
     """
     from embedlab.kernels import decoder_gradients_triton as gradients
     from embedlab.kernels import decoder_triton as kernels
@@ -358,6 +372,7 @@ def _backward(
         kept.h, (dqkv, attended, half), query, rank, plan.dropped, shares,
     )  # fmt: skip
     if inner:
+        dx = dx if beside is None else dx + beside
         dx, attended = kernels.norm_backward(of_first, first, w.gamma[0], reads[0], dx, half.dtype)
     return dx, attended, shares.total(weights.scaling)
 
@@ -376,7 +391,7 @@ def _spread(of_context: Tensor, bits: Tensor, updates: Any, slot: Tensor, tokens
 
 
 class _Blocks(torch.autograd.Function):
-    """All blocks and the last norm, of [C, D]."""
+    """All blocks and the last norm, of [C, D]: what the last norm gives, or (`every`) the states before it too."""
 
     @staticmethod
     def forward(
@@ -384,19 +399,21 @@ class _Blocks(torch.autograd.Function):
         x: Tensor,
         seeds: Tensor,
         slot: Tensor | None,
+        every: bool,
         plan: Plan,
         weights: DecoderWeights,
         *parameters: Tensor,
-    ) -> Tensor:
+    ) -> tuple[Tensor, ...]:
         kept: list[_Kept] = []
         last = _run(x, seeds, slot, plan, weights, kept)
         ctx.save_for_backward(seeds, slot, last.x, last.roots, *(t for one in kept for t in one))
         ctx.plan, ctx.weights = plan, weights
-        return last.joined
+        ctx.set_materialize_grads(False)
+        return (*(one.x1 for one in kept[1:]), last.joined) if every else (last.joined,)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
         from embedlab.kernels import decoder_triton as kernels
 
         seeds, slot, x, roots, *saved = ctx.saved_tensors
@@ -404,14 +421,16 @@ class _Blocks(torch.autograd.Function):
         size = len(_Kept._fields)
         norm = weights._backbone.model.norm
         last = kernels.Normed(x, x, x, roots)
-        dx, half = kernels.norm_backward(grad.contiguous(), last, norm.weight, None, None, weights.dtype)
+        grad = torch.zeros_like(x) if grads[-1] is None else grads[-1].contiguous()
+        dx, half = kernels.norm_backward(grad, last, norm.weight, None, None, weights.dtype)
         found: list[Tensor] = []
         for i, w in reversed(list(enumerate(weights.blocks))):
             kept = _Kept(*saved[i * size : (i + 1) * size])
             inner = i > 0 or ctx.needs_input_grad[0]
             read = slot if i == len(weights.blocks) - 1 else None
-            dx, half, flat = _backward(dx, half, seeds[i], read, plan, weights, w, kept, inner)
+            beside = grads[i - 1] if 0 < i < len(grads) else None
+            dx, half, flat = _backward(dx, half, seeds[i], read, plan, weights, w, kept, inner, beside)
             some = weights.parameters[i * 2 * len(_LAYERS) : (i + 1) * 2 * len(_LAYERS)]
             parts = flat.split([p.numel() for p in some])
             found = [*(part.view_as(p) for part, p in zip(parts, some, strict=True)), *found]
-        return (dx if ctx.needs_input_grad[0] else None), None, None, None, None, *found
+        return (dx if ctx.needs_input_grad[0] else None), *[None] * 5, *found

@@ -76,12 +76,12 @@ def exactly(backbone: Backbone) -> Backbone:
     return backbone.double().cpu()
 
 
-def outcome(backbone: Backbone, states: Tensor, mask: Tensor) -> list[Tensor]:
+def outcome(backbone: Backbone, states: Tensor, mask: Tensor, **options: Any) -> list[Tensor]:
     """States of true tokens, and the gradients of A and B."""
     states = states * mask[..., None]
     weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     loss = (states * weights.to(states)).sum()
-    return [states.detach(), *torch.autograd.grad(loss, trained(backbone))]
+    return [states.detach(), *torch.autograd.grad(loss, trained(backbone), **options)]
 
 
 class Fixed(nn.Module):
@@ -107,7 +107,7 @@ def packed(
     from embedlab.backbones.slots import in_slots
 
     rows = in_slots(backbone, ids, mask, slots)
-    states = fused_decoder.states(weights, rows.ids, rows.slots.bounds, rows.longest, slot)
+    (states,) = fused_decoder.states(weights, rows.ids, rows.slots.bounds, rows.longest, slot)
     node = states.grad_fn
     while node is not None and not type(node).__name__.startswith("_Blocks"):
         node = node.next_functions[0][0]
@@ -211,9 +211,9 @@ class TestKernels:
         calls: list[int] = []
         run = fused_decoder.states
 
-        def counted(*args: Any) -> Tensor:
+        def counted(*args: Any, **options: Any) -> tuple[Tensor, ...]:
             calls.append(1)
-            return run(*args)
+            return run(*args, **options)
 
         monkeypatch.setattr(fused_decoder, "states", counted)
         monkeypatch.setattr(fused_decoder, "applies", lambda weights, device: weights is not None)
@@ -230,10 +230,29 @@ class TestKernels:
                 torch.testing.assert_close(some, wanted, rtol=1e-4, atol=1e-5)
             calls[1:] = []
             if DEVICE == "cpu":  # on a card their attention has its own kernels
-                others = backbone(ids, mask)[0], backbone(ids, mask, capacity=23, all_layers=True)[-1]
+                places = (torch.arange(20) * mask).to(ids)
+                others = backbone(ids, mask), backbone(ids, mask, capacity=23, position_ids=places)
                 assert calls == [1]
-                for want in others:
+                for (want,) in others:
                     torch.testing.assert_close(got, want * mask[..., None], rtol=1e-4, atol=1e-4)
+
+    def test_states_after_every_block_and_their_gradients(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fused_decoder, "applies", lambda weights, device: weights is not None)
+        shape = SHAPES[1]
+        backbone, (ids, mask) = decoder(shape, layers=3), batch(shape)
+        for chosen in ([0, 1, 2, 3], [2], [1, 3]):
+            found = []
+            for weights in (DecoderWeights(backbone, torch.float32), None):
+                with backbone.computing(False, weights):
+                    states = backbone(ids, mask, capacity=23 if weights else None, all_layers=True)
+                assert len(states) == 4
+                found.append(
+                    outcome(backbone, torch.stack([states[i] for i in chosen]), mask, allow_unused=True)
+                )
+            for a, b in zip(*found, strict=True):
+                assert (a is None) == (b is None) or not (a if b is None else b).any()
+                if a is not None and b is not None:
+                    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4 * b.abs().max().item())
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("scale", [1.0, 1e-3])

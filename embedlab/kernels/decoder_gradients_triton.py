@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from embedlab.kernels.decoder_triton import WIDE, Updates, kept
+from embedlab.kernels.decoder_triton import WIDE, Updates, kept, sigmoid
 
 PARTS = 16
 """Shares of the tokens that programs sum for themselves, a power of two."""
@@ -21,14 +21,15 @@ PARTS = 16
 
 @triton.jit
 def _swiglu_backward(
-    ABOVE, GATES, H, A, BITS, OUT, SHARES, tokens, stride, h_stride, total, of_a, of_b,
+    ABOVE, GATES, FED, H, A, BITS, OUT, SHARES, tokens, stride, h_stride, total, of_a, of_b,
     width: tl.constexpr, DROPPED: tl.constexpr, RANK: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr,
     TURNS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of gates and values in some columns, and shares of those of the matrices on both sides.
 
-    ABOVE [T, width + R]: of SwiGLU by the frozen weights, and of h. H: the h of gates and of values. The shares go to
-    `of_a` (A of the layer that reads SwiGLU) and `of_b` (B of gates, then of values) in a row of SHARES.
+    ABOVE [T, width + R]: of SwiGLU by the frozen weights, and of h. FED, of the same shape: SwiGLU and that h.
+    H: the h of gates and of values. The shares go to `of_a` (A of the layer that reads SwiGLU) and `of_b` (B of gates,
+    then of values) in a row of SHARES.
     """
     part, first = tl.program_id(1), tl.program_id(0) * WIDE
     cols, ranks = first + tl.arange(0, WIDE), tl.arange(0, RANK)
@@ -51,12 +52,13 @@ def _swiglu_backward(
         gate_at = at * (2 * width) + cols[None, :]
         g = tl.load(gates + gate_at, mask=real, other=0.0).to(tl.float32)
         u = tl.load(gates + gate_at + width, mask=real, other=0.0).to(tl.float32)
-        s = tl.sigmoid(g)
+        s = sigmoid(g)
         dg = (d * u * s * (1.0 + g * (1.0 - s))).to(OUT.dtype.element_ty)
         du = (d * g * s).to(OUT.dtype.element_ty)
         tl.store(out + gate_at, dg, mask=real)
         tl.store(out + gate_at + width, du, mask=real)
-        x = (g * s * u).to(OUT.dtype.element_ty)
+        # Read, not computed again: Triton would do all of that twice, in each layout that a product needs.
+        x = tl.load(FED + skipped * stride + at * stride + cols[None, :], mask=real, other=0.0)
         some = kept(x, BITS, 0, tokens, width, rows, first, DROPPED)
         sum_a += tl.dot(tl.trans(h), some, input_precision="ieee")
         beside = H + skipped * h_stride + at * h_stride + ranks[None, :]
@@ -211,13 +213,14 @@ class Shares:
 
 
 def swiglu_backward(
-    above: Tensor, gates: Tensor, h: Tensor, updates: Updates, bits: Tensor, shares: Shares
+    above: Tensor, gates: Tensor, fed: Tensor, h: Tensor, updates: Updates, bits: Tensor, shares: Shares
 ) -> Tensor:
     """Gradient of ``gates`` [T, 2 D], and its shares.
 
     Args:
         above: ``[T, D + R]``: of SwiGLU by the frozen weights, and of the h of the update that reads it.
         gates: of the forward.
+        fed: ``[T, D + R]``, of the forward too: SwiGLU, and that h.
         h: ``[T, 2 R]``, of the updates of gate and up.
         updates, bits: of the layer that reads SwiGLU.
         shares: of the block.
@@ -225,7 +228,7 @@ def swiglu_backward(
     _, rank, width = updates.sizes
     out, tall = torch.empty_like(gates), 32
     _swiglu_backward[(width // WIDE, PARTS)](
-        above, gates, h, updates.down, bits, out, shares.parts, len(gates), above.stride(0), h.stride(0),
+        above, gates, fed, h, updates.down, bits, out, shares.parts, len(gates), above.stride(0), h.stride(0),
         shares.at[-1], shares.at[3], shares.at[6], width, DROPPED=updates.dropped, RANK=rank, TALL=tall,
         WIDE=WIDE, TURNS=shares.turns(tall), num_warps=4, num_stages=2,
     )  # fmt: skip

@@ -259,7 +259,7 @@ class _Kept(NamedTuple):
     bits2: Tensor
     roots2: Tensor
     gates: Tensor
-    h: Tensor
+    fed: Tensor
     bits_d: Tensor
 
 
@@ -316,8 +316,7 @@ def _forward(
     fed = gates.new_empty(len(gates), w.last.weight.shape[1])
     bits_d = kernels.down(fed, reads[3], gates)
     out = product(fed, w.last.weight.T, True)
-    h = fed[:, gates.shape[1] // 2 :]
-    return second.x, out, _Kept(*first, qkv, context, bits_o, *second, gates, h, bits_d)
+    return second.x, out, _Kept(*first, qkv, context, bits_o, *second, gates, fed, bits_d)
 
 
 def _updates(w: BlockWeights, plan: Plan, seed: Tensor) -> list[Any]:
@@ -351,7 +350,7 @@ def _backward(
     first = kernels.Normed(kept.x1, kept.first, kept.bits1, kept.roots1)
     second = kernels.Normed(kept.x2, kept.second, kept.bits2, kept.roots2)
     dgates = gradients.swiglu_backward(
-        half @ w.last.weight, kept.gates, kept.second[:, width:], reads[3], kept.bits_d, shares
+        half @ w.last.weight, kept.gates, kept.fed, kept.second[:, width:], reads[3], kept.bits_d, shares
     )
     of_second = dgates @ w.gates.weight
     dx, attended = kernels.norm_backward(of_second, second, w.gamma[1], reads[2], dx, half.dtype)
@@ -369,7 +368,7 @@ def _backward(
         gradients.Read(kept.first, kept.bits1, of_first[:, width:] if inner else of_first),
         gradients.Read(kept.context, kept.bits_o, of_context[:, query:]),
         gradients.Read(kept.second, kept.bits2, of_second[:, width:]),
-        kept.h, (dqkv, attended, half), query, rank, plan.dropped, shares,
+        kept.fed[:, kept.gates.shape[1] // 2 :], (dqkv, attended, half), query, rank, plan.dropped, shares,
     )  # fmt: skip
     if inner:
         dx = dx if beside is None else dx + beside

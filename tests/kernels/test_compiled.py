@@ -91,6 +91,10 @@ def new(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
     [(3, 576, 16, BF16), (1, 1536, 16, BF16), (2, 4096, 64, BF16), (3, 900, 128, BF16), (3, 576, 16, FP32)],
 )
 def test_lora(updates: int, width: int, rank: int, dtype: torch.dtype) -> None:
+    lora(updates, width, rank, dtype)
+
+
+def lora(updates: int, width: int, rank: int, dtype: torch.dtype) -> None:
     from embedlab.kernels import lora_triton as kernels
 
     tokens, words = 9408, -(-width // 32)
@@ -196,6 +200,7 @@ def test_decoder(width: int, inner: int, rank: int, query: int, key: int, droppe
     from embedlab.kernels import decoder_gradients_triton as gradients
     from embedlab.kernels import decoder_triton as kernels
 
+    lora(3, width, rank, BF16)  # whose kernels are used too
     tokens = 9408
     seed = new(1, dtype=torch.int64)
     reads = [kernels.Updates(new(n, rank, d, dtype=BF16), dropped, seed)
@@ -209,7 +214,7 @@ def test_decoder(width: int, inner: int, rank: int, query: int, key: int, droppe
     bits_o, bits_d = kernels.down(context, reads[1]), kernels.down(fed, reads[3], gates)
     sizes = [r.down.numel() for r in reads] + [rank * n for n in (query + 2 * key, width, 2 * inner, width)]
     shares = gradients.Shares(tuple(sizes), tokens, x)
-    gradients.swiglu_backward(fed, gates, second.joined[:, width:], reads[3], bits_d, shares)
+    gradients.swiglu_backward(fed, gates, fed, second.joined[:, width:], reads[3], bits_d, shares)
     for normed, read in ((first, reads[0]), (second, reads[2])):
         kernels.norm_backward(torch.empty_like(normed.joined), normed, gamma, read, x, BF16)
     kernels.norm_backward(x, kernels.Normed(x, x, x, gamma), gamma, None, None, BF16)

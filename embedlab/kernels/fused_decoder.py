@@ -1,10 +1,10 @@
 """The blocks of a decoder with LoRA in a captured step without padding, forward and backward as few kernels.
 
 For Llama's build (RMS norms, rotary positions, SwiGLU) with updates of equal rank and dropout on all seven layers of
-each block, in bf16-mixed. Beside the matrix products a block is fifteen kernels, seven of them forward (`decoder_triton`,
-`decoder_gradients_triton` and `rotary_triton`). An input and the h of its updates lie side by side, as in
-`embedlab.kernels.lora`; so do frozen weights and scaled B, which stay there from step to step: A and B are brought
-there at each pass. Nothing is compiled. The residual stream, and what is added to it, are fp32; so are the
+each block, in bf16-mixed. Beside the matrix products a block is fifteen kernels, seven of them forward
+(`decoder_triton`, `decoder_gradients_triton` and `rotary_triton`). An input and the h of its updates lie side by side,
+as in `embedlab.kernels.lora`; so do frozen weights and scaled B, which stay there from step to step: A and B are
+brought there at each pass. Nothing is compiled. The residual stream, and what is added to it, are fp32; so are the
 gradients of A and B, which `embedlab.backbones.joined_lora` rounds to bf16. ``fused_decoder=0`` in ``EMBEDLAB_KERNELS``
 goes without; so does every backbone that is built in another way.
 """

@@ -16,7 +16,7 @@ from embedlab.backbones.body import Body, token_positions
 from embedlab.backbones.padding import by_length, filled_on_the_right, special_types
 from embedlab.backbones.slots import InSlots, in_slots
 from embedlab.errors import UserError
-from embedlab.kernels import fused_block
+from embedlab.kernels import fused_block, fused_decoder
 from embedlab.kernels.available import LONGEST, SHORT_LONGEST, kernel_options, packed_kernel
 from embedlab.kernels.packing import packable, row_capacity
 
@@ -60,6 +60,7 @@ class Backbone(Body):
         super().__init__(model, info, attention)
         self.head = head
         self.adapter: Adapter | None = None
+        self._decoder: fused_decoder.DecoderWeights | None = None
         accepted = inspect.signature(self.reader.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._takes_mask = "attention_mask" in accepted
@@ -88,19 +89,23 @@ class Backbone(Body):
         self.compiled = True
 
     @contextmanager
-    def computing(self, low_precision_weights: bool) -> Iterator[None]:
+    def computing(
+        self, low_precision_weights: bool, decoder: fused_decoder.DecoderWeights | None = None
+    ) -> Iterator[None]:
         """How a captured training step runs the forward pass.
 
         Args:
             low_precision_weights: the weights have the compute type already, so autocast would only slow the residual
                 stream.
+            decoder: what fused blocks of a decoder with LoRA read, of this backbone, where they may run.
         """
         before, self.low_precision_weights = self.low_precision_weights, low_precision_weights
+        self._decoder = decoder if decoder is not None and fused_decoder.known(self) else None
         try:
             with joined_lora.joined(self.model):
                 yield
         finally:
-            self.low_precision_weights = before
+            self.low_precision_weights, self._decoder = before, None
 
     def unpads(self, longest: int, on_card: bool = True) -> bool:
         """Whether `forward` can leave out padding, in rows of at most `longest` tokens."""
@@ -117,12 +122,15 @@ class Backbone(Body):
         return whole or not decodes
 
     def reads_one(self, device: torch.device, packed: bool) -> bool:
-        """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it.
+        """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it; a
+        decoder that can be told one can be told several.
 
         Args:
             device: of the batch.
             packed: whether it will leave out padding (its `capacity`).
         """
+        if packed and kernel_options().last_block and fused_decoder.applies(self._decoder, device):
+            return True
         return last_block.applies(self, device, packed)
 
     def forward(
@@ -146,11 +154,11 @@ class Backbone(Body):
             capacity: compute that many tokens, the true ones (which may not be more) and no padding; for
                 models that `unpads` says it of. Without a mask any number says that rows are attended one by one.
                 None: compute all cells.
-            position: [B], the one token of each row whose last state is wanted; where `reads_one` says so, and
-                with a mask and neither `position_ids` nor `all_layers`.
+            position: [B], the one token of each row whose last state is wanted, or of a decoder [B, k]; where
+                `reads_one` says so, and with a mask and neither `position_ids` nor `all_layers`.
 
         Returns:
-            [B, L, D] each, with a capacity 0 at padding; with a position [B, 1, D], that token's alone.
+            [B, L, D] each, with a capacity 0 at padding; with a position [B, 1, D] or [B, k, D], those tokens' alone.
         """
         if capacity is not None:
             return self._unpadded(input_ids, attention_mask, position_ids, all_layers, capacity, position)
@@ -211,6 +219,8 @@ class Backbone(Body):
             arguments["position_ids"] = rows.positions
         if fused_block.applies(self, ids.device):
             return self._fused(rows, all_layers, position)
+        if position_ids is None and fused_decoder.applies(self._decoder, ids.device):
+            return self._decoded(rows, all_layers, position)
         with self.autocast_context(ids.device), self.packing(), self._placed(rows.positions):
             if position is not None:
                 embedded = self.model.embeddings(input_ids=ids, **arguments)
@@ -257,6 +267,18 @@ class Backbone(Body):
         arguments = (self, rows.ids, rows.positions, rows.slots.bounds, rows.longest)
         with self.autocast_context(device):
             return fused_block.states_in(*arguments, rows.slots.of_cells(cells))
+
+    def _decoded(self, rows: InSlots, all_layers: bool, position: Tensor | None) -> tuple[Tensor, ...]:
+        """`_unpadded` by `embedlab.kernels.fused_decoder`."""
+        slots = rows.slots
+        assert self._decoder is not None
+        arguments = (self._decoder, rows.ids, slots.bounds, rows.longest)
+        if position is None:
+            return slots.unpack_all(fused_decoder.states(*arguments, every=all_layers))
+        at = position.view(len(position), -1)
+        slot, real = (torch.stack(some, 1) for some in zip(*map(slots.of, at.unbind(1)), strict=True))
+        states = fused_decoder.states(*arguments, slot.flatten())[0].view(*at.shape, -1)
+        return (torch.where(real[..., None], states, 0.0),)
 
     @contextmanager
     def packing(self) -> Iterator[None]:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embedlab.kernels.available import has_foreign_hooks, has_triton, is_transformers, kernel_options
-from embedlab.kernels.lora import lora_linear
+from embedlab.kernels.available import is_transformers, kernel_options
+from embedlab.kernels.lora import is_plain_lora, lora_linear
 
 _KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3", "SmolLM3", "Olmo2", "Granite")
 _TOGETHER = {f"{kind}Attention": ("q_proj", "k_proj", "v_proj") for kind in _KINDS} | {
@@ -109,35 +109,10 @@ def _groups(model: nn.Module) -> list[list[Any]]:
     for module in model.modules():
         names = _TOGETHER.get(type(module).__name__, ()) if is_transformers(module) else ()
         layers = [module._modules.get(name) for name in names]
-        if layers and all(_fits(layer) for layer in layers) and _alike(layers):
+        if layers and all(is_plain_lora(layer) for layer in layers) and _alike(layers):
             found.append(layers)
             taken |= {id(layer) for layer in layers}
-    return found + [[m] for m in model.modules() if _fits(m) and id(m) not in taken]
-
-
-def _fits(layer: Any) -> bool:
-    """Whether a module is a LoRA layer as PEFT makes it, over a frozen plain one, and nobody looks at it."""
-    from peft.tuners.lora.layer import Linear
-
-    if type(layer) is not Linear or list(layer.active_adapters) != ["default"] or layer.merged_adapters:
-        return False
-    base, down, up = layer.base_layer, layer.lora_A["default"], layer.lora_B["default"]
-    drop = layer.lora_dropout["default"]
-    inside = (layer, base, down, up, drop)
-    if (
-        type(base) is not nn.Linear
-        or base.weight.requires_grad
-        or layer.disable_adapters
-        or layer.lora_variant
-    ):
-        return False
-    if down.bias is not None or up.bias is not None or type(drop) not in (nn.Dropout, nn.Identity):
-        return False
-    rank = len(down.weight)
-    drawn = base.weight.is_cuda and type(drop) is nn.Dropout
-    if drawn and not (has_triton() and rank in (16, 32, 64, 128)):
-        return False
-    return not any(has_foreign_hooks(m) for m in inside)
+    return found + [[m] for m in model.modules() if is_plain_lora(m) and id(m) not in taken]
 
 
 def _alike(layers: list[Any]) -> bool:

@@ -19,6 +19,7 @@ from embedlab.engine.module import Method
 from embedlab.engine.optimizer import ReplayableAdamW
 from embedlab.engine.precision import ComputeCopy, copyable
 from embedlab.engine.step import backbones_of, non_finite
+from embedlab.kernels.fused_decoder import DecoderWeights, known
 from embedlab.kernels.packing import row_capacity, token_capacity
 from embedlab.objectives.precision import compiled_objectives
 
@@ -79,12 +80,14 @@ class WholeStep:
         self._dtype = {"bf16-mixed": torch.bfloat16}.get(str(method.trainer.precision))
         self._backbones = backbones_of(method)
         self._copies = [ComputeCopy(b, self._dtype) for b in self._backbones if self._copied(b)]  # type: ignore[arg-type]
+        self._decoders = {id(b): DecoderWeights(b) for b in self._backbones if b.adapter is not None}
         self._twins = {
             id(p): t for copy in self._copies for p, t in zip(copy.masters, copy.twins, strict=True)
         }
         self._direct = [p for p in self.parameters if id(p) not in self._twins]
         steps = _prepare(optimizer, self.device)
-        fused = bool(self._copies) and usable(self.parameters)
+        written_out = bool(self._copies) or any(known(b) for b in self._backbones)
+        fused = written_out and usable(self.parameters)
         self._sum = self._gradient_sum(fused)
         self._update: FusedUpdate | None = None
         if fused:
@@ -211,7 +214,7 @@ class WholeStep:
                 stack.enter_context(copy.swapped())
             for backbone in self._backbones:
                 low_precision = any(copy.module is backbone for copy in self._copies)
-                stack.enter_context(backbone.computing(low_precision_weights=low_precision))
+                stack.enter_context(backbone.computing(low_precision, self._decoders.get(id(backbone))))
             yield
 
     def _gradients(self, shapes: Shapes) -> tuple[Tensor, Tensor]:

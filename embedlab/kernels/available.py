@@ -33,6 +33,9 @@ class KernelOptions:
     fused_block: bool = True
     """Blocks whose backward pass is written out (`embedlab.kernels.fused_block`), instead of compiled ones; and
     encoding without padding (`embedlab.kernels.inference`)."""
+    fused_decoder: bool = True
+    """Blocks of a decoder with LoRA whose backward pass is written out (`embedlab.kernels.fused_decoder`), instead of
+    compiled ones."""
     fused_update: bool = True
     """Weights, moments and bf16 copies in one pass (`embedlab.engine.fused_adamw`), instead of torch's AdamW."""
     graph: bool = True
@@ -40,8 +43,8 @@ class KernelOptions:
     joined_lora: bool = True
     """LoRA layers of one input as one (`embedlab.backbones.joined_lora`), instead of PEFT's products one by one."""
     last_block: bool = True
-    """The last block for one token, where a pooling reads no other (`embedlab.backbones.last_block`), and for masked
-    tokens alone."""
+    """The last block for one token, where a pooling reads no other (`embedlab.backbones.last_block`), for two (CSE-SFP)
+    and for masked tokens alone."""
     static: bool = False
     """A compilation of the blocks for each shape (about 10 s), never one for several."""
 

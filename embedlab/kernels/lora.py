@@ -18,7 +18,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from embedlab.kernels.available import has_foreign_hooks, has_triton
 
 
 @torch.library.custom_op("embedlab::lora_linear", mutates_args=())
@@ -47,14 +49,14 @@ def lora_linear(
     joined, bits = x.new_empty(tokens, width + updates * rank), _empty_bits(x, updates, dropout)
     kernels = _kernels(x, dropout)
     if kernels:
-        kernels.launch_down(x, down, seed, joined, bits, _dropped(dropout))
+        kernels.launch_down(x, down, seed, joined, bits, dropped(dropout))
     else:
         _draw(bits, seed, dropout)
         joined[:, :width] = x
         parts = joined[:, width:].view(tokens, updates, rank)
         for i, kept in enumerate(_kept(x, bits, updates, dropout)):
             parts[:, i] = (x * kept) @ down[i].T
-    return _product(joined, weight.T, wide), joined, bits
+    return product(joined, weight.T, wide), joined, bits
 
 
 def _kernels(x: Tensor, dropout: float) -> Any:
@@ -66,7 +68,7 @@ def _kernels(x: Tensor, dropout: float) -> Any:
     return lora_triton
 
 
-def _product(a: Tensor, b: Tensor, wide: bool) -> Tensor:
+def product(a: Tensor, b: Tensor, wide: bool) -> Tensor:
     if not wide or a.dtype == torch.float32:
         return a @ b
     return torch.mm(a, b, out_dtype=torch.float32) if a.is_cuda else a.float() @ b.float()
@@ -83,7 +85,7 @@ def lora_linear_backward(
     of_up = grad.T @ joined[:, width:]
     kernels = _kernels(grad, dropout)
     if kernels:
-        return *kernels.launch_backward(above, joined, bits, down, _dropped(dropout)), of_up
+        return *kernels.launch_backward(above, joined, bits, down, dropped(dropout)), of_up
     of_x, of_down = above[:, :width].clone(), torch.empty_like(down)
     x, of_h = joined[:, :width], above[:, width:].view(-1, updates, rank)
     for i, kept in enumerate(_kept(x, bits, updates, dropout)):
@@ -92,7 +94,7 @@ def lora_linear_backward(
     return of_x, of_down, of_up
 
 
-def _dropped(dropout: float) -> int:
+def dropped(dropout: float) -> int:
     """The probability in 2^-16, as it is drawn; never 1, where nothing would be left to scale."""
     return min(round(dropout * 2**16), 2**16 - 1)
 
@@ -103,13 +105,13 @@ def _empty_bits(x: Tensor, updates: int, dropout: float) -> Tensor:
 
 
 def _draw(bits: Tensor, seed: Tensor, dropout: float) -> None:
-    """Fill the masks: each bit 0 with the probability of `_dropped`, by its binary digits, the last one first."""
+    """Fill the masks: each bit 0 with the probability of `dropped`, by its binary digits, the last one first."""
     generator = torch.Generator(bits.device).manual_seed(int(seed))
     bits.fill_(-1)
     for digit in range(16):
         random = torch.empty_like(bits).random_(-(2**31), 2**31, generator=generator)
         # Of a bit that is 1 with probability q and a random one, "and" has q / 2, and "or" (1 + q) / 2.
-        if _dropped(dropout) >> digit & 1:
+        if dropped(dropout) >> digit & 1:
             bits &= random
         else:
             bits |= random
@@ -120,7 +122,7 @@ def _kept(x: Tensor, bits: Tensor, updates: int, dropout: float) -> list[Tensor]
     if dropout == 0:
         return [x.new_ones(())] * updates
     each = bits[..., None] >> torch.arange(32, dtype=torch.int32, device=bits.device) & 1
-    scale = 2**16 / (2**16 - _dropped(dropout))
+    scale = 2**16 / (2**16 - dropped(dropout))
     return list((each.flatten(2)[..., : x.shape[1]] * scale).to(x.dtype))
 
 
@@ -158,3 +160,28 @@ def _gradients(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, 
 
 
 lora_linear.register_autograd(_gradients, setup_context=_save)
+
+
+def is_plain_lora(layer: Any) -> bool:
+    """Whether a module is a LoRA layer as PEFT makes it, over a frozen plain one, and nobody looks at it."""
+    from peft.tuners.lora.layer import Linear
+
+    if type(layer) is not Linear or list(layer.active_adapters) != ["default"] or layer.merged_adapters:
+        return False
+    base, down, up = layer.base_layer, layer.lora_A["default"], layer.lora_B["default"]
+    drop = layer.lora_dropout["default"]
+    inside = (layer, base, down, up, drop)
+    if (
+        type(base) is not nn.Linear
+        or base.weight.requires_grad
+        or layer.disable_adapters
+        or layer.lora_variant
+    ):
+        return False
+    if down.bias is not None or up.bias is not None or type(drop) not in (nn.Dropout, nn.Identity):
+        return False
+    rank = len(down.weight)
+    drawn = base.weight.is_cuda and type(drop) is nn.Dropout
+    if drawn and not (has_triton() and rank in (16, 32, 64, 128)):
+        return False
+    return not any(has_foreign_hooks(m) for m in inside)

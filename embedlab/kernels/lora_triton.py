@@ -37,7 +37,22 @@ def _drawn(seed, number, DROPPED: tl.constexpr):
 
 
 @triton.jit
-def _masked(x, BITS, update, tokens, width: tl.constexpr, rows, first):
+def draw_masks(
+    BITS, SEED, update, top, tokens, width: tl.constexpr, DROPPED: tl.constexpr, TALL: tl.constexpr
+):
+    """The masks of one update for TALL tokens from `top` on."""
+    seed = tl.load(SEED)
+    words: tl.constexpr = (width + 31) // 32
+    # Apart from the products: Triton would draw again in each layout that those need.
+    for first in range(0, TALL * words, 128):
+        at = top * words + first + tl.arange(0, 128)
+        number = update * tokens * words + at
+        inside = at < tl.minimum(top + TALL, tokens) * words
+        tl.store(BITS + number, _drawn(seed, number, DROPPED), mask=inside)
+
+
+@triton.jit
+def masked(x, BITS, update, tokens, width: tl.constexpr, rows, first):
     """x [R, C], columns from `first` on, 0 where update number `update` drops it."""
     words: tl.constexpr = (width + 31) // 32
     word = first // 32 + tl.arange(0, x.shape[1] // 32)[None, :]
@@ -56,14 +71,7 @@ def _down(
 ):  # fmt: skip
     """The mask and h of one update in some rows; the first update's programs copy x beside h."""
     update, top = tl.program_id(1), tl.program_id(0) * TALL
-    seed = tl.load(SEED)
-    words: tl.constexpr = (width + 31) // 32
-    # Apart from the products: Triton would draw again in each layout that those need.
-    for first in range(0, TALL * words, 128):
-        at = top * words + first + tl.arange(0, 128)
-        number = update * tokens * words + at
-        inside = at < tl.minimum(top + TALL, tokens) * words
-        tl.store(BITS + number, _drawn(seed, number, DROPPED), mask=inside)
+    draw_masks(BITS, SEED, update, top, tokens, width, DROPPED, TALL)
     tl.debug_barrier()  # other threads read what one has stored
     rows, ranks = top + tl.arange(0, TALL), tl.arange(0, RANK)
     cols = tl.arange(0, WIDE)
@@ -79,7 +87,7 @@ def _down(
             A + (update * RANK + ranks[:, None]) * width + first + cols[None, :],
             mask=first + cols[None, :] < width, other=0.0,
         )  # fmt: skip
-        kept = _masked(x, BITS, update, tokens, width, rows, first)
+        kept = masked(x, BITS, update, tokens, width, rows, first)
         total += tl.dot(kept, tl.trans(a), input_precision="ieee")
     place = OUT + at * stride + width + update * RANK + ranks[None, :]
     tl.store(place, (total * (65536 / (65536 - DROPPED))).to(OUT.dtype.element_ty), mask=real)
@@ -106,7 +114,7 @@ def _of_x(
             other=0.0,
         )
         part = tl.dot(h, a, input_precision="ieee")
-        total += _masked(part, BITS, update, tokens, width, rows, first)
+        total += masked(part, BITS, update, tokens, width, rows, first) if DROPPED > 0 else part
     frozen = tl.load(ABOVE + at * stride + cols[None, :], mask=inside, other=0.0).to(tl.float32)
     total = frozen + total * (65536 / (65536 - DROPPED))
     tl.store(OUT + at * width + cols[None, :], total.to(OUT.dtype.element_ty), mask=inside)
@@ -129,7 +137,7 @@ def _of_down(
         real = rows[:, None] < tokens
         x = tl.load(JOINED + at * stride + cols[None, :], mask=real & (cols[None, :] < width), other=0.0)
         h = tl.load(ABOVE + at * stride + width + update * RANK + ranks[None, :], mask=real, other=0.0)
-        kept = _masked(x, BITS, update, tokens, width, rows, first)
+        kept = masked(x, BITS, update, tokens, width, rows, first)
         total += tl.dot(tl.trans(h), kept, input_precision="ieee")
     place = OUT + ((part * updates + update) * RANK + ranks[:, None]) * width + cols[None, :]
     tl.store(place, total * (65536 / (65536 - DROPPED)), mask=cols[None, :] < width)
@@ -146,18 +154,33 @@ def launch_down(x: Tensor, down: Tensor, seed: Tensor, joined: Tensor, bits: Ten
     )  # fmt: skip
 
 
+def launch_of_x(above: Tensor, bits: Tensor, down: Tensor, dropped: int) -> Tensor:
+    """Gradient of x from `above` [T, D + n R], those of x by the frozen weights and of h."""
+    updates, rank, width = down.shape
+    tokens = len(above)
+    tall = wide = _block(above)
+    of_x, across = above.new_empty(tokens, width), triton.cdiv(width, wide)
+    _of_x[(triton.cdiv(tokens, tall), across)](
+        above, down.contiguous(), bits, of_x, tokens, above.stride(0), width, updates, dropped,
+        RANK=rank, TALL=tall, WIDE=wide, num_warps=4,
+    )  # fmt: skip
+    return of_x
+
+
+def _block(x: Tensor) -> int:
+    """Rows and columns of it that a program has: products of fp32 need more registers."""
+    return 64 if x.element_size() == 2 else 32
+
+
 def launch_backward(
     above: Tensor, joined: Tensor, bits: Tensor, down: Tensor, dropped: int
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x and of `down` from `above` [T, D + n R], those of x by the frozen weights and of h."""
     updates, rank, width = down.shape
     tokens = len(above)
-    tall = wide = 64 if above.element_size() == 2 else 32  # products of fp32 need more registers
-    of_x, across = above.new_empty(tokens, width), triton.cdiv(width, wide)
-    _of_x[(triton.cdiv(tokens, tall), across)](
-        above, down.contiguous(), bits, of_x, tokens, above.stride(0), width, updates, dropped,
-        RANK=rank, TALL=tall, WIDE=wide, num_warps=4,
-    )  # fmt: skip
+    of_x = launch_of_x(above, bits, down, dropped)
+    tall = wide = _block(above)
+    across = triton.cdiv(width, wide)
     turns = triton.next_power_of_2(
         triton.cdiv(tokens * updates, _PROGRAMS * tall)
     )  # few, since each is compiled

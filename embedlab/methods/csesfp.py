@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from embedlab.config.backbone import BackboneInfo
@@ -21,6 +22,7 @@ from embedlab.config.run import RunConfig
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError
 from embedlab.methods.contrast import ContrastConfig, contrast
+from embedlab.pooling.base import mark_index
 from embedlab.pooling.marked import Marked, up_to
 
 
@@ -82,11 +84,16 @@ class CSESFP(Method):
         """
         encoder = self.encoder
         pooling, marks = encoder.pooling, encoder.tokenization.marks
+        both = ("rep2", "rep1")
+        if isinstance(pooling, Marked) and encoder.backbone.reads_one(input_ids.device, capacity is not None):
+            at = torch.stack([mark_index(attention_mask, marks, m) for m in both], 1)
+            states = encoder.backbone(input_ids, attention_mask, capacity=capacity, position=at)[0]
+            return states[:, 0], states[:, 1]
         hidden = encoder.backbone(
             input_ids, attention_mask, all_layers=pooling.needs_all_layers, capacity=capacity
         )
         if isinstance(pooling, Marked):
-            rep2, rep1 = (pooling.at(hidden, attention_mask, marks, m) for m in ("rep2", "rep1"))
+            rep2, rep1 = (pooling.at(hidden, attention_mask, marks, m) for m in both)
         else:
-            rep2, rep1 = (pooling(hidden, up_to(attention_mask, marks, m), {}) for m in ("rep2", "rep1"))
+            rep2, rep1 = (pooling(hidden, up_to(attention_mask, marks, m), {}) for m in both)
         return rep2, rep1

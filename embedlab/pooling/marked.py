@@ -13,6 +13,7 @@ from embedlab.config.backbone import BackboneInfo
 from embedlab.config.pooling import PoolingConfig
 from embedlab.config.template import Template
 from embedlab.errors import UserError
+from embedlab.objectives.precision import to_fp32
 from embedlab.pooling.base import Marks, Pooling, mark_index, token_at
 
 
@@ -74,7 +75,14 @@ class Marked(Pooling):
 
     config: MarkedConfig
 
+    def position(self, attention_mask: Tensor, marks: Marks) -> Tensor | None:
+        reads = self.config.reads
+        return mark_index(attention_mask, marks, reads[0]) if len(reads) == 1 else None
+
     def forward(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks) -> Tensor:
+        """As of any pooling; a last layer of one position a row, [B, 1, D], is that of the token at `position`."""
+        if hidden[-1].shape[1] == 1:
+            return to_fp32(hidden[-1][:, 0])
         return self.at(hidden, attention_mask, marks, self.config.reads[0])
 
     def at(self, hidden: tuple[Tensor, ...], attention_mask: Tensor, marks: Marks, mark: str) -> Tensor:

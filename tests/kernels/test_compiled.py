@@ -25,7 +25,7 @@ pytestmark = [needs_triton, pytest.mark.skipif(INTERPRETED, reason="the interpre
 BF16, FP32 = torch.bfloat16, torch.float32
 SHARED = 227 * 1024
 """Bytes of a block's shared memory (CUDA C++ Programming Guide, table of compute capabilities, 9.0)."""
-STACK = {"_backward": 600}
+STACK = {"_backward": 600, "_rotary_backward": 300}
 """Bytes of a thread that find no register, at most; of other kernels 64. Several query heads that share keys of width
 128 are too much for the gradients' program. Of fp32 none is asked: its products are no tensor cores' and spill."""
 
@@ -91,6 +91,10 @@ def new(*shape: int, dtype: torch.dtype = FP32) -> Tensor:
     [(3, 576, 16, BF16), (1, 1536, 16, BF16), (2, 4096, 64, BF16), (3, 900, 128, BF16), (3, 576, 16, FP32)],
 )
 def test_lora(updates: int, width: int, rank: int, dtype: torch.dtype) -> None:
+    lora(updates, width, rank, dtype)
+
+
+def lora(updates: int, width: int, rank: int, dtype: torch.dtype) -> None:
     from embedlab.kernels import lora_triton as kernels
 
     tokens, words = 9408, -(-width // 32)
@@ -187,10 +191,64 @@ def test_adamw(twins: bool) -> None:
     update(ready, torch.ones(()), torch.zeros(()))
 
 
+@pytest.mark.parametrize(
+    ("width", "inner", "rank", "query", "key", "dropped"),
+    [(576, 1536, 16, 576, 192, 3277), (2048, 8192, 32, 2048, 512, 0)],
+)
+def test_decoder(width: int, inner: int, rank: int, query: int, key: int, dropped: int) -> None:
+    """SmolLM2-135M's shape, and that of Llama 3.2 1B."""
+    from embedlab.kernels import decoder_gradients_triton as gradients
+    from embedlab.kernels import decoder_triton as kernels
+
+    lora(3, width, rank, BF16)  # whose kernels are used too
+    tokens = 9408
+    seed = new(1, dtype=torch.int64)
+    reads = [kernels.Updates(new(n, rank, d, dtype=BF16), dropped, seed)
+             for n, d in ((3, width), (1, query), (2, width), (1, inner))]  # fmt: skip
+    x, gamma = new(tokens, width), new(width)
+    first = kernels.norm_down(x, None, gamma, 1e-5, reads[0])
+    second = kernels.norm_down(x, x, gamma, 1e-5, reads[2])
+    kernels.norm_down(x, x, gamma, 1e-5, None)
+    context, fed = new(tokens, query + rank, dtype=BF16), new(tokens, inner + rank, dtype=BF16)
+    gates = new(tokens, 2 * inner, dtype=BF16)
+    bits_o, bits_d = kernels.down(context, reads[1]), kernels.down(fed, reads[3], gates)
+    sizes = [r.down.numel() for r in reads] + [rank * n for n in (query + 2 * key, width, 2 * inner, width)]
+    shares = gradients.Shares(tuple(sizes), tokens, x)
+    gradients.swiglu_backward(fed, gates, fed, second.joined[:, width:], reads[3], bits_d, shares)
+    for normed, read in ((first, reads[0]), (second, reads[2])):
+        kernels.norm_backward(torch.empty_like(normed.joined), normed, gamma, read, x, BF16)
+    kernels.norm_backward(x, kernels.Normed(x, x, x, gamma), gamma, None, None, BF16)
+    joint, half = new(tokens, query + 2 * key, dtype=BF16), new(tokens, width, dtype=BF16)
+    gradients.matrices(
+        *(gradients.Read(j, b, j[:, width:])
+          for j, b in ((first.joined, first.bits), (context, bits_o), (second.joined, second.bits))),
+        fed[:, inner:], (joint, half, half), query, rank, dropped, shares,
+    )  # fmt: skip
+    shares.total(2.0)
+    kernels.Copies([(new(rank, width), reads[0].down[0])], [1.0]).refresh()
+
+
+@pytest.mark.parametrize(
+    ("longest", "heads", "shared", "width"), [(64, 9, 3, 64), (32, 9, 3, 64), (64, 16, 8, 128)]
+)
+def test_rotary_attention(longest: int, heads: int, shared: int, width: int) -> None:
+    from embedlab.kernels import rotary_triton as kernels
+
+    tokens, query = 9408, heads * width
+    qkv, context = new(tokens, (heads + 2 * shared) * width, dtype=BF16), new(tokens, query + 16, dtype=BF16)
+    down, bits = new(1, 16, query, dtype=BF16), new(1, tokens, query // 32, dtype=torch.int32)
+    table, bounds = new(longest, width // 2), new(257, dtype=torch.int32)
+    kernels.launch_forward(qkv, table, table, bounds, context, longest, 0.1, heads, shared)
+    kernels.launch_backward(
+        qkv, table, table, bounds, context, down, bits, torch.empty_like(qkv), longest, 0.1, heads, shared, 3277
+    )  # fmt: skip
+
+
 def test_every_module_with_kernels_has_a_test_here() -> None:
     import embedlab.kernels
 
     folder = Path(embedlab.kernels.__file__).parent
     assert {path.stem for path in folder.glob("*.py") if "@triton.jit" in path.read_text()} == {
-        "adamw", "block_triton", "lora_triton", "packing_triton", "s2sent", "varlen_long_triton", "varlen_triton"
+        "adamw", "block_triton", "decoder_gradients_triton", "decoder_triton", "lora_triton", "packing_triton",
+        "rotary_triton", "s2sent", "varlen_long_triton", "varlen_triton",
     }  # fmt: skip

@@ -51,7 +51,8 @@ def lora_linear(
     if kernels:
         kernels.launch_down(x, down, seed, joined, bits, dropped(dropout))
     else:
-        _draw(bits, seed, dropout)
+        if dropout > 0:  # in evaluation a graph is captured, which draws nothing
+            _draw(bits, seed, dropout)
         joined[:, :width] = x
         parts = joined[:, width:].view(tokens, updates, rank)
         for i, kept in enumerate(_kept(x, bits, updates, dropout)):

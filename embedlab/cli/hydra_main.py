@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import os
@@ -24,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from embedlab import files as _paths
 from embedlab.cli.compose import explained, known_keys, plain, readable
 from embedlab.cli.config_errors import no_flag
-from embedlab.cli.exits import as_user_error
+from embedlab.cli.exits import REFUSALS, as_user_error
 from embedlab.cli.keys import KEYS, annotated
 from embedlab.errors import UserError
 from embedlab.run.run_folder import LOCK, check_free, owned
@@ -139,13 +140,14 @@ def _of_folder(error: OSError, arguments: list[str]) -> UserError:
 
 def _not_made(error: OSError, key: str, given: str | None = None) -> UserError:
     """Python tells which folder or file cannot be opened, but not which is full: that is in the one `given`."""
+    where: dict[str, Any] = {"key": key, "value": error.filename or given}
+    if isinstance(error, FileExistsError):
+        return UserError("is a file", **where, fix="a folder, or a path at which nothing is")
     what, size = "written" if error.filename is None else "made", ""
     if given is not None and _paths.full(error) is not None:
         size = f" after {_paths.size_of(Path(given)):,} bytes"
-    return UserError(
-        f"the folder cannot be {what}: {error.strerror or error}{size}", key=key, value=error.filename or given,
-        fix="a folder that can be written",
-    )  # fmt: skip
+    fix = REFUSALS[errno.ENOTDIR] if error.errno == errno.ENOTDIR else "a folder that can be written"
+    return UserError(f"the folder cannot be {what}: {error.strerror or error}{size}", **where, fix=fix)
 
 
 def run_dir() -> Path:

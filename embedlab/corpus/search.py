@@ -22,6 +22,7 @@ from torch import Tensor
 
 from embedlab.config.read import read_record
 from embedlab.corpus import approximate
+from embedlab.corpus.index_folder import INFO, check_index, check_index_folder
 from embedlab.corpus.inputs import Texts
 from embedlab.corpus.parts import MANIFEST, sha256
 from embedlab.corpus.plan import Plan, check_memory, plan
@@ -32,7 +33,7 @@ from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import RESCORE, CodesTopK, TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
-from embedlab.files import check_replaceable, whole_folder, write_array
+from embedlab.files import whole_folder, write_array
 from embedlab.locks import WorkFolder, sole_writer
 
 FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
@@ -205,7 +206,7 @@ def build_vector_index(
 @contextmanager
 def _new_folder(folder: str | Path, overwrite: bool) -> Iterator[Path]:
     target = Path(folder)
-    check_replaceable(target, ("index.json",), "a search index", overwrite)
+    check_index_folder(target, overwrite)
     with sole_writer(target, "index"), whole_folder(target, replace=overwrite) as work:
         yield work
 
@@ -439,10 +440,8 @@ class Index:
 
 
 def _read_info(folder: Path) -> IndexInfo:
-    path = folder / "index.json"
-    if not path.is_file():
-        fix = f"embedlab search index TEXTS {folder} ckpt=…"
-        raise UserError("is no search index", file=folder, fix=fix)
+    check_index(folder)
+    path = folder / INFO
     info = read_record(path, IndexInfo, _FIX)
     if info.format not in _FORMATS:
         raise UserError(f"has format {info.format}, not {_FORMATS[-1]}", file=path, fix=_FIX)

@@ -16,7 +16,7 @@ from embedlab.cli.encoders import Configured, check_device, check_encoding, load
 from embedlab.config.mine import MineSettings, check_output
 from embedlab.console import print_table, progress_bar
 from embedlab.corpus.index_folder import check_index
-from embedlab.errors import UserError
+from embedlab.errors import UserError, blamed_on
 from embedlab.files import check_absent, check_writable, write_whole
 from embedlab.locks import WorkFolder, sole_writer
 
@@ -47,7 +47,8 @@ def main(argv: Sequence[str]) -> int:
     if config["teacher"] is not None:
         placed(config["teacher"], "teacher")
     if config["search"] != "exact":
-        check_index(Path(str(config["search"])))
+        with blamed_on("search", config["search"]):
+            check_index(Path(str(config["search"])))
 
     encoder = Configured.of(load_encoder(place, config["max_length"], dim=config["dim"]), config)
     teacher = _teacher(config)

@@ -141,14 +141,14 @@ class Run:
         self.method, self.data = build(config, self.folder)
         fits = purpose == "fit"
         rank_zero = global_rank() == 0
-        if fits or purpose == "predict":
-            self.data.prepare_data()
         if trains:
             # Nothing of an earlier run is touched before it is known that this one can begin.
             if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
                 check_parameters(self.method, read_checkpoint(self.checkpoint).embedlab.parameters)
             self.data.plan(device_count(config.trainer) * config.trainer.num_nodes)
             check_distinct(config, self.data.report)
+        if fits or purpose == "predict":  # prints the report: of data that are refused the refusal is enough
+            self.data.prepare_data()
         self.record = Record(self.folder) if rank_zero and fits else None
         self.finale = FinalEvaluation(config, self.folder, self.method.encoder, self.data, dev, part, loaded)
         loggers = run_loggers(config, self.folder, self.checkpoint) if fits else []

@@ -27,7 +27,7 @@ from embedlab.corpus.inputs import Texts
 from embedlab.corpus.parts import MANIFEST, sha256
 from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
-from embedlab.corpus.vector_files import NpyFile, write_ranges
+from embedlab.corpus.vector_files import NpyFile, read_ranges, write_ranges
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
@@ -292,12 +292,8 @@ def _stored(folder: Path, info: IndexInfo) -> Stored:
         if not path.is_file() or sha256(path) != info.manifest:
             raise UserError("its parts were encoded anew, or moved", file=path, fix=_FIX)
     files = zip(info.parts or ["vectors.npy"], info.part_rows or [info.rows], strict=True)
-    ranges = None
-    if info.store in ("int8", "uint8"):
-        try:
-            ranges = np.load(folder / RANGES)
-        except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
-            raise UserError(f"is damaged ({error})", file=folder / RANGES, fix=_FIX) from None
+    calibrated = info.store in ("int8", "uint8")
+    ranges = read_ranges(folder / RANGES, info.dim, _FIX) if calibrated else None
     codes = Codes(info.store, info.dim, ranges)  # type: ignore[arg-type]  # checked there
     return Stored([Part(folder / path, rows) for path, rows in files], codes, not info.parts)
 

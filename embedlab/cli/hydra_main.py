@@ -28,11 +28,11 @@ from embedlab.cli.config_errors import no_flag
 from embedlab.cli.exits import REFUSALS, as_user_error
 from embedlab.cli.keys import KEYS, annotated
 from embedlab.errors import UserError
-from embedlab.run.run_folder import LOCK, check_free, owned
+from embedlab.run.run_folder import HYDRAS, LOCK, check_free, check_own, owned
 
 Task = Callable[[dict[str, Any]], Any]
 _FULL_ERROR = "HYDRA_FULL_ERROR"
-_HYDRAS = (".hydra", ".hydra/*", "*.log", "multirun.yaml")
+_HYDRAS = (HYDRAS, f"{HYDRAS}/*", "*.log", "multirun.yaml")
 """Files that Hydra writes."""
 
 
@@ -62,8 +62,10 @@ class FreeFolder(Callback):
         folder = None
         try:
             folder = str(OmegaConf.select(config, key))
-            self.until_the_end.enter_context(owned(Path(folder), key))
             _check_links(Path(folder), key)
+            if key == "hydra.run.dir":
+                check_own(Path(folder), key)
+            self.until_the_end.enter_context(owned(Path(folder), key))
             if key == "hydra.run.dir":
                 check_free(Path(folder), OmegaConf.select(config, "ckpt_path"), key)
             self.until_the_end.enter_context(_unused_unless_it_goes_well(Path(folder)))
@@ -217,7 +219,7 @@ def _unused_unless_it_goes_well(folder: Path) -> Iterator[None]:
 def _remove_if_unused(folder: Path) -> None:
     """Bad input leaves nothing behind: a run folder that holds only what Hydra put there goes away."""
     entries = list(folder.iterdir()) if folder.is_dir() else []
-    if all(e.name in (".hydra", LOCK) or (e.suffix == ".log" and e.stat().st_size == 0) for e in entries):
+    if all(e.name in (HYDRAS, LOCK) or (e.suffix == ".log" and e.stat().st_size == 0) for e in entries):
         shutil.rmtree(folder, ignore_errors=True)
 
 

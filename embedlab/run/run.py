@@ -65,7 +65,7 @@ from embedlab.run.dev import early_stopping, load_dev
 from embedlab.run.finish import FinalEvaluation, check_final, overlap_of
 from embedlab.run.loggers import finish, quiet_loggers, run_loggers
 from embedlab.run.resume import check_recipe, finished
-from embedlab.run.run_folder import Record, check_free, owned
+from embedlab.run.run_folder import Record, check_free, check_own, owned
 
 log = logging.getLogger(__name__)
 _OF_STRUCTURE = (AttributeError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
@@ -88,6 +88,7 @@ def train(config: RunConfig, folder: Path) -> dict[str, float]:
         Interrupted: a signal; the checkpoint is written.
         NonFiniteLoss: the loss is no number.
     """
+    check_own(Path(folder), "folder")
     with owned(Path(folder), "folder"):
         check_free(Path(folder), config.ckpt_path, "folder")
         return Run(config, folder).fit()

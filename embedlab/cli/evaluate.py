@@ -139,6 +139,7 @@ def _compared(place: Place | str, config: Mapping[str, Any]) -> Any:
         return load_encoder(place, config["max_length"], config.get("pooling"), config["dim"])
     except UserError as error:
         error.file = error.file or str(config["compare"])
+        error.key = "compare" if error.key == "ckpt" else error.key
         raise
 
 

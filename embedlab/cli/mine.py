@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,9 @@ def main(argv: Sequence[str]) -> int:
     check_absent(out, config["overwrite"])
     check_writable(out, key="output")
     check_writable(work, key="work")
+    names = r"texts|model|teacher|mined-[0-9a-f]{16}"
+    folder = WorkFolder(work, "settings.json", names, kept="model/*/*.npy")
+    folder.check("work")
     check_encoding(config)
     place = placed(named(config["ckpt"]))
     if config["teacher"] is not None:
@@ -53,8 +56,6 @@ def main(argv: Sequence[str]) -> int:
     encoder = Configured.of(load_encoder(place, config["max_length"], dim=config["dim"]), config)
     teacher = _teacher(config)
     index = _index(config, encoder, teacher)
-    names = r"texts|model|teacher|mined-[0-9a-f]{16}"
-    folder = WorkFolder(work, "settings.json", names, kept="model/*/*.npy")
     with sole_writer(out, "output"), folder.held(work, "work", stays=config["work"] is not None):
         _check_work(work, tables, encoder, teacher, index)
         _mine(config, settings, tables, work, out, encoder, teacher, index)
@@ -196,6 +197,9 @@ class _Tables:
             )
             self.readers = open_source(self.config)
             self.kind.groups(self.readers, _ROLES, self.config)
+            for reader in self.readers:  # what a header, or a first row, tells before the encoder is loaded
+                with closing(reader.rows(self.kind.find_columns(reader, _ROLES, self.config))) as first:  # type: ignore[type-var]
+                    next(first, None)
         self._texts: tuple[FileReader, str] | None = None
         if config["corpus"] is not None:
             source = Path(str(config["corpus"]))

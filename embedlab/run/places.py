@@ -10,11 +10,12 @@ from embedlab.backbones.resolve import donor_config, resolve
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.trainer import ScoringConfig
 from embedlab.data.sources import check_source
-from embedlab.files import no_folder
+from embedlab.errors import UserError
+from embedlab.files import like, no_folder
 
 
 def check_places(shared: Mapping[str, Any]) -> None:
-    """See that the text, the backbone and the folder of STS files are there; what a hub has is not asked for.
+    """See that the checkpoint, the text, the backbone and the folder of STS files are there; no hub is asked.
 
     Args:
         shared: the sections of `parse_shared`.
@@ -22,7 +23,11 @@ def check_places(shared: Mapping[str, Any]) -> None:
     Raises:
         UserError: one of them is not.
     """
-    if shared["ckpt_path"] is not None:  # a run that goes on may have nothing left to read
+    checkpoint = shared["ckpt_path"]
+    if checkpoint is not None:  # a run that goes on may have nothing left to read
+        if checkpoint not in ("last", "auto") and not Path(checkpoint).is_file():
+            fix = like(Path(checkpoint)) or "give a .ckpt file, last or auto"
+            raise UserError("no such checkpoint", key="ckpt_path", value=checkpoint, fix=fix)
         return
     check_source(shared["data"])
     _check_backbone(shared["backbone"])

@@ -72,6 +72,7 @@ def test_what_stands_in_an_evaluation_set_is_no_training_text(tmp_path: Path) ->
         "left out: empty or a repeat": 1,
     }  # fmt: skip
     assert counts["nli"]["equal of transfer"] == 1
+    assert list(counts) == ["wikipedia", "nli", "captions", "questions", "wikipedia paragraphs"]
 
     gas = "The pressure of a gas was its force on the area of the piston that moved in the cylinder of the engine."
     pack(data / "pretrain" / "wiki_paragraphs_01.txt.xz", gas, f"{gas} {LONG}", "", "The town is old.")

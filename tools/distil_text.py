@@ -164,10 +164,13 @@ def main() -> None:
             "nli": nli,
             "captions": columns(root, CAPTIONS, SIDES),
             "questions": asked(root, args.questions),
-            "technical questions": long_questions,
         },
-        "paragraphs": {"wikipedia paragraphs": cut(paragraphs), "technical": cut(prose)},
+        "paragraphs": {"wikipedia paragraphs": cut(paragraphs)},
     }
+    if args.technical_questions:
+        sources["sentences"]["technical questions"] = long_questions
+    if args.technical:
+        sources["paragraphs"]["technical"] = cut(prose)
     seen: set[bytes] = set()
     counts: dict[str, Counter[str]] = {}
     args.out.mkdir(parents=True, exist_ok=True)

@@ -58,6 +58,10 @@ def load(
 def read(place: Place, trust_remote_code: bool = False) -> Encoder:
     """The encoder that is at a place; what is raised is said at `load`."""
     path, name = place.path, place.name
+    if place.within is not None and path.suffix == ".ckpt":
+        log.warning("%s has neither export/ nor best/: taking %s.", place.within, path.name)
+    elif place.within is not None:
+        log.info("%s: taking %s/.", place.within, path.name)
     try:
         if path.suffix == ".ckpt" and not path.is_dir():
             encoder = load_checkpoint(path, trust_remote_code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +10,6 @@ from embedlab.backbones.hub import snapshot, split_revision
 from embedlab.encoders.folder import CARD
 from embedlab.errors import UserError
 from embedlab.files import SENTENCE_ENCODER, assets_dir, like, shipped_encoders
-
-log = logging.getLogger(__name__)
 
 _OWN = (CARD, "modules.json", "config.json", "adapter_config.json")
 """What a folder is itself goes before what a run left in it."""
@@ -26,12 +23,14 @@ class Place(NamedTuple):
         name: of it, for messages.
         asked: as it was given.
         hub: ``ORG/NAME@COMMIT``; None: it is a file or folder of this machine.
+        within: the folder of a run that it was taken from.
     """
 
     path: Path
     name: str
     asked: str
     hub: str | None = None
+    within: Path | None = None
 
 
 def find(
@@ -96,8 +95,7 @@ def _inside(path: Path, name: str, asked: str) -> Place:
         return Place(path, name, asked)
     for inner in (path / "export", path / "best"):
         if (inner / CARD).is_file():
-            log.info("%s: taking %s/.", path, inner.name)
-            return Place(inner, name, asked)
+            return Place(inner, name, asked, within=path)
         if inner.is_dir():
             problem = (
                 f"its {inner.name}/ holds no {CARD}: half a copy, or a run that was killed while it saved"
@@ -105,8 +103,7 @@ def _inside(path: Path, name: str, asked: str) -> Place:
             fix = f"the whole folder; or ckpt={inner.parent / 'last.ckpt'}, which holds other weights"
             raise UserError(problem, file=path, key="ckpt", value=name, fix=fix)
     if checkpoint := next(iter(sorted(path.glob("*.ckpt"))), None):
-        log.warning("%s has neither export/ nor best/: taking %s.", path, checkpoint.name)
-        return Place(checkpoint, str(checkpoint), asked)
+        return Place(checkpoint, str(checkpoint), asked, within=path)
     problem = "holds no encoder: no embedlab.json, export/, best/, modules.json, config.json or .ckpt"
     raise UserError(problem, file=path, key="ckpt", value=name, fix="the folder of a run or of a model")
 

@@ -110,6 +110,13 @@ def like(path: Path, also: Sequence[str] = ()) -> str:
     return f"did you mean {path.with_name(near[0])}?" if near else ""
 
 
+def no_folder(folder: Path, fix: str, **where: Any) -> UserError:
+    """That a path which was given for a folder is a file's, or nobody's; `where` as of `UserError`."""
+    if folder.exists():
+        return UserError("is a file", fix=fix, **where)
+    return UserError("no such folder", fix=like(folder) or fix, **where)
+
+
 def check_absent(path: Path, overwrite: bool) -> None:
     """UserError where an output that a command was given is there, and it was not told to replace it."""
     if path.exists() and not overwrite:

@@ -73,7 +73,7 @@ class WorkFolder:
         Raises:
             UserError: another process works here, or there are other things than such work.
         """
-        self._check(key)
+        self.check(key)
         begun = (self.path / self.mark).exists()
         with sole_writer(of, key, self.path / self.lock):
             try:
@@ -106,7 +106,8 @@ class WorkFolder:
         name = beside["name"] if beside else name
         return name == self.mark or re.fullmatch(self.names, name) is not None
 
-    def _check(self, key: str) -> None:
+    def check(self, key: str) -> None:
+        """UserError where there are other things than such work."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError("is a file", file=self.path, key=key, fix="another place")
         names = set(os.listdir(self.path) if self.path.is_dir() else ())

@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ import embedlab
 from embedlab.config.run import RunConfig
 from embedlab.run.run import train
 from tests.support import SENTENCES
-from tools import questions
+from tools import questions, technical
 
 ROOT = Path(__file__).parents[1]
 LONG = "The committee that met on Monday in the old town hall will vote on the new law tomorrow at noon."
@@ -71,6 +72,20 @@ def test_what_stands_in_an_evaluation_set_is_no_training_text(tmp_path: Path) ->
         "left out: empty or a repeat": 1,
     }  # fmt: skip
     assert counts["nli"]["equal of transfer"] == 1
+    assert list(counts) == ["wikipedia", "nli", "captions", "questions", "wikipedia paragraphs"]
+
+    gas = "The pressure of a gas was its force on the area of the piston that moved in the cylinder of the engine."
+    pack(data / "pretrain" / "wiki_paragraphs_01.txt.xz", gas, f"{gas} {LONG}", "", "The town is old.")
+    told = run("distil_text.py", data, tmp_path / "more", "--technical", 9, "--technical-questions", 9)
+    more = told["training"]
+    assert more["wikipedia paragraphs"] == {"read": 2, "kept": 2}
+    assert more["technical"]["kept"] == 1
+    assert more["technical"]["left out: in an evaluation set"] == 1
+    assert more["technical questions"]["kept"] > 0
+    with lzma.open(tmp_path / "more" / "sentences.txt.xz", "rt") as file:
+        assert "its force on the area" in file.read().splitlines()[4]
+    with lzma.open(tmp_path / "more" / "paragraphs.txt.xz", "rt") as file:
+        assert file.read().splitlines()[-1] == gas
 
 
 def made_of(sentence: str) -> set[str]:
@@ -96,6 +111,46 @@ def test_questions_are_short_and_end_as_questions(sentence: str) -> None:
     for text in questions.questions([sentence, f"The old {sentence} was {sentence} in May 1990 ."]):
         assert text.endswith("?")
         assert 2 < len(text.split()) <= questions.LONGEST + 8
+
+
+def test_a_longer_question_is_cut_later() -> None:
+    statement = (
+        "The river was crossed by an army of men and horses with all that they had taken from the old towns"
+    )
+    short, long = (list(questions.questions([statement], longest=n)) for n in (6, 20))
+    assert [len(text.rstrip(" ?").split()) for text in (*short, *long)] == [4, 20]
+
+
+def test_articles_with_many_terms_are_technical() -> None:
+    first, second = technical.articles(
+        ["The pressure of a gas.\n", "Its molecules move.\n", "\n", "\n", "A town.\n"]
+    )
+    assert first == ["The pressure of a gas.", "Its molecules move."]
+    assert technical.share(first) == 3 / 8
+    assert (technical.share(second), technical.share([])) == (0, 0)
+
+
+def test_pieces_are_of_whole_sentences_and_cut_elsewhere_each_time() -> None:
+    told = [f"Sentence {i} says that {'so ' * (i % 17)}much." for i in range(400)]
+    article = [" ".join(told[at : at + 7]) for at in range(0, 400, 7)]
+    assert technical.sentences(article) == told
+    drawn = random.Random(0)
+    first, second = (list(technical.pieces(article, drawn)) for _ in range(2))
+    for piece in first + second:
+        assert set(technical.sentences([piece])) <= set(told)
+        assert technical.WORDS[0] <= len(piece.split()) <= technical.WORDS[1] + 22
+    assert not set(first) & set(second)
+    assert not list(technical.pieces(["Short."], drawn))
+
+
+def test_technical_texts_are_as_many_as_asked_and_no_two_are_alike() -> None:
+    long = [f"Sentence {i} says that {'so ' * (i % 17)}much." for i in range(80)]
+    article = [" ".join(long[at : at + 10]) for at in range(0, 80, 10)]
+    texts = technical.prose([["A gas is hot."], article], 30)
+    assert len(set(texts)) == len(texts) == 30
+    assert texts[: 1 + len(article)] == ["A gas is hot.", *article]
+    assert technical.prose([["A gas is hot."]], 30) == ["A gas is hot."], "no more can be cut"
+    assert technical.prose([["A gas is hot."], article], 3) == ["A gas is hot.", *article[:2]]
 
 
 def test_a_run_becomes_the_folder_that_is_shipped(

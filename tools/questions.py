@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 LONGEST = 14
 """Words of a question: people ask for less than a sentence of an encyclopedia tells."""
@@ -48,35 +49,37 @@ _KINDS = (
 )  # fmt: skip
 
 
-def questions(sentences: Iterable[str], seed: int = 42) -> Iterator[str]:
+def questions(sentences: Iterable[str], seed: int = 42, longest: int = LONGEST) -> Iterator[str]:
     """At most one question of each sentence, of the kinds that its words allow.
 
     Args:
         sentences: statements.
         seed: which kind, word and punctuation is taken.
+        longest: words of a question; what follows is cut off.
 
     Yields:
-        questions of at most 14 words and a question mark.
+        questions that end with a question mark.
     """
     drawn = random.Random(seed)
     for sentence in sentences:
-        found = [text for text in _of(sentence.strip(" .\"'"), drawn) if len(text.split()) > 2]
+        found = [text for text in _of(sentence.strip(" .\"'"), drawn, longest) if len(text.split()) > 2]
         if found:
             yield drawn.choice(found) + drawn.choice(("?", " ?"))
 
 
-def _of(sentence: str, drawn: random.Random) -> Iterator[str]:
+def _of(sentence: str, drawn: random.Random, longest: int) -> Iterator[str]:
+    cut = partial(_cut, longest=longest)
     if short := _SHORT.search(sentence):
         yield f"What does {short[1] or short[2]} {drawn.choice(('stand for', 'mean'))}"
     if (count := _COUNT.search(sentence)) and len(count[2].split()) > 2:
-        yield _cut(f"How many {count[1]}{count[2]}")
+        yield cut(f"How many {count[1]}{count[2]}")
     found = _STATEMENT.match(_BEFORE.sub("", sentence))
     if not found or found["subject"].split()[0] in _NO_NAME:
         return
     subject, verb, rest = found["subject"], found["verb"], found["rest"]
     person = bool(_PERSON.match(subject))
     which = f"{drawn.choice(('What', 'Which'))} {drawn.choice(_KINDS)}"
-    yield _cut(f"{'Who' if person else drawn.choice(('What', which))} {verb} {rest}")
+    yield cut(f"{'Who' if person else drawn.choice(('What', which))} {verb} {rest}")
     name = subject.strip()
     if not name[0].isupper() or name in ("He", "She", "It", "They", "This", "These"):
         return
@@ -85,18 +88,18 @@ def _of(sentence: str, drawn: random.Random) -> Iterator[str]:
     if verb in _BE:
         yield f"{'Who' if person else 'What'} {verb} {name}"
         told = re.match(r"(?:an?|the) ", rest)
-        yield _cut(f"Name {rest}" if told else f"{drawn.choice(('How', 'Why'))} {verb} {name} {rest}")
+        yield cut(f"Name {rest}" if told else f"{drawn.choice(('How', 'Why'))} {verb} {name} {rest}")
         helper, left = verb, f"{name} {rest}"
     else:
         helper, left = "did", f"{name} {_plain(verb)} {rest}"
     if _DATE.search(left):
-        yield _cut(f"{drawn.choice(('When', 'What year'))} {helper} {_DATE.sub('', left)}")
+        yield cut(f"{drawn.choice(('When', 'What year'))} {helper} {_DATE.sub('', left)}")
     if _PLACE.search(left):
-        yield _cut(
+        yield cut(
             f"{drawn.choice(('Where', 'Where', 'What city', 'What country'))} {helper} {_PLACE.sub('', left, count=1)}"
         )
     if helper == "did":
-        yield _cut(f"{drawn.choice(('How', 'Why', 'What'))} did {left}")
+        yield cut(f"{drawn.choice(('How', 'Why', 'What'))} did {left}")
 
 
 def _plain(verb: str) -> str:
@@ -109,8 +112,8 @@ def _plain(verb: str) -> str:
     return stem + "e" if _MUTE_E.search(stem) else stem
 
 
-def _cut(text: str) -> str:
-    words = re.split(r"[,;:(]| which | who | where | because | while ", text)[0].split()[:LONGEST]
+def _cut(text: str, longest: int) -> str:
+    words = re.split(r"[,;:(]| which | who | where | because | while ", text)[0].split()[:longest]
     while words and words[-1].lower() in _ENDS:
         words.pop()
     return " ".join(words)

@@ -22,8 +22,8 @@ from embedlab.backbones.architecture import (
 from embedlab.backbones.hub import TEXT, snapshot
 from embedlab.config.backbone import BackboneConfig, BackboneInfo, known
 from embedlab.config.read import read_values
-from embedlab.errors import UserError, one_line
-from embedlab.files import PACKED, assets_dir, corruption, like, packed
+from embedlab.errors import UserError, nearest, one_line
+from embedlab.files import PACKED, assets_dir, corruption, like, packed, shipped_encoders
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -50,13 +50,11 @@ def resolve(config: BackboneConfig, weights: bool = True) -> Source:
     if config.source == "shipped":
         folder = assets_dir() / config.name
         if not (folder / "config.json").is_file():
-            raise UserError(
-                f"this installation ships no encoder {config.name}",
-                file=folder,
-                key="backbone.name",
-                value=config.name,
-                fix="reinstall the package, or backbone=local backbone.path=DIR",
-            )
+            near = nearest(config.name, shipped_encoders())
+            names = " or ".join(shipped_encoders()) or "reinstall the package"
+            fix = f"did you mean {near[0]}?" if near else f"{names}; or backbone=local backbone.path=DIR"
+            problem = f"this installation ships no encoder {config.name}"
+            raise UserError(problem, key="backbone.name", value=config.name, fix=fix)
         return Source(str(folder))
     if config.source == "hub":
         code = config.trust_remote_code

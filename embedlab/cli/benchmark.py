@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
+from embedlab.cli.encoders import check_device, load_encoder, named, placed
 from embedlab.console import print_table
 from embedlab.errors import UserError, one_of
 from embedlab.files import check_absent, check_writable, write_whole
@@ -31,14 +32,15 @@ def main(argv: Sequence[str]) -> int:
     if type(config["calls"]) is not int or config["calls"] < 1:
         raise UserError("not a whole number", key="calls", value=config["calls"], fix="1 or more")
 
+    ckpt = named(config["ckpt"])
+    place = placed(ckpt)
+    device = check_device(config["device"])
+    encoder = load_encoder(place, config["max_length"], dim=config["dim"])
+
     import torch
 
-    from embedlab.cli.encoders import check_device, load_encoder, named
     from embedlab.export.latency import latency_table, measure, record
 
-    device = check_device(config["device"])
-    ckpt = named(config["ckpt"])
-    encoder = load_encoder(ckpt, config["max_length"], dim=config["dim"])
     rows = []
     threads = numbers["threads"] or [torch.get_num_threads()]
     for row in measure(

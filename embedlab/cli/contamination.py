@@ -13,7 +13,7 @@ from embedlab.data.reader import Layout
 from embedlab.data.readers import open_reader
 from embedlab.data.sources import find_files
 from embedlab.errors import UserError, printable
-from embedlab.files import check_absent, check_writable, write_whole
+from embedlab.files import check_absent, check_writable, no_folder, write_whole
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,12 +24,16 @@ def main(argv: Sequence[str]) -> int:
     rest = [f"against=[{a[8:]}]" if a.startswith("against=") and "[" not in a else a for a in rest]
     config = compose("contamination", [*rest, *([files[0]] if files else [])], positional=("files",))
     given = [config["files"]] if isinstance(config["files"], str) else list(config["files"])
-    n, out = config["n"], config["out"] and Path(str(config["out"]))
+    n, out, data = config["n"], config["out"] and Path(str(config["out"])), config["data_dir"]
     if type(n) is not int or n < 5:
         raise UserError("must be a whole number from 5 up", key="n", value=n, fix="n=13")
     if out:
         check_absent(out, config["overwrite"])
         check_writable(out)
+    if data not in (None, "hub") and not (folder := Path(str(data))).is_dir():
+        raise no_folder(
+            folder, "give the folder of the suites' data", file=folder, key="data_dir", value=data
+        )
     columns = config["columns"]
     columns = [columns] if isinstance(columns, str) else columns and [str(name) for name in columns]
     layout = Layout(config["header"], tuple(columns or ()))
@@ -40,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     from embedlab.evaluation.held_out import held_out
 
     suites = [config["against"]] if isinstance(config["against"], str) else config["against"]
-    sets = held_out([str(name) for name in suites], config["data_dir"])
+    sets = held_out([str(name) for name in suites], data)
     with progress_bar("reading", "rows", sum(reader.size for reader in readers)) as move:
         report = contamination(readers, Overlap(sets, n), columns, move)
     _print(report)

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
-from embedlab.cli.encoders import named
+from embedlab.cli.encoders import Configured, check_encoding, load_encoder, named, placed, reference
 from embedlab.cli.texts import open_texts
 from embedlab.data.sources import find_files
 from embedlab.distributed.devices import global_rank, launched, local_rank, world_size
+from embedlab.encoders.place import Place
 from embedlab.errors import UserError, blamed_on, one_of
 from embedlab.files import check_absent, check_writable, is_ours, writing
 from embedlab.locks import WorkFolder
 from embedlab.run.processes import STARTER, end_with_starter, start_ranks
 
 if TYPE_CHECKING:
-    from embedlab.cli.encoders import Configured
     from embedlab.corpus.inputs import Texts
     from embedlab.corpus.parts import Counts, Manifest, Parts
     from embedlab.encoders.codes import Codes
@@ -41,14 +41,17 @@ def main(argv: Sequence[str]) -> int:
     if config["check"]:
         return _check(job)
     config["ckpt"] = named(config["ckpt"])
+    check_encoding(config)
+    codes = _codes(config)
+    place = placed(config["ckpt"])
     if job.single:
-        from embedlab.corpus.encode import join_parts
-
         with _work_folder(job):
-            parts = _encode(job, config)
+            parts = _encode(job, config, place, codes)
             total = parts.total()
             if total.vectors == 0:
                 raise job.texts.readers[0][0].error("no row with text", fix="give a file with sentences")
+            from embedlab.corpus.encode import join_parts
+
             join_parts(parts, job.out)
         print(f"{total.vectors:,} vectors: {job.out}" + _said(total, config["empty"]))
         return 0
@@ -59,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         return status
     of_ours = STARTER in os.environ
     end_with_starter()
-    _encode(job, config)
+    _encode(job, config, place, codes)
     if not of_ours and global_rank() == 0:
         _report(job, config)
     return 0
@@ -201,18 +204,17 @@ def _processes(given: Any) -> int:
 # the work
 
 
-def _encode(job: Job, config: dict[str, Any]) -> Parts:
+def _encode(job: Job, config: dict[str, Any], place: Place | str, codes: Codes) -> Parts:
     """Write what is this process's share of the parts, and is not there."""
-    # torch and the weights are loaded only once the cheap questions are answered.
-    from embedlab.cli.encoders import Configured, load_encoder
+    encoder = load_encoder(place, config["max_length"], config.get("pooling"), config["dim"])
+    # These load torch, which takes seconds.
     from embedlab.cli.meter import Meter, metered
     from embedlab.corpus.encode import Chunks, encode_parts
     from embedlab.corpus.parts import Parts
 
     rank, ranks = (global_rank(), world_size()) if launched() else (0, 1)
-    encoder = load_encoder(config["ckpt"], config["max_length"], config.get("pooling"), config["dim"])
     configured = Configured.of(encoder, config | {"device": _device(config["device"], ranks)})
-    codes = _codes(config, configured.dim)
+    codes = replace(codes, dim=configured.dim)
     manifest = _manifest(job, config, configured, codes)
     if job.single:
         _clear(job, manifest, config["overwrite"])
@@ -243,18 +245,19 @@ def _device(given: str | None, ranks: int) -> str | None:
     return f"cuda:{local_rank()}" if given != "cpu" and torch.cuda.is_available() else "cpu"
 
 
-def _codes(config: dict[str, Any], dim: int) -> Codes:
+def _codes(config: dict[str, Any]) -> Codes:
+    """How vectors are stored; of their width only what ``calibration`` says."""
     from embedlab.corpus.quantize import calibration
     from embedlab.encoders.codes import Codes
 
     given = config["calibration"]
-    return Codes(config["store"], dim, None if given is None else calibration(Path(str(given))))
+    ranges = None if given is None else calibration(Path(str(given)))
+    return Codes(config["store"], 1 if ranges is None else ranges.shape[1], ranges)
 
 
 def _manifest(job: Job, config: dict[str, Any], configured: Configured, codes: Codes) -> Manifest:
     import hashlib
 
-    from embedlab.cli.encoders import reference
     from embedlab.corpus.parts import Manifest
 
     encoder = configured.encoder

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.imports import first_import
+from embedlab.encoders.place import Place, find, local
 from embedlab.errors import UserError, one_of
 from embedlab.files import SENTENCE_ENCODER
 
@@ -31,20 +32,42 @@ def named(ckpt: str | None) -> str:
     return SENTENCE_ENCODER
 
 
+def placed(ckpt: Any, key: str = "ckpt") -> Place | str:
+    """What `load_encoder` takes: where the encoder is that `key` names, or its name on a hub, of which nothing is
+    downloaded yet.
+
+    UserError for a path at which no encoder is."""
+    try:
+        return local(str(ckpt)) or str(ckpt)
+    except UserError as error:
+        error.key = key if error.key == "ckpt" else error.key
+        raise
+
+
+def check_encoding(config: Mapping[str, Any]) -> None:
+    """UserError for a dtype that is unknown or a device that is not there; torch is loaded for a named device only."""
+    dtype, device = config["dtype"], config["device"]
+    if dtype is not None and dtype not in DTYPES:
+        raise UserError("no such dtype", key="dtype", value=dtype, fix=one_of(dtype, DTYPES))
+    if device not in (None, "auto", "cpu"):
+        check_device(device)
+
+
 def load_encoder(
-    ckpt: str,
+    ckpt: str | Place,
     max_length: int | None = None,
     pooling: Mapping[str, Any] | None = None,
     dim: int | None = None,
 ) -> Encoder:
-    """`embedlab.load(ckpt)`, with another `max_length` (what it counts: `embedlab.encoders.tokenization`) where
+    """What `embedlab.load` gives, with another `max_length` (what it counts: `embedlab.encoders.tokenization`) where
     given, read by another pooling, which brings no weights of its own, and cut to its first `dim` features, which
     its fingerprint, protocol and exports then say."""
+    place = ckpt if isinstance(ckpt, Place) else find(str(ckpt))
     with first_import("embedlab.encoders.loading"):
-        import embedlab.encoders.loading
+        from embedlab.encoders.loading import read
         from embedlab.encoders.tokenization import Tokenization
 
-    encoder = embedlab.load(str(ckpt))
+    encoder = read(place)
     if max_length is not None:
         settings = encoder.tokenization.to_dict() | {"max_length": max_length}
         encoder.tokenization = Tokenization.from_dict(encoder.tokenizer, settings)
@@ -93,9 +116,8 @@ class Configured:
 
         UserError for a device that is not there, or an unknown dtype.
         """
+        check_encoding(config)
         device, dtype = check_device(config["device"]), config["dtype"]
-        if dtype is not None and dtype not in DTYPES:
-            raise UserError("no such dtype", key="dtype", value=dtype, fix=one_of(dtype, DTYPES))
         arguments = {
             "batch_size": config["batch_size"],
             "dtype": dtype,

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.cli.compose import compose
-from embedlab.cli.encoders import named
+from embedlab.cli.encoders import Configured, check_encoding, load_encoder, named, placed
 from embedlab.console import has_bars
+from embedlab.encoders.place import Place
 from embedlab.errors import UserError, printable
 from embedlab.evaluation.core.protocol import write_scores
 from embedlab.evaluation.core.suite import SHARED_KEYS, Suite, check_keys, check_names, keys_named, suite
-from embedlab.files import check_absent, check_writable, like
+from embedlab.files import check_absent, check_writable, no_folder
 from embedlab.run.run_folder import owned, run_around
 
 _TO_CHOOSE = ("tasks", "languages")
@@ -33,24 +34,31 @@ def main(argv: Sequence[str]) -> int:
     config = compose("evaluate", [_as_list(argument) for argument in argv])
     names = _names(config["suite"])
     folder = config["data_dir"]
-    if folder is not None and not Path(str(folder)).is_dir():
-        fix = like(Path(str(folder))) or "give the folder of the suites' data"
-        raise UserError("no such folder", key="data_dir", value=folder, fix=fix)
+    if folder is not None and not (place := Path(str(folder))).is_dir():
+        raise no_folder(place, "give the folder of the suites' data", key="data_dir", value=folder)
     check_names(names)
-    suites = {name: suite(name) for name in names}
-    _check_keys(config, suites)
     config["ckpt"] = named(config["ckpt"])
     out = _out(config["out"], names)
+    if out is not None:
+        check_writable(out)
+    check_encoding(config)
+    places = {key: placed(config[key], key) for key in ("ckpt", "compare") if config[key] is not None}
+    suites = {name: suite(name) for name in names}
+    _check_keys(config, suites)
     paths = _paths(out, config, suites)
     with ExitStack() as stack:
         for run in sorted({run for path in paths.values() if (run := run_around(path)) is not None}):
             fix = "out=FOLDER, or wait for its end"
             stack.enter_context(owned(run, "ckpt" if config["out"] is None else "out", fix=fix))
-        return _run(config, suites, out, paths)
+        return _run(config, suites, out, paths, places)
 
 
 def _run(
-    config: Mapping[str, Any], suites: Mapping[str, Any], out: Path | None, paths: Mapping[str, Path]
+    config: Mapping[str, Any],
+    suites: Mapping[str, Any],
+    out: Path | None,
+    paths: Mapping[str, Path],
+    places: Mapping[str, Place | str],
 ) -> int:
     """Score on every suite, and against another encoder where one is named; returns 0."""
     folder = config["data_dir"]
@@ -64,16 +72,14 @@ def _run(
     if config["compare"] is not None and folder is not None:
         pairs = _comparison(config)[0].load(_comparison(config)[1])
 
-    from embedlab.cli.encoders import Configured, load_encoder
-
-    loaded = load_encoder(config["ckpt"], config["max_length"], config.get("pooling"), config["dim"])
+    loaded = load_encoder(places["ckpt"], config["max_length"], config.get("pooling"), config["dim"])
     if config["cross_attention"] is not None:
         loaded = _crossed(loaded, config["cross_attention"])
     _check_fits(loaded, suites)
     encoder = Configured.of(loaded, config, has_bars())
     other = None
     if config["compare"] is not None:  # loaded now: a wrong name must not show after hours
-        other = Configured.of(_compared(config), config, has_bars())
+        other = Configured.of(_compared(places["compare"], config), config, has_bars())
     for i, (name, one) in enumerate(suites.items(), start=1):
         if len(suites) > 1:
             print(f"embedlab: suite {name} ({i} of {len(suites)})", file=sys.stderr)
@@ -127,14 +133,13 @@ def _crossed(encoder: Any, layers: Any) -> Any:
     return CrossedTwin(encoder, layers)
 
 
-def _compared(config: Mapping[str, Any]) -> Any:
+def _compared(place: Place | str, config: Mapping[str, Any]) -> Any:
     """The encoder that ``compare`` names. A reading that is asked for is for both, the rest is each one's own."""
-    from embedlab.cli.encoders import load_encoder
-
     try:
-        return load_encoder(config["compare"], config["max_length"], config.get("pooling"), config["dim"])
+        return load_encoder(place, config["max_length"], config.get("pooling"), config["dim"])
     except UserError as error:
         error.file = error.file or str(config["compare"])
+        error.key = "compare" if error.key == "ckpt" else error.key
         raise
 
 
@@ -245,6 +250,9 @@ def _out(out: Any, suites: Sequence[str]) -> Path | None:
     path = Path(str(out))
     if path.suffix == ".json" and len(suites) > 1:
         raise UserError(f"one file for {len(suites)} suites", key="out", value=out, fix="out=FOLDER")
+    if path.suffix != ".json" and path.is_file():
+        fix = "out=FOLDER, or a file's name that ends in .json"
+        raise UserError("is a file", key="out", value=out, fix=fix)
     return path
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
+from embedlab.cli.encoders import load_encoder, named, placed
+from embedlab.encoders.place import Place
 from embedlab.errors import UserError, one_of
 from embedlab.files import check_replaceable, check_writable, size_of, whole_folder
 from embedlab.locks import sole_writer
@@ -41,17 +43,17 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("nothing is pushed", key=key, value=value, fix="push=ORG/NAME too")
     check_replaceable(out, _EXPORTED, "an encoder", config["overwrite"])
     check_writable(out)
+    place = placed(named(config["ckpt"]))
     with sole_writer(out, "out"):
-        _export(config, target, out, precision)
+        _export(config, place, target, out, precision)
     return 0
 
 
-def _export(config: dict[str, Any], target: str, out: Path, precision: str) -> None:
-    from embedlab.backbones.hub import push
-    from embedlab.cli.encoders import load_encoder, named
-    from embedlab.export.card import model_card
+def _export(config: dict[str, Any], place: Place | str, target: str, out: Path, precision: str) -> None:
+    encoder = load_encoder(place, dim=config["dim"])
 
-    encoder = load_encoder(named(config["ckpt"]), dim=config["dim"])
+    from embedlab.backbones.hub import push
+    from embedlab.export.card import model_card
 
     def card(made: Path) -> str:
         return model_card(encoder, out.name, config["licence"], made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import os
@@ -24,14 +25,14 @@ from omegaconf.errors import OmegaConfBaseException
 from embedlab import files as _paths
 from embedlab.cli.compose import explained, known_keys, plain, readable
 from embedlab.cli.config_errors import no_flag
-from embedlab.cli.exits import as_user_error
+from embedlab.cli.exits import REFUSALS, as_user_error
 from embedlab.cli.keys import KEYS, annotated
 from embedlab.errors import UserError
-from embedlab.run.run_folder import LOCK, check_free, owned
+from embedlab.run.run_folder import HYDRAS, LOCK, check_free, check_own, owned
 
 Task = Callable[[dict[str, Any]], Any]
 _FULL_ERROR = "HYDRA_FULL_ERROR"
-_HYDRAS = (".hydra", ".hydra/*", "*.log", "multirun.yaml")
+_HYDRAS = (HYDRAS, f"{HYDRAS}/*", "*.log", "multirun.yaml")
 """Files that Hydra writes."""
 
 
@@ -61,8 +62,10 @@ class FreeFolder(Callback):
         folder = None
         try:
             folder = str(OmegaConf.select(config, key))
-            self.until_the_end.enter_context(owned(Path(folder), key))
             _check_links(Path(folder), key)
+            if key == "hydra.run.dir":
+                check_own(Path(folder), key)
+            self.until_the_end.enter_context(owned(Path(folder), key))
             if key == "hydra.run.dir":
                 check_free(Path(folder), OmegaConf.select(config, "ckpt_path"), key)
             self.until_the_end.enter_context(_unused_unless_it_goes_well(Path(folder)))
@@ -139,13 +142,14 @@ def _of_folder(error: OSError, arguments: list[str]) -> UserError:
 
 def _not_made(error: OSError, key: str, given: str | None = None) -> UserError:
     """Python tells which folder or file cannot be opened, but not which is full: that is in the one `given`."""
+    where: dict[str, Any] = {"key": key, "value": error.filename or given}
+    if isinstance(error, FileExistsError):
+        return UserError("is a file", **where, fix="a folder, or a path at which nothing is")
     what, size = "written" if error.filename is None else "made", ""
     if given is not None and _paths.full(error) is not None:
         size = f" after {_paths.size_of(Path(given)):,} bytes"
-    return UserError(
-        f"the folder cannot be {what}: {error.strerror or error}{size}", key=key, value=error.filename or given,
-        fix="a folder that can be written",
-    )  # fmt: skip
+    fix = REFUSALS[errno.ENOTDIR] if error.errno == errno.ENOTDIR else "a folder that can be written"
+    return UserError(f"the folder cannot be {what}: {error.strerror or error}{size}", **where, fix=fix)
 
 
 def run_dir() -> Path:
@@ -215,7 +219,7 @@ def _unused_unless_it_goes_well(folder: Path) -> Iterator[None]:
 def _remove_if_unused(folder: Path) -> None:
     """Bad input leaves nothing behind: a run folder that holds only what Hydra put there goes away."""
     entries = list(folder.iterdir()) if folder.is_dir() else []
-    if all(e.name in (".hydra", LOCK) or (e.suffix == ".log" and e.stat().st_size == 0) for e in entries):
+    if all(e.name in (HYDRAS, LOCK) or (e.suffix == ".log" and e.stat().st_size == 0) for e in entries):
         shutil.rmtree(folder, ignore_errors=True)
 
 

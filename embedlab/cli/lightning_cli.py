@@ -27,7 +27,7 @@ from embedlab.distributed.devices import device_count, launched
 from embedlab.errors import UserError
 from embedlab.run.check import check_run
 from embedlab.run.processes import end_with_starter, start_ranks, wants_processes
-from embedlab.run.run_folder import check_free, owned
+from embedlab.run.run_folder import check_free, check_own, owned
 
 if TYPE_CHECKING:
     from embedlab.run.run import Run
@@ -107,6 +107,8 @@ class EmbedlabCLI(LightningCLI):
         values, extra = from_file(content)
         check_permission(values, self.command_line)
         folder = _folder(content["trainer"].get("default_root_dir"), values, content["ckpt_path"])
+        if self.subcommand == "fit":
+            check_own(folder, "trainer.default_root_dir")
         with owned(folder, "trainer.default_root_dir"):
             self.status = self._begin(values, folder, extra)
 

@@ -119,10 +119,17 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         case "worker":
             from embedlab.cli.train import worker as main
         case _:
-            from embedlab.cli.lightning_cli import main as lightning
-
-            return partial(lightning, name)
+            return partial(_of_lightning, name)
     return main
+
+
+def _of_lightning(name: str, argv: Sequence[str]) -> int:
+    from embedlab.cli.run_file import check_named
+
+    check_named(argv)
+    from embedlab.cli.lightning_cli import main
+
+    return main(name, argv)
 
 
 def _set_environment() -> None:

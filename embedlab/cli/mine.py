@@ -6,20 +6,21 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
+from embedlab.cli.encoders import Configured, check_device, check_encoding, load_encoder, named, placed
 from embedlab.config.mine import MineSettings, check_output
 from embedlab.console import print_table, progress_bar
-from embedlab.errors import UserError
+from embedlab.corpus.index_folder import check_index
+from embedlab.errors import UserError, blamed_on
 from embedlab.files import check_absent, check_writable, write_whole
 from embedlab.locks import WorkFolder, sole_writer
 
 if TYPE_CHECKING:
-    from embedlab.cli.encoders import Configured
     from embedlab.corpus.cross_encoder import CrossEncoderScores
     from embedlab.corpus.mine import Judge, Judging, Pairs
     from embedlab.corpus.mined import Statistics
@@ -41,16 +42,20 @@ def main(argv: Sequence[str]) -> int:
     check_absent(out, config["overwrite"])
     check_writable(out, key="output")
     check_writable(work, key="work")
-
-    from embedlab.cli.encoders import Configured, load_encoder, named
-
-    encoder = Configured.of(
-        load_encoder(named(config["ckpt"]), config["max_length"], dim=config["dim"]), config
-    )
-    teacher = _teacher(config)
-    index = _index(config, encoder, teacher)
     names = r"texts|model|teacher|mined-[0-9a-f]{16}"
     folder = WorkFolder(work, "settings.json", names, kept="model/*/*.npy")
+    folder.check("work")
+    check_encoding(config)
+    place = placed(named(config["ckpt"]))
+    if config["teacher"] is not None:
+        placed(config["teacher"], "teacher")
+    if config["search"] != "exact":
+        with blamed_on("search", config["search"]):
+            check_index(Path(str(config["search"])))
+
+    encoder = Configured.of(load_encoder(place, config["max_length"], dim=config["dim"]), config)
+    teacher = _teacher(config)
+    index = _index(config, encoder, teacher)
     with sole_writer(out, "output"), folder.held(work, "work", stays=config["work"] is not None):
         _check_work(work, tables, encoder, teacher, index)
         _mine(config, settings, tables, work, out, encoder, teacher, index)
@@ -101,7 +106,6 @@ def _settings(config: dict[str, Any]) -> MineSettings:
 
 def _teacher(config: dict[str, Any]) -> Configured | CrossEncoderScores | None:
     """The encoder or cross-encoder that ``teacher`` names."""
-    from embedlab.cli.encoders import Configured, check_device, load_encoder
     from embedlab.corpus.cross_encoder import CrossEncoderScores, cross_encoder_folder
 
     if config["teacher"] is None:
@@ -120,7 +124,6 @@ def _index(
     config: dict[str, Any], encoder: Configured, teacher: Configured | CrossEncoderScores | None
 ) -> Index | None:
     """The index that ``search`` names, made by this encoder."""
-    from embedlab.cli.encoders import Configured
     from embedlab.corpus.search import Index
 
     if config["search"] == "exact":
@@ -160,7 +163,6 @@ def _check_work(
     index: Index | None,
 ) -> None:  # fmt: skip
     """Holds a working folder to what its texts and vectors were made of; the first run writes that down."""
-    from embedlab.cli.encoders import Configured
     from embedlab.config.read import read_values
 
     ours: dict[str, Any] = tables.identity()
@@ -195,6 +197,9 @@ class _Tables:
             )
             self.readers = open_source(self.config)
             self.kind.groups(self.readers, _ROLES, self.config)
+            for reader in self.readers:  # what a header, or a first row, tells before the encoder is loaded
+                with closing(reader.rows(self.kind.find_columns(reader, _ROLES, self.config))) as first:  # type: ignore[type-var]
+                    next(first, None)
         self._texts: tuple[FileReader, str] | None = None
         if config["corpus"] is not None:
             source = Path(str(config["corpus"]))

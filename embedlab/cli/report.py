@@ -56,8 +56,8 @@ def main(argv: Sequence[str]) -> int:
     if options.mteb:
         return _mteb(options)
     out = options.out or Path(options.folders[0])
-    if out.exists() and not out.is_dir():
-        raise UserError("is no folder", file=out, key="out", fix="name a folder")
+    if options.out and out.exists() and not out.is_dir():
+        raise UserError("is a file", file=out, key="out", fix="name a folder")
     if options.out:
         check_absent(out / "report.md", options.overwrite == "true")
     is_run = holds_run(out) and not (out / SWEEP).exists()  # of a sweep that goes on there may be reports
@@ -83,12 +83,14 @@ def _mteb(options: Namespace) -> int:
 
 
 def _report(options: Namespace, out: Path) -> None:
-    from embedlab.report.page import html_page
-    from embedlab.report.report import arms, csv_text, find_baseline, headline, make_report
     from embedlab.report.runs import find_runs, group_runs
 
     runs, unfinished = find_runs([Path(f) for f in options.folders])
     check_writable(out)
+    # These load scipy.
+    from embedlab.report.page import html_page
+    from embedlab.report.report import arms, csv_text, find_baseline, headline, make_report
+
     groups = group_runs(runs)
     baseline = find_baseline(groups, options.baseline)
     metrics = list(dict.fromkeys(m.strip() for m in (options.metrics or "").split(",") if m.strip()))

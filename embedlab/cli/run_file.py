@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,6 +13,7 @@ import yaml
 from embedlab.cli.compose import compose
 from embedlab.config.trainer import TrainerConfig
 from embedlab.errors import UserError
+from embedlab.files import like
 from embedlab.run.parse import parse_run
 
 MODEL = ("backbone", "adapter", "method", "pooling", "template", "optimizer", "step", "unpad")
@@ -123,3 +125,14 @@ def _extra(given: dict[str, Any]) -> dict[str, Any]:
         if key in extra:
             extra[key] = [v for v in (extra[key] if isinstance(extra[key], list) else [extra[key]]) if v]
     return extra
+
+
+def check_named(argv: Sequence[str]) -> None:
+    """UserError where ``--config`` names no file; asked before Lightning is loaded, which takes seconds."""
+    for place, argument in enumerate(argv):
+        flag, equals, value = argument.partition("=")
+        if flag in ("-c", "--config") and (equals or place + 1 < len(argv)):
+            path = Path(value if equals else argv[place + 1]).expanduser()
+            if not path.exists() and ":" not in str(path):  # the values themselves may stand there
+                fix = like(path) or "a file that embedlab train … --cli-config printed"
+                raise UserError("no such file", key="config", value=str(path), fix=fix)

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose, leading_comment
-from embedlab.cli.texts import metered, open_texts, placing
+from embedlab.cli.encoders import Configured, check_encoding, cut, load_encoder, named, placed, reference
+from embedlab.cli.texts import metered, no_texts, open_texts, placing
 from embedlab.console import progress_bar
+from embedlab.corpus.index_folder import check_index, check_index_folder
 from embedlab.corpus.plan import KINDS
 from embedlab.data.reader import FileReader
 from embedlab.data.sources import find_files
+from embedlab.encoders.place import Place
 from embedlab.errors import UserError, one_of, printable
 from embedlab.files import check_absent, check_writable, conf_dir
 
@@ -50,18 +53,23 @@ def main(argv: Sequence[str]) -> int:
 def _index(argv: Sequence[str]) -> int:
     config = compose("search_index", argv, positional=("input", "index"))
     _check_numbers(config)
-    source = Path(str(config["input"]))
-    check_writable(Path(str(config["index"])), key="index")
+    source, target = Path(str(config["input"])), Path(str(config["index"]))
     if config["kind"] not in KINDS:
         raise UserError("no such kind", key="kind", value=config["kind"], fix=one_of(config["kind"], KINDS))
+    if not source.exists():
+        raise no_texts(source)
+    check_index_folder(target, bool(config["overwrite"]))
+    check_writable(target, key="index")
+    check_encoding(config)
+    place = None if config["ckpt"] is None else placed(config["ckpt"])
 
     from embedlab.corpus.stored import find_vectors
 
     start = time.perf_counter()
     if (vectors := find_vectors(source)) is not None:
-        info = _of_vectors(vectors, config)
+        info = _of_vectors(vectors, config, place)
     else:
-        info = _of_texts(source, config)
+        info = _of_texts(source, config, place)
     what = "texts" if info.texts else "vectors"
     print(f"{info.rows:,} {what} in {time.perf_counter() - start:.1f} s: {config['index']}")
     if info.kind != "exact":
@@ -81,7 +89,7 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
         )
 
 
-def _of_texts(source: Path, config: dict[str, Any]) -> IndexInfo:
+def _of_texts(source: Path, config: dict[str, Any], place: Place | str | None) -> IndexInfo:
     reader, column = open_texts(source, config)
     if config["work"] is not None:
         fix = "embedlab encode first, whose parts go on, then index them"
@@ -89,11 +97,10 @@ def _of_texts(source: Path, config: dict[str, Any]) -> IndexInfo:
     if config["texts"] is not None:
         raise UserError("the input holds the texts", key="texts", value=config["texts"], fix="leave it out")
 
-    from embedlab.cli.encoders import Configured, load_encoder, named, reference
     from embedlab.corpus.search import build_index
 
     ckpt = named(config["ckpt"])
-    encoder = load_encoder(ckpt, config["max_length"], dim=config["dim"])
+    encoder = load_encoder(place or ckpt, config["max_length"], dim=config["dim"])
     configured = Configured.of(encoder, config)
     layout = _layout(config, configured)
     with (
@@ -116,17 +123,15 @@ def _of_texts(source: Path, config: dict[str, Any]) -> IndexInfo:
         )
 
 
-def _of_vectors(vectors: Any, config: dict[str, Any]) -> IndexInfo:
+def _of_vectors(vectors: Any, config: dict[str, Any], place: Place | str | None) -> IndexInfo:
     """An index of encoded vectors; their encoder is what they say, or `ckpt`."""
     from dataclasses import replace
 
     from embedlab.corpus.search import build_vector_index
 
     encoder = None
-    if config["ckpt"] is not None:
-        from embedlab.cli.encoders import Configured, load_encoder, reference
-
-        loaded = load_encoder(config["ckpt"], config["max_length"], dim=config["dim"])
+    if place is not None:
+        loaded = load_encoder(place, config["max_length"], dim=config["dim"])
         if vectors.fingerprint not in ("", loaded.fingerprint()):
             fix = "leave ckpt out, or encode again"
             raise UserError("made none of these vectors", key="ckpt", value=config["ckpt"], fix=fix)
@@ -239,6 +244,7 @@ def _query(argv: Sequence[str]) -> int:
     _check_numbers(config)
     if not from_file and not str(config["text"]).strip():
         raise UserError("the query is empty", key="text", fix='embedlab search query INDEX "some words"')
+    _check(config)
 
     from embedlab.corpus.search import Index
 
@@ -264,10 +270,16 @@ def _query(argv: Sequence[str]) -> int:
     return 0
 
 
+def _check(config: Mapping[str, Any]) -> None:
+    """UserError for what is wrong with an index's place and its encoder's, before torch is loaded."""
+    check_index(Path(str(config["index"])))
+    check_encoding(config)
+    if config["ckpt"] is not None:
+        placed(config["ckpt"])
+
+
 def _encoder(index: Index, config: Mapping[str, Any]) -> Any:
     """The encoder of the index, which must be the one that made it."""
-    from embedlab.cli.encoders import Configured, cut, load_encoder
-
     ckpt = str(config["ckpt"] or index.info.encoder)
     if not ckpt:
         fix = "ckpt=…, or queries=FILE.npy"
@@ -286,6 +298,7 @@ def _serve(argv: Sequence[str]) -> int:
     port = config["port"]
     if type(port) is not int or not 0 <= port < 1 << 16:
         raise UserError("must be a whole number up to 65535", key="port", value=port, fix="port=8000")
+    _check(config)
 
     from embedlab.corpus.search import Index
     from embedlab.corpus.serve import server
@@ -304,6 +317,7 @@ def _export(argv: Sequence[str]) -> int:
     if out.suffix != ".parquet":
         raise UserError("unknown kind of output", file=out, fix="end its name in .parquet")
     check_absent(out, config["overwrite"])
+    check_index(Path(str(config["index"])))
 
     from embedlab.corpus.search import Index
     from embedlab.corpus.vector_files import ParquetFile, vector_file

@@ -45,11 +45,16 @@ def open_texts(source: Path, config: Mapping[str, Any]) -> tuple[FileReader, str
         if type(config[key]) is not int or config[key] < 1:
             raise UserError("must be a positive whole number", key=key, value=config[key], fix=f"{key}=64")
     if not source.is_file():
-        fix = like(source) or "give a .txt, .csv, .tsv, .jsonl or .parquet file"
-        raise UserError("no such file", file=source, fix=fix)
+        raise no_texts(source)
     wanted = None if config["column"] is None else str(config["column"])
     reader = open_reader(source, Layout(config["header"], () if wanted is None else (wanted,)))
     return reader, text_column(reader, wanted)
+
+
+def no_texts(source: Path) -> UserError:
+    """That there is no such file."""
+    fix = like(source) or "give a .txt, .csv, .tsv, .jsonl or .parquet file"
+    return UserError("no such file", file=source, fix=fix)
 
 
 def text_column(reader: FileReader, wanted: str | None) -> str:

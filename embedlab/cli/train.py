@@ -20,6 +20,7 @@ from embedlab.distributed.devices import device_count
 from embedlab.errors import UserError
 from embedlab.files import scratch_folder
 from embedlab.run.parse import parse_run, parse_shared
+from embedlab.run.places import check_places
 from embedlab.run.processes import end_with_starter, start_ranks, wants_processes
 from embedlab.run.run_folder import CONFIG, check_free, owned, write_config
 
@@ -78,8 +79,7 @@ def train_one(
     shared = None
     if not values.get("stages"):  # whose results may be values that are not there yet
         shared = parse_shared(values)
-        if shared["ckpt_path"] is None:  # a run that goes on may have nothing left to read
-            check_source(shared["data"])
+        check_places(shared)
     with first_import("embedlab.run.stages"):
         from embedlab.run.callbacks.checkpoints import find_checkpoint
         from embedlab.run.check import check_rows, check_run

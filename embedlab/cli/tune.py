@@ -14,7 +14,6 @@ from embedlab.cli.keys import fields
 from embedlab.cli.permission import check_permission
 from embedlab.console import show_log
 from embedlab.errors import UserError
-from embedlab.run.check import check_run
 
 USAGE = """\
 usage: embedlab tune [tune.KEY=VALUE …] key=value … key=SWEEP …
@@ -43,12 +42,12 @@ def main(argv: Sequence[str]) -> int:
             end="",
         )
         return 0
-    import optuna  # noqa: F401 - missing, it is one line that names the extra
-
     show_log()
     own = dict(_own(a) for a in argv if a.startswith("tune."))
     config = from_dict(TuneConfig, own, "tune")
     space = Space([a for a in argv if not a.startswith("tune.")])
+    import optuna  # noqa: F401 - missing, it is one line that names the extra
+
     now = datetime.datetime.now()
     folder = Path(config.folder or f"runs/{now:%Y-%m-%d}/{now:%H-%M-%S}-tune")
     study = tune(config, space, _checked, folder)
@@ -73,6 +72,7 @@ def _own(argument: str) -> tuple[str, Any]:
 
 def _checked(overrides: list[str]) -> dict[str, Any]:
     """A configuration that would train; what would not is said before a process is started."""
+    from embedlab.run.check import check_run
     from embedlab.run.parse import parse_run
     from embedlab.run.stages import has_stages
 

@@ -22,17 +22,18 @@ from torch import Tensor
 
 from embedlab.config.read import read_record
 from embedlab.corpus import approximate
+from embedlab.corpus.index_folder import INFO, check_index, check_index_folder
 from embedlab.corpus.inputs import Texts
 from embedlab.corpus.parts import MANIFEST, sha256
 from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
-from embedlab.corpus.vector_files import NpyFile, write_ranges
+from embedlab.corpus.vector_files import NpyFile, read_ranges, write_ranges
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import RESCORE, CodesTopK, TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
-from embedlab.files import check_replaceable, whole_folder, write_array
+from embedlab.files import whole_folder, write_array
 from embedlab.locks import WorkFolder, sole_writer
 
 FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
@@ -205,7 +206,7 @@ def build_vector_index(
 @contextmanager
 def _new_folder(folder: str | Path, overwrite: bool) -> Iterator[Path]:
     target = Path(folder)
-    check_replaceable(target, ("index.json",), "a search index", overwrite)
+    check_index_folder(target, overwrite)
     with sole_writer(target, "index"), whole_folder(target, replace=overwrite) as work:
         yield work
 
@@ -291,12 +292,8 @@ def _stored(folder: Path, info: IndexInfo) -> Stored:
         if not path.is_file() or sha256(path) != info.manifest:
             raise UserError("its parts were encoded anew, or moved", file=path, fix=_FIX)
     files = zip(info.parts or ["vectors.npy"], info.part_rows or [info.rows], strict=True)
-    ranges = None
-    if info.store in ("int8", "uint8"):
-        try:
-            ranges = np.load(folder / RANGES)
-        except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
-            raise UserError(f"is damaged ({error})", file=folder / RANGES, fix=_FIX) from None
+    calibrated = info.store in ("int8", "uint8")
+    ranges = read_ranges(folder / RANGES, info.dim, _FIX) if calibrated else None
     codes = Codes(info.store, info.dim, ranges)  # type: ignore[arg-type]  # checked there
     return Stored([Part(folder / path, rows) for path, rows in files], codes, not info.parts)
 
@@ -439,10 +436,8 @@ class Index:
 
 
 def _read_info(folder: Path) -> IndexInfo:
-    path = folder / "index.json"
-    if not path.is_file():
-        fix = f"embedlab search index TEXTS {folder} ckpt=…"
-        raise UserError("is no search index", file=folder, fix=fix)
+    check_index(folder)
+    path = folder / INFO
     info = read_record(path, IndexInfo, _FIX)
     if info.format not in _FORMATS:
         raise UserError(f"has format {info.format}, not {_FORMATS[-1]}", file=path, fix=_FIX)

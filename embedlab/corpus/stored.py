@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.corpus.parts import MANIFEST, Parts, sha256
-from embedlab.corpus.vector_files import NpyFile, read_vectors
+from embedlab.corpus.vector_files import NpyFile, read_ranges, read_vectors
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import unit
@@ -155,11 +155,7 @@ def _of_parts(parts: Parts) -> Source:
     manifest, there = parts.manifest, parts.complete()
     ranges = None
     if manifest.store in ("int8", "uint8"):
-        try:
-            ranges = np.load(parts.folder / RANGES)
-        except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
-            fix = "another copy, or encode again"
-            raise UserError(f"cannot be read ({error})", file=parts.folder / RANGES, fix=fix) from None
+        ranges = read_ranges(parts.folder / RANGES, manifest.dim, "another copy, or encode again")
     codes = Codes(manifest.store, manifest.dim, ranges)  # type: ignore[arg-type]  # checked there
     files = [parts.path(number) for number, counts in there.items() if counts.vectors]
     known = (manifest.encoder, manifest.fingerprint, sha256(parts.folder / MANIFEST))

@@ -198,6 +198,23 @@ def write_ranges(path: Path, codes: Codes) -> None:
         raise UserError("holds other ranges than these vectors have", file=path, fix=fix)
 
 
+def read_ranges(path: Path, dim: int, fix: str) -> NDArray[np.float32]:
+    """The ranges [2, D] that `write_ranges` wrote for vectors of `dim` features.
+
+    Raises:
+        UserError: the file is not there or not whole, or holds something else.
+    """
+    try:
+        ranges: NDArray[np.float32] = np.load(path)
+        if ranges.shape != (2, dim) or ranges.dtype.kind != "f" or not (ranges[0] <= ranges[1]).all():
+            raise ValueError(
+                f"an array {ranges.shape} in place of the least and largest values of {dim} features"
+            )
+    except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
+        raise UserError(f"is damaged ({error})", file=path, fix=fix) from None
+    return ranges
+
+
 def check_place(path: Path) -> None:
     """UserError where the folder of `path` is not there or not writable."""
     if not path.parent.is_dir():

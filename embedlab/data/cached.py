@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from embedlab.errors import UserError
 from embedlab.files import cache_dir, is_ours, own_cache_dir, whole_folder
@@ -54,11 +54,12 @@ def cached(
             log.warning("%s: %s: the %s cache is in %s", bad.filename or place, bad.strerror, kind, own)
             return _opened(own, kind, key, build, read)
     except OSError as bad:
+        where: dict[str, Any] = {"file": bad.filename or place, "key": "data.cache_dir", "value": given}
+        if isinstance(bad, FileExistsError | NotADirectoryError):
+            raise UserError("is a file, or below one", **where, fix="a folder for the cache") from None
         raise UserError(
             f"the {kind} cache cannot be written: {bad.strerror or bad}",
-            file=bad.filename or place,
-            key="data.cache_dir",
-            value=given,
+            **where,
             fix="free space there, or a folder on another disk",
         ) from None
 

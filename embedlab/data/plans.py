@@ -59,7 +59,13 @@ def training_plan(
 
 
 def _one(config: DataConfig, table: Table, seed: int, world: int, rank: int) -> BatchPlan:
-    plan = _batches(config, table, seed, world, rank)
+    try:
+        plan = _batches(config, table, seed, world, rank)
+    except UserError as error:  # the report, which says so too, is of data that can be trained on
+        if dropped := table.report["dropped"]:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+            error.message += f", of {table.report['read']:,} that were read; dropped: {reasons}"
+        raise
     number = _TOLD_APART_BY.get(kind_name(config.name))
     if number is not None and np.ptp(table.numbers[number]) == 0:
         # As `data.limit` and dropped rows may leave it, of a source with several.

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from embedlab.backbones import load_backbone
 from embedlab.backbones.architecture import is_encoder_decoder
-from embedlab.backbones.hub import snapshot, split_revision
 from embedlab.backbones.resolve import read_config, resolve
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.read import record
@@ -22,21 +21,13 @@ from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.folder import CARD, EncoderFile
 from embedlab.encoders.modules_file import ModulesFile
+from embedlab.encoders.place import Place, find
 from embedlab.encoders.text_normalization import lower_case
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.encoders.usage import DOCUMENT, Usage
 from embedlab.errors import UserError
-from embedlab.files import (
-    PACKED,
-    SENTENCE_ENCODER,
-    assets_dir,
-    corruption,
-    like,
-    packed,
-    scratch_folder,
-    shipped_encoders,
-)
+from embedlab.files import PACKED, corruption, packed, scratch_folder
 from embedlab.pooling import build_pooling
 
 log = logging.getLogger(__name__)
@@ -61,59 +52,32 @@ def load(
     Raises:
         UserError: nothing of the kind is there, or a setting of it is not known here.
     """
-    name = SENTENCE_ENCODER if path is None else os.fspath(path)
-    given = Path(name).expanduser()
-    if not given.exists() and (name in ("mini", SENTENCE_ENCODER) or name in shipped_encoders()):
-        given = _shipped(name)
-    if given.exists() and revision is not None:
-        raise UserError(
-            "a folder or file has no revisions", key="revision", value=revision, fix="leave it out"
-        )
+    return read(find(path, revision, trust_remote_code), trust_remote_code)
+
+
+def read(place: Place, trust_remote_code: bool = False) -> Encoder:
+    """The encoder that is at a place; what is raised is said at `load`."""
+    path, name = place.path, place.name
+    if place.within is not None and path.suffix == ".ckpt":
+        log.warning("%s has neither export/ nor best/: taking %s.", place.within, path.name)
+    elif place.within is not None:
+        log.info("%s: taking %s/.", place.within, path.name)
     try:
-        if given.is_file():
-            return _file(given, trust_remote_code)
-        if given.is_dir():
-            return _folder(given, name, trust_remote_code)
-        return _hub(name, revision, trust_remote_code)
+        if path.suffix == ".ckpt" and not path.is_dir():
+            encoder = load_checkpoint(path, trust_remote_code)
+        elif (path / CARD).is_file():
+            encoder = _encoder(path, trust_remote_code)
+        elif (path / "modules.json").is_file():
+            encoder = _of_modules(path, name, trust_remote_code)
+        else:
+            encoder = _plain(path, name, trust_remote_code)
     except UserError as error:
         if error.key in ("backbone.path", "backbone.name"):  # what the caller did not set
-            error.key, error.value = "ckpt", name
+            error.key, error.value = "ckpt", place.asked
         raise
-
-
-def _shipped(name: str) -> Path:
-    folder = assets_dir() / name
-    if not (folder / CARD).is_file():
-        others = ", ".join(shipped_encoders())
-        problem = f"this installation ships no encoder {name}" + (f", but {others}" if others else "")
-        fix = "reinstall the package, or give a model folder"
-        raise UserError(problem, file=folder, key="ckpt", value=name, fix=fix)
-    return folder
-
-
-def _folder(path: Path, name: str, code: bool) -> Encoder:
-    """A folder: what it is itself goes before what a run left in it."""
-    if (path / CARD).is_file():
-        return _encoder(path, code)
-    if (path / "modules.json").is_file():
-        return _of_modules(path, name, code)
-    if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
-        return _plain(path, name, code)
-    for inner in (path / "export", path / "best"):
-        if (inner / CARD).is_file():
-            log.info("%s: taking %s/.", path, inner.name)
-            return _encoder(inner, code)
-        if inner.is_dir():
-            problem = (
-                f"its {inner.name}/ holds no {CARD}: half a copy, or a run that was killed while it saved"
-            )
-            fix = f"the whole folder; or ckpt={inner.parent / 'last.ckpt'}, which holds other weights"
-            raise UserError(problem, file=path, key="ckpt", value=name, fix=fix)
-    if checkpoint := next(iter(sorted(path.glob("*.ckpt"))), None):
-        log.warning("%s has neither export/ nor best/: taking %s.", path, checkpoint.name)
-        return _file(checkpoint, code)
-    problem = "holds no encoder: no embedlab.json, export/, best/, modules.json, config.json or .ckpt"
-    raise UserError(problem, file=path, key="ckpt", value=name, fix="the folder of a run or of a model")
+    if place.hub is not None:
+        encoder.card = encoder.card | {"hub": place.hub}
+    return encoder
 
 
 def _encoder(folder: Path, code: bool) -> Encoder:
@@ -123,34 +87,6 @@ def _encoder(folder: Path, code: bool) -> Encoder:
     except UserError as error:
         error.file = error.file or str(folder / CARD)
         raise
-
-
-def _hub(name: str, revision: str | None, code: bool) -> Encoder:
-    repository, pinned = split_revision(name)  # a revision may have slashes
-    meant = like(Path(repository).expanduser(), also=shipped_encoders() if "/" not in repository else ())
-    if Path(name).is_absolute() or name.startswith((".", "~")) or repository.count("/") > 1:
-        fix = meant or f"{SENTENCE_ENCODER}, mini, a run folder, a model folder, or ORG/NAME of a hub"
-        raise UserError("no such file or folder", key="ckpt", value=name, fix=fix)
-    if pinned and revision:
-        raise UserError("is given twice", key="revision", value=revision, fix=f"ckpt={repository}@{revision}")
-    try:
-        folder = snapshot(repository, revision or pinned, code=code)
-    except UserError as error:
-        box = "" if "/" in repository else f"{' or '.join(shipped_encoders())}, which are in the box; or "
-        error.fix = f"{meant} Or {error.fix}" if meant else f"{box}{error.fix}"
-        raise
-    encoder = _folder(folder, repository, code)
-    encoder.card = encoder.card | {"hub": f"{repository}@{folder.name}"}
-    return encoder
-
-
-def _file(file: Path, code: bool) -> Encoder:
-    if file.suffix == ".gguf":
-        return _plain(file, str(file), code)
-    if file.suffix != ".ckpt":
-        fix = "a .ckpt, a .gguf, or a folder"
-        raise UserError("is no checkpoint", file=file, key="ckpt", value=str(file), fix=fix)
-    return load_checkpoint(file, code)
 
 
 def _plain(path: Path, name: str, code: bool) -> SentenceEncoder:

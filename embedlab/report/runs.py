@@ -19,7 +19,7 @@ from embedlab.config.run_files import TRIAL, TrialEnd, read_scores_of_run
 from embedlab.errors import UserError, printable
 from embedlab.evaluation import suite_names
 from embedlab.evaluation.core.protocol import read_scores
-from embedlab.files import like
+from embedlab.files import no_folder
 
 log = logging.getLogger(__name__)
 _SEED = re.compile(r"[-_.]?(?:seed)?\d+$")
@@ -119,8 +119,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
     unfinished: list[Unfinished] = []
     for folder in folders:
         if not folder.is_dir():
-            fix = like(folder) or "give the folder of a run or a sweep"
-            raise UserError("no such folder", file=folder, fix=fix)
+            raise no_folder(folder, "give the folder of a run or a sweep", file=folder)
         before = len(runs)
         known: list[Path] = []
         for path in sorted(folder.rglob(SCORES), key=lambda p: (len(p.parts), str(p))):

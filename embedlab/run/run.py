@@ -65,7 +65,7 @@ from embedlab.run.dev import early_stopping, load_dev
 from embedlab.run.finish import FinalEvaluation, check_final, overlap_of
 from embedlab.run.loggers import finish, quiet_loggers, run_loggers
 from embedlab.run.resume import check_recipe, finished
-from embedlab.run.run_folder import Record, check_free, owned
+from embedlab.run.run_folder import Record, check_free, check_own, owned
 
 log = logging.getLogger(__name__)
 _OF_STRUCTURE = (AttributeError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
@@ -88,6 +88,7 @@ def train(config: RunConfig, folder: Path) -> dict[str, float]:
         Interrupted: a signal; the checkpoint is written.
         NonFiniteLoss: the loss is no number.
     """
+    check_own(Path(folder), "folder")
     with owned(Path(folder), "folder"):
         check_free(Path(folder), config.ckpt_path, "folder")
         return Run(config, folder).fit()
@@ -141,14 +142,14 @@ class Run:
         self.method, self.data = build(config, self.folder)
         fits = purpose == "fit"
         rank_zero = global_rank() == 0
-        if fits or purpose == "predict":
-            self.data.prepare_data()
         if trains:
             # Nothing of an earlier run is touched before it is known that this one can begin.
             if self.checkpoint is not None and not config.trainer.strategy.startswith("fsdp"):
                 check_parameters(self.method, read_checkpoint(self.checkpoint).embedlab.parameters)
             self.data.plan(device_count(config.trainer) * config.trainer.num_nodes)
             check_distinct(config, self.data.report)
+        if fits or purpose == "predict":  # prints the report: of data that are refused the refusal is enough
+            self.data.prepare_data()
         self.record = Record(self.folder) if rank_zero and fits else None
         self.finale = FinalEvaluation(config, self.folder, self.method.encoder, self.data, dev, part, loaded)
         loggers = run_loggers(config, self.folder, self.checkpoint) if fits else []

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from embedlab.config.read import read_record
+from embedlab.config.read import read_record, read_values
 from embedlab.config.run_files import Owner
 from embedlab.distributed.devices import global_rank
 from embedlab.errors import UserError, one_line
@@ -31,6 +31,10 @@ PREVIOUS = "previous.ckpt"
 AFTER = "scores.json"
 CONFIG = "config.yaml"
 LOCK = ".lock"
+HYDRAS = ".hydra"
+_CONFIGS = (CONFIG, f"{HYDRAS}/{CONFIG}")
+_REPLACED = (*_CONFIGS, "metrics.csv", "best", "export")
+"""What a run writes under names that others use too, and in the place of what is there."""
 _held: set[Path] = set()
 """Folders that this process owns."""
 
@@ -163,6 +167,37 @@ def check_free(folder: Path, ckpt_path: str | None, key: str) -> None:
         key=key,
         fix=f"another {key}, {go_on}or delete the folder",
     )
+
+
+def check_own(folder: Path, key: str) -> None:
+    """Refuse a folder in which a run would replace what is no run's; beside other things it works.
+
+    Args:
+        folder: of the run.
+        key: that says where the folder is.
+
+    Raises:
+        UserError: something of a name that a run writes to is there, and the folder holds no run.
+    """
+    there = [name for name in _REPLACED if (folder / name).exists()]
+    begun = any((folder / name).exists() for name in (LAST, PREVIOUS))
+    if there and not begun and not any(_is_runs(folder / name) for name in _CONFIGS):
+        what = ", ".join(there)
+        raise UserError(
+            f"holds no run, but {what}, which one would replace",
+            file=folder,
+            key=key,
+            fix=f"another {key}, or move {'it' if len(there) == 1 else 'them'} away",
+        )
+
+
+def _is_runs(config: Path) -> bool:
+    """Whether a file is the configuration of a run, which stands in its folder from its start on."""
+    try:
+        values = read_values(config)
+    except UserError:
+        return False
+    return isinstance(values, dict) and {"backbone", "method", "data"} <= values.keys()
 
 
 class Record:

@@ -20,7 +20,7 @@ def box(tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """A box with tiny random encoders in the place of the shipped ones."""
     for seed, name in enumerate(("mini", "mini-sentence")):
         embedlab.load(tiny("bert", seed=seed)).save(tmp_path / "box" / name)
-    for module in ("embedlab.files", "embedlab.encoders.loading"):
+    for module in ("embedlab.files", "embedlab.encoders.place"):
         monkeypatch.setattr(f"{module}.assets_dir", lambda: tmp_path / "box")
     return tmp_path / "box"
 

@@ -200,11 +200,16 @@ def test_hydras_flags(here: Path, capsys: pytest.CaptureFixture[str], flags: lis
     assert not (here / "runs").exists()
 
 
-@pytest.mark.parametrize("place", ["a_file", "a_file/below"])
-def test_a_run_folder_that_cannot_be_made_is_one_line(here: Path, tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize(("place", "told"), [
+    ("a_file", r"is a file \(hydra.run.dir=.*Fix: a folder, or a path at which nothing is"),
+    ("a_file/below", r"the folder cannot be made: .*\(hydra.run.dir=.*Fix: a path that does not lead through a file"),
+])  # fmt: skip
+def test_a_run_folder_that_cannot_be_made_is_one_line(
+    here: Path, tmp_path: Path, place: str, told: str
+) -> None:
     (tmp_path / "a_file").write_text("x")
     task = Task()
-    with pytest.raises(UserError, match=r"the folder cannot be made: .*\(hydra.run.dir="):
+    with pytest.raises(UserError, match=told):
         run(job(task), "demo", [*GIVEN, f"hydra.run.dir={tmp_path / place}"])
     assert not task.configs
 

@@ -279,6 +279,32 @@ def test_a_killed_command_goes_on_to_the_same_bytes(folder: Path, tiny: Callable
     assert not list(folder.rglob("*.new"))
 
 
+def test_what_was_begun_with_overwrite_goes_on_with_it_and_not_without(
+    mine: Callable[..., int],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (folder / "out.jsonl").write_text("old\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("embedlab.corpus.mined.write_mined", stop)
+        assert mine("overwrite=true") == 130
+    done = {file: file.stat().st_mtime_ns for file in (folder / "out.jsonl.work" / "model").rglob("*.npy")}
+    assert done
+    assert mine() == 2
+    assert "out.jsonl: is there already (overwrite=false)" in capsys.readouterr().err
+    assert (folder / "out.jsonl").read_text() == "old\n"
+    assert {file: file.stat().st_mtime_ns for file in done} == done
+    monkeypatch.setattr(
+        "embedlab.encoders.base.Encoder.encode", lambda *_, **__: pytest.fail("encoded again")
+    )
+    assert mine("overwrite=true") == 0
+    assert len(rows(folder / "out.jsonl")) > 1
+
+
 def wait_for(ready: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + 200
     while not ready():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,28 +17,67 @@ print(status, "torch" in sys.modules)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "key"),
+    ("arguments", "told"),
     [
-        ("train no.such.key=1", "no.such.key"),
-        ("train method=nonsense", "method"),
-        ("train data.batch_size=0", "data.batch_size"),
-        ("train data.files=/nowhere.txt data.limit=1", "data.files"),
-        ("train data.files=nowhere/*.txt", "data.files"),
-        ("train trainer.max_steps=none", "trainer.max_steps"),
-        ("train callbacks.early_stopping=0", "callbacks.early_stopping"),
-        ("train evaluation.final=[nonsense]", "evaluation.final"),
-        ("train backbone.attention=nonsense", "backbone.attention"),
-        ("mine none.csv out.csv ckpt=mini", "input"),
-        ("mine in.csv out.csv ckpt=mini negatives=0", "negatives"),
-        ("quantize in.npy out.npy store=int4", "store"),
-        ("benchmark ckpt=mini format=nonsense", "format"),
-        ("evaluate ckpt=mini suite=nonsense", "suite"),
-        ("evaluate ckpt=mini suite=sts data_dir=/nowhere", "data_dir"),
+        ("train no.such.key=1", "(no.such.key"),
+        ("train method=nonsense", "(method"),
+        ("train data.batch_size=0", "(data.batch_size"),
+        ("train data.files=/nowhere.txt data.limit=1", "(data.files"),
+        ("train data.files=nowhere/*.txt", "(data.files"),
+        ("train trainer.max_steps=none", "(trainer.max_steps"),
+        ("train callbacks.early_stopping=0", "(callbacks.early_stopping"),
+        ("train evaluation.final=[nonsense]", "(evaluation.final"),
+        ("train backbone.attention=nonsense", "(backbone.attention"),
+        ("mine none.csv out.csv ckpt=mini", "(input"),
+        ("mine in.csv out.csv ckpt=mini negatives=0", "(negatives"),
+        ("quantize in.npy out.npy store=int4", "(store"),
+        ("benchmark ckpt=mini format=nonsense", "(format"),
+        ("evaluate ckpt=mini suite=nonsense", "(suite"),
+        ("evaluate ckpt=mini suite=sts data_dir=/nowhere", "(data_dir"),
+        ("evaluate ckpt=/nowhere suite=lee", "(ckpt"),
+        ("evaluate ckpt=mini suite=lee compare=/nowhere", "(compare"),
+        ("evaluate ckpt=mini suite=lee out=in.txt", "(out"),
+        ("evaluate ckpt=mini suite=lee out=in.txt/x.json", "(out"),
+        ("evaluate ckpt=mini suite=lee dtype=float8", "(dtype"),
+        ("encode in.txt out.npy ckpt=in.txt", "(ckpt"),
+        ("encode in.txt out.npy ckpt=.", "(ckpt"),
+        ("encode in.txt out.npy ckpt=mini store=int4", "(store"),
+        ("encode in.txt out.npy ckpt=mini store=int8", "(store"),
+        ("encode in.txt out.npy ckpt=mini store=int8 calibration=none.npy", "(calibration"),
+        ("encode in.txt out.npy ckpt=mini dtype=float8", "(dtype"),
+        ("mine in.csv out.csv ckpt=/nowhere", "(ckpt"),
+        ("mine in.csv out.csv ckpt=mini teacher=/nowhere", "(teacher"),
+        ("mine in.csv out.csv ckpt=mini search=/nowhere", "(search"),
+        ("export ckpt=/nowhere out=out to=hf", "(ckpt"),
+        ("benchmark ckpt=/nowhere", "(ckpt"),
+        ("search index in.txt index ckpt=/nowhere", "(ckpt"),
+        ("search index in.txt index dtype=float8", "(dtype"),
+        ("search query . words", "is no search index. Fix: embedlab search index TEXTS ."),
+        ("search serve .", "is no search index. Fix: embedlab search index TEXTS ."),
+        ("search export . out.parquet", "is no search index. Fix: embedlab search index TEXTS ."),
+        ("contamination in.txt data_dir=/nowhere", "(data_dir"),
+        ("contamination in.txt data_dir=in.txt", "(data_dir"),
+        ("train data.files=in.txt backbone.name=minni", "(backbone.name"),
+        ("train data.files=in.txt backbone=local backbone.path=/nowhere", "(backbone.path"),
+        ("train data.files=in.txt evaluation.sts_dir=in.txt", "(evaluation.sts_dir"),
+        ("train data.files=in.txt hydra.run.dir=in.txt", "(hydra.run.dir"),
+        ("train data.files=in.txt ckpt_path=none.ckpt", "(ckpt_path"),
+        ("mine in.csv out.csv ckpt=mini work=in.txt", "(work"),
+        ("mine in.txt out.csv ckpt=mini", "in.txt: a .txt file has one text a line"),
+        ("mine in.csv out.csv ckpt=mini columns.anchor=x", "(columns.anchor"),
+        ("fit --config none.yaml", "(config"),
+        ("search index none.txt index", "none.txt: no such file"),
+        ("search index in.txt in.txt", "in.txt: is a file. Fix: name a folder"),
+        ("report nowhere", "nowhere: no such folder"),
+        ("report in.txt", "in.txt: is a file. Fix: give the folder of a run or a sweep"),
+        ("tune method.tau=0.05", "nothing varies"),
     ],
 )
-def test_no_torch_before_the_refusal(arguments: str, key: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_no_torch_before_the_refusal(arguments: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("a cat\n")
+    (tmp_path / "in.csv").write_text("anchor,positive\na cat,a dog\n")
     command = [sys.executable, "-c", CODE, *arguments.split()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "2 False", done.stderr
     assert done.stderr.count("\n") == 1
-    assert f"({key}" in done.stderr
+    assert told in done.stderr

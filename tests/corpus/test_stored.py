@@ -6,11 +6,13 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from numpy.typing import NDArray
 
 import embedlab
 from embedlab.cli.main import main
@@ -67,6 +69,46 @@ def test_a_folder_of_parts_is_searched_in_any_store(
     assert (found * want).sum(axis=1).min() > (0.999 if store in ("int8", "uint8") else 0.99999)
     assert len(list(index.glob("vectors.npy"))) == (format == "parquet"), ".npy parts stay where they are"
     assert opened.info.fingerprint
+
+
+BROKEN: dict[str, Callable[[NDArray[np.float32]], bytes | NDArray[Any] | None]] = {
+    "missing": lambda ranges: None,
+    "empty": lambda ranges: b"",
+    "text": lambda ranges: b"lo,hi\n0,1\n",
+    "narrower": lambda ranges: ranges[:, 1:],
+    "turned round": lambda ranges: ranges[::-1],
+    "no numbers": lambda ranges: np.full_like(ranges, np.nan),
+    "whole numbers": lambda ranges: ranges.astype(int),
+    "objects": lambda ranges: ranges.astype(object),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_ranges_are_named(
+    kind: str, tmp_path: Path, encoded: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = encoded("store=int8", "format=npy", f"calibration={tmp_path / 'some.npy'}")
+    index = ["search", "index", str(folder), str(tmp_path / "index")]
+    assert main(index) == 0
+    query = ["search", "query", str(tmp_path / "index"), "words"]
+    for file, command in (
+        (tmp_path / "index" / "ranges.npy", query),
+        (folder / "ranges.npy", [*index, "overwrite=true"]),
+    ):
+        whole = file.read_bytes()
+        content = BROKEN[kind](np.load(file))
+        file.unlink()
+        if isinstance(content, bytes):
+            file.write_bytes(content)
+        elif content is not None:
+            np.save(file, content)
+        capsys.readouterr()
+        assert main(command) == 2
+        line = capsys.readouterr().err
+        assert f"{file}: is damaged (" in line
+        assert line.count("\n") == 1
+        file.write_bytes(whole)
+    assert main(query) == 0, "the index is as it was"
 
 
 def test_parts_that_are_not_all_there(

@@ -67,7 +67,7 @@ def test_a_plain_folder_is_pooled_by_the_mean_and_says_so(
 def test_what_is_in_the_box_is_loaded_by_its_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: Path, name: str
 ) -> None:
-    for module in ("embedlab.files", "embedlab.encoders.loading"):
+    for module in ("embedlab.files", "embedlab.encoders.place"):
         monkeypatch.setattr(f"{module}.assets_dir", lambda: tmp_path)
     with pytest.raises(UserError, match=r"no encoder|neither in the cache nor reachable"):
         embedlab.load(name)

@@ -15,7 +15,7 @@ from embedlab.cli.run_file import as_file
 from embedlab.errors import UserError
 from embedlab.run import sweep as launcher
 from embedlab.run.run import train
-from embedlab.run.run_folder import AFTER, LAST, PREVIOUS, check_free
+from embedlab.run.run_folder import AFTER, LAST, PREVIOUS, check_free, check_own
 from embedlab.run.sweep import Trial, run_trials
 
 
@@ -56,6 +56,54 @@ def test_what_may_begin(there: list[str], ckpt_path: str | None, free: bool, tmp
     assert str(folder) in str(error.value)
     assert "another hydra.run.dir" in str(error.value)
     assert ("ckpt_path=last" in str(error.value)) == any(name != AFTER for name in there)
+
+
+RUNS = "backbone: {}\nmethod: {}\ndata: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("there", "named"),
+    [
+        ({"notes.txt": "x", "slurm-7.out": "x"}, None),
+        ({"config.yaml": RUNS, "metrics.csv": "x"}, None),  # stopped before its first checkpoint
+        ({".hydra/config.yaml": RUNS, "notes.txt": "x"}, None),
+        ({LAST: "x", "export/embedlab.json": "x"}, None),
+        ({"config.yaml": "name: mine\n"}, "config.yaml, which"),
+        ({"config.yaml": "{", "metrics.csv": "x"}, "config.yaml, metrics.csv, which"),
+        ({".hydra/config.yaml": "lr: 1\n"}, ".hydra/config.yaml, which"),
+        ({"export/embedlab.json": "x", "best/x": ""}, "best, export, which"),
+    ],
+)
+def test_what_is_no_runs_is_not_replaced(there: dict[str, str], named: str | None, tmp_path: Path) -> None:
+    for name, content in there.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    if named is None:
+        check_own(tmp_path, "hydra.run.dir")
+        return
+    with pytest.raises(UserError, match=f"holds no run, but {named} one would replace"):
+        check_own(tmp_path, "hydra.run.dir")
+
+
+def test_train_leaves_a_folder_of_something_else_as_it_is(compose_run, text_file, tiny, tmp_path, capsys):  # type: ignore[no-untyped-def]
+    folder = tmp_path / "mine"
+    (folder / ".hydra").mkdir(parents=True)
+    for name in ("config.yaml", ".hydra/config.yaml", "train.log", "notes.txt", ".lock"):
+        (folder / name).write_text("mine\n")
+    arguments = ["train", "backbone=local", f"backbone.path={tiny('bert')}", f"data.files={text_file}",
+                 "trainer=cpu", "trainer.max_steps=1"]  # fmt: skip
+    before = contents(folder)
+    capsys.readouterr()
+    assert command.main([*arguments, f"hydra.run.dir={folder}"]) == 2
+    line = capsys.readouterr().err
+    assert (
+        "mine: holds no run, but config.yaml, .hydra/config.yaml, which one would replace (hydra.run.dir). Fix: "
+        in line
+    )
+    assert line.count("\n") == 1
+    assert contents(folder) == before
+    with pytest.raises(UserError, match="holds no run"):
+        train(compose_run("trainer.max_steps=1"), folder)
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,14 @@ def test_dev_is_wanted_only_where_it_selects(select, compose_run, tmp_path, sts_
             train(config(tmp_path / "own"), tmp_path / "run")
     with pytest.raises(UserError, match="no such folder"):
         train(config(tmp_path / "mistyped"), tmp_path / "other")
+
+
+def test_too_few_rows_are_refused_without_the_report_of_the_text(compose_run, tmp_path, capsys):  # type: ignore[no-untyped-def]
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"The cat has {n} names.\n{n}\n" for n in range(9)))
+    few = (f"data.files={text}", "data.report=true", "data.min_chars=5", "data.limit=null")
+    with pytest.raises(UserError, match=r"^9 rows are less .*, of 18 that were read; dropped: 9 .*min_chars"):
+        train(compose_run(*few, "data.batch_size=10"), tmp_path / "run")
+    assert "Data: " not in capsys.readouterr().err
+    train(compose_run(*few, "data.batch_size=9", "trainer.max_steps=1"), tmp_path / "run")
+    assert "Data: " in capsys.readouterr().err

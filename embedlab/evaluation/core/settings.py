@@ -9,6 +9,7 @@ from typing import Any
 
 from embedlab.errors import UserError, one_of
 from embedlab.evaluation.core.files import inner
+from embedlab.files import no_folder
 
 
 def row_limit(settings: Mapping[str, Any], default: int | None = None) -> int | None:
@@ -64,9 +65,7 @@ def folder_of(settings: Mapping[str, Any], kind: str) -> Path | None:
         return None
     folder = Path(str(data_dir))
     if not folder.is_dir():
-        raise UserError(
-            "no such folder", file=folder, key="data_dir", value=data_dir, fix=f"give the folder of {kind}/"
-        )
+        raise no_folder(folder, f"give the folder of {kind}/", file=folder, key="data_dir", value=data_dir)
     return inner(folder, kind)
 
 

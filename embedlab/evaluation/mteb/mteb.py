@@ -20,6 +20,7 @@ from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Prompted
+from embedlab.files import no_folder
 
 LISTS = Path(__file__).parent / "task_lists"
 _SAID = "#:"  # begins the lines of a list file that are said where the list is used
@@ -197,9 +198,7 @@ def _use_local_data(tasks: Sequence[Any], data_dir: Any) -> dict[str, str]:
         return {}
     root = Path(data_dir)
     if not root.is_dir():
-        raise UserError(
-            "no such folder", file=root, key="data_dir", value=data_dir, fix="give a folder of data sets"
-        )
+        raise no_folder(root, "give a folder of data sets", file=root, key="data_dir", value=data_dir)
     found = {}
     for task in tasks:
         path = str(task.metadata.dataset["path"])

@@ -1,0 +1,44 @@
+"""Whether what a configuration names lies on this machine; asked before torch is loaded, which takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from embedlab.backbones.resolve import donor_config, resolve
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.trainer import ScoringConfig
+from embedlab.data.sources import check_source
+from embedlab.errors import UserError
+from embedlab.files import like, no_folder
+
+
+def check_places(shared: Mapping[str, Any]) -> None:
+    """See that the checkpoint, the text, the backbone and the folder of STS files are there; no hub is asked.
+
+    Args:
+        shared: the sections of `parse_shared`.
+
+    Raises:
+        UserError: one of them is not.
+    """
+    checkpoint = shared["ckpt_path"]
+    if checkpoint is not None:  # a run that goes on may have nothing left to read
+        if checkpoint not in ("last", "auto") and not Path(checkpoint).is_file():
+            fix = like(Path(checkpoint)) or "give a .ckpt file, last or auto"
+            raise UserError("no such checkpoint", key="ckpt_path", value=checkpoint, fix=fix)
+        return
+    check_source(shared["data"])
+    _check_backbone(shared["backbone"])
+    scoring: ScoringConfig = shared["evaluation"]
+    if scoring.sts_dir not in (None, "hub") and not (folder := Path(scoring.sts_dir)).is_dir():
+        fix = "give the folder that holds stsb_dev.tsv.gz, or evaluation.sts_dir=hub"
+        raise no_folder(folder, fix, file=folder, key="evaluation.sts_dir", value=scoring.sts_dir)
+
+
+def _check_backbone(backbone: BackboneConfig) -> None:
+    if backbone.source in ("local", "shipped"):
+        resolve(backbone, weights=False)
+    elif backbone.source == "fresh" and (donor := (backbone.fresh or {}).get("init_from")) is not None:
+        resolve(donor_config(str(donor)), weights=False)

@@ -122,7 +122,8 @@ class Older:
 
     def __init__(self, checkout: Path, folder: Path, device: str, dtype: str) -> None:
         command = [sys.executable, "-c", _CHILD, str(folder), device, dtype]
-        environment = {**os.environ, "PYTHONPATH": str(checkout.resolve())}
+        paths = filter(None, (str(checkout.resolve()), os.environ.get("PYTHONPATH")))  # its own first
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._process = subprocess.Popen(
             command, cwd=checkout, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -86,7 +86,8 @@ class Older:
 
     def __init__(self, checkout: Path) -> None:
         own = {name: value for name, value in os.environ.items() if name != "EMBEDLAB_KERNELS"}
-        environment = {**own, "PYTHONPATH": str(checkout.resolve())}
+        paths = filter(None, (str(checkout.resolve()), os.environ.get("PYTHONPATH")))  # its own first
+        environment = {**own, "PYTHONPATH": os.pathsep.join(paths)}
         self._process = subprocess.Popen(
             [sys.executable, Path(__file__).resolve()], cwd=checkout, env=environment, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True,

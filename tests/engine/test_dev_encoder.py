@@ -14,6 +14,7 @@ from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.engine.step import backbones_of
 from embedlab.engine.whole_step import packs
 from embedlab.run.run import build, train
+from tests.engine.test_cuda_graph import DECODER, WIDE
 
 GRAPH = ("method=simcse", "pooling=mean", "trainer=gpu", "data.pad_to_multiple=4", "trainer.max_steps=6", "step=graph",
          "evaluation.every=2")  # fmt: skip
@@ -96,6 +97,15 @@ def test_a_graph_gives_the_scores_of_eager(  # type: ignore[no-untyped-def]
         graph, eager = (column(tmp_path / n, f"dev/{score}") for n in ("graph", "eager"))
         assert len(graph) == 4
         assert graph == pytest.approx(eager, abs=5e-3 if precision == "32-true" else 3e-2), score
+
+
+@pytest.mark.gpu
+def test_a_graph_scores_a_decoder_with_an_adapter(compose_run, sts_dir, tmp_path, caplog):  # type: ignore[no-untyped-def]
+    more = (*DECODER, "method=csesfp", "pooling=rep2", "template=eol_sum", f"evaluation.sts_dir={sts_dir}")
+    graph = ("step=graph", "evaluation.every=2", "trainer.precision=bf16-mixed")
+    train(compose_run(*more, *graph, model_type="llama", **WIDE), tmp_path / "run")
+    assert "without a CUDA graph" not in caplog.text
+    assert column(tmp_path / "run", "dev/mean_cosine")
 
 
 @pytest.mark.gpu

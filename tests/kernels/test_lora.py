@@ -62,6 +62,13 @@ def test_values_and_gradients_are_those_of_layers_one_by_one(
     torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-10)
 
 
+def test_without_dropout_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a graph is captured, as of development scoring, there is no generator to be had."""
+    trained, frozen, _ = layers(5, 64, (32,), 16, torch.float32)
+    monkeypatch.setattr(torch, "Generator", None)
+    together(trained, frozen, 0.0)
+
+
 def test_wide_sums_keep_the_share_of_an_update_that_has_only_begun_to_learn() -> None:
     """A share of a thousandth is lost where the sum is rounded to bf16, one output in two or so."""
     (x, downs, up), frozen, _ = layers(50, 64, (32,), 16, torch.bfloat16)

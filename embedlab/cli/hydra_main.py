@@ -6,7 +6,6 @@ import errno
 import functools
 import io
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
@@ -49,6 +48,8 @@ class FreeFolder(Callback):
 
     until_the_end: ExitStack
     """Of the command: what lets go of the folder."""
+    there: frozenset[str] = frozenset()
+    """What was in the folder before the command, and in its ``.hydra``."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """Raises `Refusal` where the folder holds another run or is in use."""
@@ -63,6 +64,7 @@ class FreeFolder(Callback):
         try:
             folder = str(OmegaConf.select(config, key))
             _check_links(Path(folder), key)
+            FreeFolder.there = frozenset(_names(Path(folder)))
             if key == "hydra.run.dir":
                 check_own(Path(folder), key)
             self.until_the_end.enter_context(owned(Path(folder), key))
@@ -111,6 +113,7 @@ def run(task: Task, config_name: str, argv: Sequence[str]) -> int:
             _as_hydra_reads_it(arguments),
             ExitStack() as FreeFolder.until_the_end,
         ):
+            FreeFolder.there = frozenset()
             hydra.main(str(_paths.conf_dir()), config_name, version_base="1.3")(job)()
     except Refusal as refusal:
         raise refusal.error from None
@@ -216,11 +219,19 @@ def _unused_unless_it_goes_well(folder: Path) -> Iterator[None]:
         raise
 
 
+def _names(folder: Path) -> Iterator[str]:
+    for path in (*folder.glob("*"), *folder.glob(f"{HYDRAS}/*")):
+        yield str(path.relative_to(folder))
+
+
 def _remove_if_unused(folder: Path) -> None:
-    """Bad input leaves nothing behind: a run folder that holds only what Hydra put there goes away."""
-    entries = list(folder.iterdir()) if folder.is_dir() else []
-    if all(e.name in (HYDRAS, LOCK) or (e.suffix == ".log" and e.stat().st_size == 0) for e in entries):
-        shutil.rmtree(folder, ignore_errors=True)
+    """Bad input leaves nothing behind: where Hydra's files are all that came, they go away; what was there stays."""
+    new = {name: folder / name for name in _names(folder) if name not in FreeFolder.there}
+    logs = {n for n, path in new.items() if path.suffix == ".log" and path.stat().st_size == 0}
+    hydras = {n for n in new if n == HYDRAS or n.startswith(f"{HYDRAS}{os.sep}")}
+    if new.keys() <= logs | hydras | {LOCK}:  # which goes with its owner, who removes a folder that he made
+        for name in sorted(logs | hydras, reverse=True):
+            new[name].rmdir() if new[name].is_dir() else new[name].unlink()
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
     now = datetime.datetime.now()
     folder = Path(config.folder or f"runs/{now:%Y-%m-%d}/{now:%H-%M-%S}-tune")
-    study = tune(config, space, _checked, folder)
+    study = tune(config, space, lambda overrides: _scored(_checked(overrides), config.metric), folder)
     found = [t for t in study.get_trials(deepcopy=False) if t.value is not None]
     states = [t.state.name.lower() for t in study.get_trials(deepcopy=False)]
     print(f"{len(states)} trials: " + ", ".join(f"{states.count(s)} {s}" for s in sorted(set(states))))
@@ -68,6 +68,19 @@ def _own(argument: str) -> tuple[str, Any]:
     if not equals:
         raise UserError("key=value is meant", key=key, fix="embedlab tune --help")
     return key.removeprefix("tune."), yaml.safe_load(value)
+
+
+def _scored(values: dict[str, Any], metric: str) -> dict[str, Any]:
+    """`values`, of a run that has the score."""
+    evaluation = values["evaluation"]
+    if metric.startswith("dev/") and evaluation["sts_dir"] is None and evaluation["dev"] is None:
+        raise UserError(
+            "these runs are not scored on a development set",
+            key="tune.metric",
+            value=metric,
+            fix="evaluation.sts_dir=DIR or evaluation.dev=FILE, or another score, such as tune.metric=lee/spearman",
+        )
+    return values
 
 
 def _checked(overrides: list[str]) -> dict[str, Any]:

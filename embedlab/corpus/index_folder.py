@@ -12,6 +12,8 @@ INFO = "index.json"
 
 def check_index(folder: Path) -> None:
     """UserError where there is no index."""
+    if folder.is_file():
+        raise UserError("is a file", file=folder, fix="name the folder of an index")
     if not (folder / INFO).is_file():
         fix = f"embedlab search index TEXTS {folder} ckpt=…"
         raise UserError("is no search index", file=folder, fix=fix)

@@ -218,6 +218,10 @@ def read_ranges(path: Path, dim: int, fix: str) -> NDArray[np.float32]:
 def check_place(path: Path) -> None:
     """UserError where the folder of `path` is not there or not writable."""
     if not path.parent.is_dir():
+        if path.parent.exists():
+            raise UserError(
+                "is a file", file=path.parent, key="output", value=path, fix="a place in a folder"
+            )
         raise UserError("no such folder", file=path.parent, fix="make it, or write elsewhere")
     check_writable(path, key="output")
 

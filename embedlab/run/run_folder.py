@@ -33,7 +33,7 @@ CONFIG = "config.yaml"
 LOCK = ".lock"
 HYDRAS = ".hydra"
 _CONFIGS = (CONFIG, f"{HYDRAS}/{CONFIG}")
-_REPLACED = (*_CONFIGS, "metrics.csv", "best", "export")
+_REPLACED = (*_CONFIGS, "metrics.csv", "best", "export", "data_report.json", AFTER)
 """What a run writes under names that others use too, and in the place of what is there."""
 _held: set[Path] = set()
 """Folders that this process owns."""

@@ -13,6 +13,7 @@ from embedlab.cli.hydra_main import run, run_dir
 from embedlab.errors import UserError
 
 GIVEN = ["ckpt=mini", "input=a", "output=b"]
+GUARD = "+hydra.callbacks.free_folder._target_=embedlab.cli.hydra_main.FreeFolder"
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +79,8 @@ def test_nothing_is_written_through_a_link(tmp_path: Path, name: str, flag: list
     link.parent.mkdir(parents=True)
     link.symlink_to(victim)
     key = "hydra.sweep.dir" if flag else "hydra.run.dir"
-    guard = "+hydra.callbacks.free_folder._target_=embedlab.cli.hydra_main.FreeFolder"
     with pytest.raises(UserError, match=rf"{name}: is a link \({key}="):
-        run(job(Task()), "demo", [*flag, *GIVEN, guard, f"{key}={tmp_path / 'run'}"])
+        run(job(Task()), "demo", [*flag, *GIVEN, GUARD, f"{key}={tmp_path / 'run'}"])
     assert victim.read_text() == "mine"
 
 
@@ -136,16 +136,33 @@ def test_a_failed_job_stops_hydras_own_sweep() -> None:
 
 def test_bad_input_leaves_no_run_folder(here: Path) -> None:
     with pytest.raises(UserError):
-        run(job(Task(UserError("bad", fix="f"))), "demo", GIVEN)
+        run(job(Task(UserError("bad", fix="f"))), "demo", [*GIVEN, GUARD])
     assert not (here / "runs/demo").exists()
 
 
-def test_bad_input_leaves_what_was_there(here: Path) -> None:
-    (here / "runs/demo").mkdir(parents=True)
-    (here / "runs/demo/last.ckpt").write_text("weights", "utf-8")
+@pytest.mark.parametrize(
+    "there",
+    [
+        [],
+        ["last.ckpt"],
+        ["todo.log"],
+        [".hydra/"],
+        [".hydra/notes.txt"],
+        [".hydra"],
+        ["demo.log", ".hydra/a/b"],
+    ],
+    ids=str,
+)
+def test_bad_input_leaves_what_was_there(here: Path, there: list[str]) -> None:
+    folder = here / "runs/demo"
+    folder.mkdir(parents=True)
+    for name in there:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).mkdir() if name.endswith("/") else (folder / name).write_text("", "utf-8")
+    before = sorted(folder.rglob("*"))
     with pytest.raises(UserError):
-        run(job(Task(UserError("bad", fix="f"))), "demo", GIVEN)
-    assert (here / "runs/demo/last.ckpt").read_text("utf-8") == "weights"
+        run(job(Task(UserError("bad", fix="f"))), "demo", [*GIVEN, GUARD])
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_a_failure_keeps_its_run_folder(here: Path) -> None:
@@ -169,7 +186,7 @@ def test_a_failure_keeps_its_run_folder(here: Path) -> None:
 )
 def test_a_bad_configuration_is_one_line(here: Path, argv: list[str], part: str) -> None:
     with pytest.raises(UserError) as caught:
-        run(job(Task()), "demo", [*GIVEN, *argv])
+        run(job(Task()), "demo", [*GIVEN, GUARD, *argv])
     line = str(caught.value)
     assert "\n" not in line
     assert part in line

@@ -53,6 +53,8 @@ print(status, "torch" in sys.modules)
         ("search index in.txt index ckpt=/nowhere", "(ckpt"),
         ("search index in.txt index dtype=float8", "(dtype"),
         ("search query . words", "is no search index. Fix: embedlab search index TEXTS ."),
+        ("search query in.txt words", "in.txt: is a file. Fix: name the folder of an index"),
+        ("encode in.txt in.txt/v.npy ckpt=mini", "in.txt: is a file (output=in.txt/v.npy)"),
         ("search serve .", "is no search index. Fix: embedlab search index TEXTS ."),
         ("search export . out.parquet", "is no search index. Fix: embedlab search index TEXTS ."),
         ("contamination in.txt data_dir=/nowhere", "(data_dir"),

@@ -120,6 +120,10 @@ def test_a_metric_that_no_trial_has_ends_the_search(tmp_path: Path) -> None:
         (["tune.pruner=axe", "seed=1,2"], "tune.pruner=axe"),
         (["tune.nonsense=1", "seed=1,2"], "tune.nonsense"),
         (["seed=1"], "nothing varies"),
+        (
+            ["seed=1,2", "experiment=quickstart"],
+            r"tune\.metric=dev/spearman\)\. Fix: evaluation\.sts_dir=DIR",
+        ),
     ],
 )
 def test_bad_input_is_named(arguments: list[str], part: str) -> None:

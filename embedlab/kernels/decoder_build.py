@@ -24,6 +24,8 @@ _FAMILIES = ("Llama", "Mistral")
 _ROTARY = ("default", "linear", "llama3")
 """Kinds of rotary positions whose frequencies do not follow from a batch."""
 LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_SILU = ("SiLU", "SiLUActivation")
+"""torch's, and that of newer versions of transformers."""
 _WIDTHS = (32, 64, 128)
 """Of a head."""
 
@@ -72,7 +74,7 @@ def _block_fits(block: Any, family: str) -> bool:
     if block.training and getattr(block, "gradient_checkpointing", False):
         return False
     attention = block.self_attn
-    if not attention.is_causal or attention.attention_dropout or type(block.mlp.act_fn) not in _silu():
+    if not attention.is_causal or attention.attention_dropout or type(block.mlp.act_fn).__name__ not in _SILU:
         return False
     layers = layers_of(block)
     return (
@@ -81,13 +83,6 @@ def _block_fits(block: Any, family: str) -> bool:
         and all(_norm_fits(norm, family) for norm in (block.input_layernorm, block.post_attention_layernorm))
         and attention.head_dim in _WIDTHS
     )
-
-
-def _silu() -> tuple[type, ...]:
-    from transformers.activations import ACT2CLS
-
-    found = ACT2CLS["silu"]
-    return nn.SiLU, found[0] if isinstance(found, tuple) else found
 
 
 def _norm_fits(norm: Any, family: str) -> bool:

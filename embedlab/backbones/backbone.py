@@ -16,7 +16,7 @@ from embedlab.backbones.body import Body, token_positions
 from embedlab.backbones.padding import by_length, filled_on_the_right, special_types
 from embedlab.backbones.slots import InSlots, in_slots
 from embedlab.errors import UserError
-from embedlab.kernels import fused_block, fused_decoder
+from embedlab.kernels import decoder_build, fused_block, fused_decoder
 from embedlab.kernels.available import LONGEST, SHORT_LONGEST, kernel_options, packed_kernel
 from embedlab.kernels.packing import packable, row_capacity
 
@@ -99,13 +99,14 @@ class Backbone(Body):
                 stream.
             decoder: what fused blocks of a decoder with LoRA read, of this backbone, where they may run.
         """
-        before, self.low_precision_weights = self.low_precision_weights, low_precision_weights
-        self._decoder = decoder if decoder is not None and fused_decoder.known(self) else None
+        before = self.low_precision_weights, self._decoder
+        self.low_precision_weights = low_precision_weights
+        self._decoder = decoder if decoder is not None and decoder_build.known(self) else None
         try:
             with joined_lora.joined(self.model):
                 yield
         finally:
-            self.low_precision_weights, self._decoder = before, None
+            self.low_precision_weights, self._decoder = before
 
     def unpads(self, longest: int, on_card: bool = True) -> bool:
         """Whether `forward` can leave out padding, in rows of at most `longest` tokens."""
@@ -121,15 +122,17 @@ class Backbone(Body):
             return whole and longest <= LONGEST and packed_kernel(config, short)
         return whole or not decodes
 
-    def reads_one(self, device: torch.device, packed: bool) -> bool:
+    def reads_one(self, device: torch.device, packed: bool, told: bool = False) -> bool:
         """Whether `forward` can be told the one token of each row that is read (its `position`), and gains by it; a
         decoder that can be told one can be told several.
 
         Args:
             device: of the batch.
             packed: whether it will leave out padding (its `capacity`).
+            told: whether it will be told positions, which the kernels of a decoder count by themselves.
         """
-        if packed and kernel_options().last_block and fused_decoder.applies(self._decoder, device):
+        plain = packed and not told and kernel_options().last_block
+        if plain and fused_decoder.applies(self._decoder, device):
             return True
         return last_block.applies(self, device, packed)
 

@@ -19,7 +19,8 @@ from embedlab.engine.module import Method
 from embedlab.engine.optimizer import ReplayableAdamW
 from embedlab.engine.precision import ComputeCopy, copyable
 from embedlab.engine.step import backbones_of, non_finite
-from embedlab.kernels.fused_decoder import DecoderWeights, known
+from embedlab.kernels.decoder_build import known
+from embedlab.kernels.fused_decoder import DecoderWeights
 from embedlab.kernels.packing import row_capacity, token_capacity
 from embedlab.objectives.precision import compiled_objectives
 
@@ -154,12 +155,23 @@ class WholeStep:
         self._body(self.shapes)
 
     def _before(self) -> None:
+        # A checkpoint or the best weights may have been loaded meanwhile.
         if self._update is not None:
             self._update.fill()
-            self.refresh()  # a checkpoint or the best weights may have been loaded meanwhile
+            self.refresh()
+        else:  # the others are a part of the step
+            self._refresh_frozen()
 
     def refresh(self) -> None:
         """What the forward pass computes with is the present weights."""
+        self._refresh_frozen()
+        self._refresh_copies()
+
+    def _refresh_frozen(self) -> None:
+        for decoder in self._decoders.values():
+            decoder.refresh_if_written()
+
+    def _refresh_copies(self) -> None:
         for copy in self._copies:
             if self._update is None:
                 copy.refresh()
@@ -224,7 +236,7 @@ class WholeStep:
             for p in self.parameters:
                 p.grad = None
         if self._update is None:
-            self.refresh()
+            self._refresh_copies()
         with self._computing():
             loss, logged = self._loss(shapes)
             with self._coming(shapes):

@@ -17,15 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from embedlab.kernels.available import has_foreign_hooks, has_triton, is_transformers, kernel_options
-from embedlab.kernels.lora import dropped, is_plain_lora, product
-
-_FAMILIES = ("Llama", "Mistral")
-_ROTARY = ("default", "linear", "llama3")
-"""Kinds of rotary positions whose frequencies do not follow from a batch."""
-_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_WIDTHS = (32, 64, 128)
-"""Of a head."""
+from embedlab.kernels.decoder_build import LAYERS, layers_of, share_of
+from embedlab.kernels.lora import dropped, product
 
 
 class Plan(NamedTuple):
@@ -64,7 +57,7 @@ class DecoderWeights:
     """What the kernels of a backbone read, made at the first pass; one instance as long as graphs read it.
 
     Args:
-        backbone: any; `known` says whether it can run so.
+        backbone: any; `embedlab.kernels.decoder_build.known` says whether it can run so.
         dtype: of products.
     """
 
@@ -72,6 +65,8 @@ class DecoderWeights:
         self.dtype = dtype
         self._backbone = backbone
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+        self._frozen: list[tuple[Tensor, Tensor]] = []
+        self._seen = 0
         self.blocks: list[BlockWeights] = []
         self.parameters: list[nn.Parameter] = []
         """A of the layers of a block, then B of them, block by block."""
@@ -83,18 +78,29 @@ class DecoderWeights:
         self._copies.refresh()
 
     @torch.no_grad()
+    def refresh_if_written(self) -> None:
+        """Bring the frozen weights there again, where torch has written to them since: an adapter merged by hand."""
+        if self._writes() != self._seen:
+            for base, rows in self._frozen:
+                rows.copy_(base)
+            self._seen = self._writes()
+
+    def _writes(self) -> int:
+        return sum(base._version for base, _ in self._frozen)
+
+    @torch.no_grad()
     def _make(self) -> None:
         from embedlab.kernels.decoder_triton import Copies
 
         model = self._backbone.model
         config = model.config
         self.heads, self.shared = config.num_attention_heads, config.num_key_value_heads
-        first = _layers(model.layers[0])[0]
+        first = layers_of(model.layers[0])[0]
         self.scale = float(model.layers[0].self_attn.scaling)
         self.rank, self.scaling = len(first.lora_A["default"].weight), float(first.scaling["default"])
         pairs: list[tuple[Tensor, Tensor]] = []
         for block in model.layers:
-            layers = _layers(block)
+            layers = layers_of(block)
             self.parameters += [layer.lora_A["default"].weight for layer in layers]
             self.parameters += [layer.lora_B["default"].weight for layer in layers]
             qkv, output, gates, last = (
@@ -106,6 +112,7 @@ class DecoderWeights:
             self.blocks.append(BlockWeights(qkv, output, gates, last, gamma, eps))
         factors = [1.0, self.scaling] * (len(pairs) // 2)
         self._copies = Copies(pairs, factors)
+        self._seen = self._writes()
 
     def _group(self, layers: list[Any], pairs: list[tuple[Tensor, Tensor]]) -> Joint:
         """Weight and A of layers of one input; adds where their A and B belong to `pairs`."""
@@ -117,6 +124,7 @@ class DecoderWeights:
         for i, (layer, base) in enumerate(zip(layers, bases, strict=True)):
             rows, left = weight[top : top + len(base)], width + i * rank
             rows[:, :width] = base
+            self._frozen.append((base, rows[:, :width]))
             pairs.append((layer.lora_A["default"].weight.detach(), downs[i]))
             pairs.append((layer.lora_B["default"].weight.detach(), rows[:, left : left + rank]))
             top += len(base)
@@ -135,66 +143,6 @@ class DecoderWeights:
         if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             self._tables[longest] = table  # a graph's own memory is not for others
         return table
-
-
-def known(backbone: Any) -> bool:
-    """Whether a backbone's blocks are of the build that is known here, and nobody else looks at them or runs them."""
-    model = backbone.model
-    if not kernel_options().fused_decoder or not has_triton() or backbone.adapter is None:
-        return False
-    family = type(model).__name__.removesuffix("Model")
-    if family not in _FAMILIES or not is_transformers(model) or backbone.position_offset:
-        return False
-    config = model.config
-    rotary = getattr(config, "rope_parameters", None) or {}
-    if config.hidden_act != "silu" or rotary.get("rope_type", "default") not in _ROTARY:
-        return False
-    if getattr(config, "attention_dropout", 0.0) or any(has_foreign_hooks(m) for m in model.modules()):
-        return False
-    if not _norm_fits(model.norm, family) or not all(_block_fits(block, family) for block in model.layers):
-        return False
-    layers = [layer for block in model.layers for layer in _layers(block)]
-    facts = {(len(x.lora_A["default"].weight), float(x.scaling["default"]), _share(x)) for x in layers}
-    widths = {x for layer in layers for x in layer.base_layer.weight.shape}
-    rank = len(layers[0].lora_A["default"].weight)
-    return len(facts) == 1 and rank in (16, 32, 64) and all(w % 64 == 0 for w in widths)
-
-
-def _block_fits(block: Any, family: str) -> bool:
-    if type(block).__name__ != f"{family}DecoderLayer" or not is_transformers(block):
-        return False
-    parts = (block.self_attn, "Attention"), (block.mlp, "MLP")
-    if any(type(m).__name__ != f"{family}{kind}" or not is_transformers(m) for m, kind in parts):
-        return False
-    if block.training and getattr(block, "gradient_checkpointing", False):
-        return False
-    layers = _layers(block)
-    return (
-        all(is_plain_lora(layer) and layer.base_layer.bias is None for layer in layers)
-        and all(_fp32(part["default"].weight) for layer in layers for part in (layer.lora_A, layer.lora_B))
-        and all(_norm_fits(norm, family) for norm in (block.input_layernorm, block.post_attention_layernorm))
-        and block.self_attn.head_dim in _WIDTHS
-    )
-
-
-def _norm_fits(norm: Any, family: str) -> bool:
-    named = type(norm).__name__ == f"{family}RMSNorm" and is_transformers(norm)
-    return named and _fp32(norm.weight) and not norm.weight.requires_grad
-
-
-def _fp32(tensor: Tensor) -> bool:
-    return tensor.dtype == torch.float32 and tensor.is_contiguous()
-
-
-def _layers(block: Any) -> list[Any]:
-    """Those with an update, in the order of `_LAYERS`."""
-    return [getattr(block.self_attn if i < 4 else block.mlp, name) for i, name in enumerate(_LAYERS)]
-
-
-def _share(layer: Any) -> float:
-    """Dropped of the update's input."""
-    dropout = layer.lora_dropout["default"]
-    return float(getattr(dropout, "p", 0.0)) if dropout.training else 0.0
 
 
 def applies(weights: DecoderWeights | None, device: torch.device) -> bool:
@@ -225,7 +173,7 @@ def states(
     """
     weights.ready()
     model = weights._backbone.model
-    share = _share(_layers(model.layers[0])[0])
+    share = share_of(layers_of(model.layers[0])[0])
     plan = Plan(bounds, *weights.table(max(16, longest)), longest, dropped(share) if share else 0)
     # One draw for all; 16 bytes apart, at which kernels take addresses to be aligned.
     seeds = torch.randint(2**31 - 1, (len(weights.blocks), 4, 2), device=ids.device)[..., 0]
@@ -429,7 +377,7 @@ class _Blocks(torch.autograd.Function):
             read = slot if i == len(weights.blocks) - 1 else None
             beside = grads[i - 1] if 0 < i < len(grads) else None
             dx, half, flat = _backward(dx, half, seeds[i], read, plan, weights, w, kept, inner, beside)
-            some = weights.parameters[i * 2 * len(_LAYERS) : (i + 1) * 2 * len(_LAYERS)]
+            some = weights.parameters[i * 2 * len(LAYERS) : (i + 1) * 2 * len(LAYERS)]
             parts = flat.split([p.numel() for p in some])
             found = [*(part.view_as(p) for part, p in zip(parts, some, strict=True)), *found]
         return (dx if ctx.needs_input_grad[0] else None), *[None] * 5, *found

@@ -173,7 +173,7 @@ def is_plain_lora(layer: Any) -> bool:
     drop = layer.lora_dropout["default"]
     inside = (layer, base, down, up, drop)
     if (
-        type(base) is not nn.Linear
+        {type(base), type(down), type(up)} != {nn.Linear}
         or base.weight.requires_grad
         or layer.disable_adapters
         or layer.lora_variant

@@ -228,7 +228,7 @@ class PromptBERT(Method):
             told = [token_positions(p.mask, offset) if p.positions is None else p.positions for p in parts]
             positions = widened(told, offset)
         if (positions is None or token_budget is not None) and backbone.reads_one(
-            ids.device, token_budget is not None
+            ids.device, token_budget is not None, positions is not None
         ):
             read = [
                 pooling.position(m, t.marks)

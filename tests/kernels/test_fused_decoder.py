@@ -15,6 +15,7 @@ from embedlab.backbones.architecture import describe
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
 from embedlab.kernels import fused_decoder
+from embedlab.kernels.decoder_build import known, layers_of
 from embedlab.kernels.fused_decoder import DecoderWeights
 from tests.interpreted import DEVICE, NEEDS
 
@@ -130,7 +131,7 @@ def masks_of(node: Any, dropout: float) -> list[list[Tensor]]:
 
 def with_masks(backbone: Backbone, masks: list[list[Tensor]]) -> None:
     for block, some in zip(backbone.model.layers, masks, strict=True):
-        for layer, mask in zip(fused_decoder._layers(block), some, strict=True):
+        for layer, mask in zip(layers_of(block), some, strict=True):
             layer.lora_dropout["default"] = Fixed(mask.cpu())
 
 
@@ -141,7 +142,7 @@ class TestKernels:
     @pytest.mark.parametrize("dropout", [0.0, 0.05, 0.5])
     def test_values_and_gradients_are_those_of_pefts_layers(self, shape: Any, dropout: float) -> None:
         backbone, (ids, mask) = decoder(shape, dropout), batch(shape)
-        assert fused_decoder.known(backbone)
+        assert known(backbone)
         states, node = packed(backbone, DecoderWeights(backbone, torch.float32), ids, mask, shape[6])
         masks = masks_of(node, dropout) if dropout else None
         mine = outcome(backbone, states, mask)
@@ -293,98 +294,6 @@ class TestKernels:
             ]
             print(f"{kind} at {scale}: fused {errors[0]:.3e}, joined {errors[1]:.3e}")
             assert errors[0] < 1.1 * errors[1], kind
-
-
-@pytest.fixture
-def triton_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_decoder, "has_triton", lambda: True)
-
-
-def _hook(backbone: Any) -> None:
-    backbone.blocks[1].mlp.register_forward_hook(lambda *a: None)
-
-
-def _merge(backbone: Any) -> None:
-    backbone.blocks[0].mlp.up_proj.merge()
-
-
-def _train_a_norm(backbone: Any) -> None:
-    backbone.model.norm.weight.requires_grad_(True)
-
-
-def _train_base(backbone: Any) -> None:
-    backbone.blocks[0].mlp.up_proj.base_layer.weight.requires_grad_(True)
-
-
-def _another_share(backbone: Any) -> None:
-    backbone.blocks[1].self_attn.q_proj.lora_dropout["default"] = nn.Dropout(0.1)
-
-
-def _another_scale(backbone: Any) -> None:
-    backbone.blocks[1].self_attn.q_proj.scaling["default"] = 3.0
-
-
-def _half(backbone: Any) -> None:
-    backbone.half()
-
-
-def _plain_layer(backbone: Any) -> None:
-    backbone.blocks[0].mlp.up_proj = backbone.blocks[0].mlp.up_proj.base_layer
-
-
-def _checkpoints(backbone: Any) -> None:
-    backbone.model.gradient_checkpointing_enable()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        _hook,
-        _merge,
-        _train_a_norm,
-        _train_base,
-        _another_share,
-        _another_scale,
-        _half,
-        _plain_layer,
-        _checkpoints,
-    ],
-)
-@pytest.mark.usefixtures("triton_is_there")
-def test_what_is_built_or_watched_otherwise_is_left_alone(change: Any) -> None:
-    backbone = decoder(SHAPES[0], device="cpu")
-    assert fused_decoder.known(backbone)
-    change(backbone)
-    assert not fused_decoder.known(backbone)
-
-
-@pytest.mark.parametrize(
-    ("shape", "more"),
-    [
-        ((4, 2, 32, 96, 16, (), 0), {}),
-        ((4, 2, 32, 128, 8, (), 0), {}),
-        ((4, 4, 16, 128, 16, (), 0), {}),
-        ((4, 2, 32, 128, 16, (), 0), {"attention_bias": True}),
-        ((4, 2, 32, 128, 16, (), 0), {"attention_dropout": 0.1}),
-        ((4, 2, 32, 128, 16, (), 0), {"hidden_act": "gelu"}),
-        ((4, 2, 32, 128, 16, (), 0), {"family": "Qwen3"}),
-        (
-            (4, 2, 32, 128, 16, (), 0),
-            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-        ),
-    ],
-)
-@pytest.mark.usefixtures("triton_is_there")
-def test_other_shapes_and_builds_are_left_alone(shape: Any, more: dict[str, Any]) -> None:
-    assert not fused_decoder.known(decoder(shape, device="cpu", **more))
-
-
-@pytest.mark.usefixtures("triton_is_there")
-def test_mistral_is_known_and_an_option_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    backbone = decoder(SHAPES[0], family="Mistral", device="cpu")
-    assert fused_decoder.known(backbone)
-    monkeypatch.setenv("EMBEDLAB_KERNELS", "fused_decoder=0")
-    assert not fused_decoder.known(backbone)
 
 
 def test_only_captured_steps_on_a_card_in_bf16_run_so(monkeypatch: pytest.MonkeyPatch) -> None:

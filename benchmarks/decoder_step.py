@@ -9,7 +9,7 @@ Weights, words and the tokenizer are random: nothing is fetched. Sentences of up
     before          CSE-SFP, padded, PEFT's layers one by one
     packed          CSE-SFP without padding, PEFT's layers one by one
     joined          CSE-SFP without padding, layers of one input as one (`embedlab.backbones.joined_lora`)
-    fused           CSE-SFP without padding, blocks written out (`embedlab.kernels.fused_decoder`)
+    fused           CSE-SFP without padding, blocks written out (`embedlab.kernels.decoder.fused_decoder`)
     fused-all       as `fused`, the last block computed for all tokens
     two-passes      PromptEOL, the same prompt twice, as `fused`: CSE-SFP's share of its time is ideally
                     L2 / (2 L1) = .5

@@ -16,8 +16,9 @@ from embedlab.backbones.body import Body, token_positions
 from embedlab.backbones.padding import by_length, filled_on_the_right, special_types
 from embedlab.backbones.slots import InSlots, in_slots
 from embedlab.errors import UserError
-from embedlab.kernels import decoder_build, fused_block, fused_decoder
+from embedlab.kernels import fused_block
 from embedlab.kernels.available import LONGEST, SHORT_LONGEST, kernel_options, packed_kernel
+from embedlab.kernels.decoder import decoder_build, fused_decoder
 from embedlab.kernels.packing import packable, row_capacity
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class Backbone(Body):
             return fused_block.states_in(*arguments, rows.slots.of_cells(cells))
 
     def _decoded(self, rows: InSlots, all_layers: bool, position: Tensor | None) -> tuple[Tensor, ...]:
-        """`_unpadded` by `embedlab.kernels.fused_decoder`."""
+        """`_unpadded` by `embedlab.kernels.decoder.fused_decoder`."""
         slots = rows.slots
         assert self._decoder is not None
         arguments = (self._decoder, rows.ids, slots.bounds, rows.longest)

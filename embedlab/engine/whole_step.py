@@ -19,8 +19,8 @@ from embedlab.engine.module import Method
 from embedlab.engine.optimizer import ReplayableAdamW
 from embedlab.engine.precision import ComputeCopy, copyable
 from embedlab.engine.step import backbones_of, non_finite
-from embedlab.kernels.decoder_build import known
-from embedlab.kernels.fused_decoder import DecoderWeights
+from embedlab.kernels.decoder.decoder_build import known
+from embedlab.kernels.decoder.fused_decoder import DecoderWeights
 from embedlab.kernels.packing import row_capacity, token_capacity
 from embedlab.objectives.precision import compiled_objectives
 

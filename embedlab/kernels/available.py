@@ -34,7 +34,7 @@ class KernelOptions:
     """Blocks whose backward pass is written out (`embedlab.kernels.fused_block`), instead of compiled ones; and
     encoding without padding (`embedlab.kernels.inference`)."""
     fused_decoder: bool = True
-    """Blocks of a decoder with LoRA whose backward pass is written out (`embedlab.kernels.fused_decoder`), instead of
+    """Blocks of a decoder with LoRA whose backward pass is written out (`embedlab.kernels.decoder`), instead of
     compiled ones."""
     fused_update: bool = True
     """Weights, moments and bf16 copies in one pass (`embedlab.engine.fused_adamw`), instead of torch's AdamW."""

@@ -17,8 +17,8 @@ import torch
 import embedlab
 from embedlab.engine import whole_step
 from embedlab.engine.module import Method
-from embedlab.kernels import fused_decoder
-from embedlab.kernels.fused_decoder import DecoderWeights
+from embedlab.kernels.decoder import fused_decoder
+from embedlab.kernels.decoder.fused_decoder import DecoderWeights
 from embedlab.run.callbacks.checkpoints import LAST, Interrupted
 from embedlab.run.run import train
 from tests.engine.test_cuda_graph import column

@@ -197,8 +197,8 @@ def test_adamw(twins: bool) -> None:
 )
 def test_decoder(width: int, inner: int, rank: int, query: int, key: int, dropped: int) -> None:
     """SmolLM2-135M's shape, and that of Llama 3.2 1B."""
-    from embedlab.kernels import decoder_gradients_triton as gradients
-    from embedlab.kernels import decoder_triton as kernels
+    from embedlab.kernels.decoder import decoder_gradients_triton as gradients
+    from embedlab.kernels.decoder import decoder_triton as kernels
 
     lora(3, width, rank, BF16)  # whose kernels are used too
     tokens = 9408
@@ -232,7 +232,7 @@ def test_decoder(width: int, inner: int, rank: int, query: int, key: int, droppe
     ("longest", "heads", "shared", "width"), [(64, 9, 3, 64), (32, 9, 3, 64), (64, 16, 8, 128)]
 )
 def test_rotary_attention(longest: int, heads: int, shared: int, width: int) -> None:
-    from embedlab.kernels import rotary_triton as kernels
+    from embedlab.kernels.decoder import rotary_triton as kernels
 
     tokens, query = 9408, heads * width
     qkv, context = new(tokens, (heads + 2 * shared) * width, dtype=BF16), new(tokens, query + 16, dtype=BF16)
@@ -248,7 +248,7 @@ def test_every_module_with_kernels_has_a_test_here() -> None:
     import embedlab.kernels
 
     folder = Path(embedlab.kernels.__file__).parent
-    assert {path.stem for path in folder.glob("*.py") if "@triton.jit" in path.read_text()} == {
+    assert {path.stem for path in folder.rglob("*.py") if "@triton.jit" in path.read_text()} == {
         "adamw", "block_triton", "decoder_gradients_triton", "decoder_triton", "lora_triton", "packing_triton",
         "rotary_triton", "s2sent", "varlen_long_triton", "varlen_triton",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Triton kernels between the matrix products of a decoder's block with LoRA, for `embedlab.kernels.fused_decoder`.
+"""Triton kernels between the matrix products of a decoder's block with LoRA, for `fused_decoder`.
 
 Norms have a program for each token: where they shared one with the masked products behind them, it waited for its own
 results. Masks are drawn and kept as in `embedlab.kernels.lora_triton`. Widths are multiples of 64.

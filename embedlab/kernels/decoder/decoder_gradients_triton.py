@@ -1,4 +1,4 @@
-"""Triton kernels for the gradients of a block's matrices A and B, for `embedlab.kernels.fused_decoder`.
+"""Triton kernels for the gradients of a block's matrices A and B, for `fused_decoder`.
 
 SwiGLU's gradient and those of the matrices beside it are one kernel, those of all other matrices another. They are sums
 over tokens: each program writes its share, and a last kernel adds the shares in a fixed order.
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from embedlab.kernels.decoder_triton import WIDE, Updates, kept, sigmoid
+from embedlab.kernels.decoder.decoder_triton import WIDE, Updates, kept, sigmoid
 
 PARTS = 16
 """Shares of the tokens that programs sum for themselves, a power of two."""

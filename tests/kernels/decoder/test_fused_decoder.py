@@ -14,9 +14,9 @@ from embedlab.backbones.adapters import adapt
 from embedlab.backbones.architecture import describe
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
-from embedlab.kernels import fused_decoder
-from embedlab.kernels.decoder_build import known, layers_of
-from embedlab.kernels.fused_decoder import DecoderWeights
+from embedlab.kernels.decoder import fused_decoder
+from embedlab.kernels.decoder.decoder_build import known, layers_of
+from embedlab.kernels.decoder.fused_decoder import DecoderWeights
 from tests.interpreted import DEVICE, NEEDS
 
 BASE = BackboneConfig(source="local", path=".")

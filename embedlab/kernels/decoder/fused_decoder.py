@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from embedlab.kernels.decoder_build import LAYERS, layers_of, share_of
+from embedlab.kernels.decoder.decoder_build import LAYERS, layers_of, share_of
 from embedlab.kernels.lora import dropped, product
 
 
@@ -57,7 +57,7 @@ class DecoderWeights:
     """What the kernels of a backbone read, made at the first pass; one instance as long as graphs read it.
 
     Args:
-        backbone: any; `embedlab.kernels.decoder_build.known` says whether it can run so.
+        backbone: any; `embedlab.kernels.decoder.decoder_build.known` says whether it can run so.
         dtype: of products.
     """
 
@@ -90,7 +90,7 @@ class DecoderWeights:
 
     @torch.no_grad()
     def _make(self) -> None:
-        from embedlab.kernels.decoder_triton import Copies
+        from embedlab.kernels.decoder.decoder_triton import Copies
 
         model = self._backbone.model
         config = model.config
@@ -220,7 +220,7 @@ def _run(
     kept: list[_Kept] | None,
 ) -> Any:
     """The last norm's `Normed`, over all blocks; what gradients need is added to `kept`."""
-    from embedlab.kernels import decoder_triton as kernels
+    from embedlab.kernels.decoder import decoder_triton as kernels
 
     more: Tensor | None = None
     for block, seed in zip(weights.blocks, seeds, strict=True):
@@ -242,8 +242,8 @@ def _forward(
     w: BlockWeights,
 ) -> tuple[Tensor, Tensor, _Kept]:
     """The residual stream after attention, and what the feed-forward part adds to it; in the slots of ``slot``."""
-    from embedlab.kernels import decoder_triton as kernels
-    from embedlab.kernels import rotary_triton
+    from embedlab.kernels.decoder import decoder_triton as kernels
+    from embedlab.kernels.decoder import rotary_triton
 
     reads = _updates(w, plan, seed)
     tokens, heads = len(x), weights.heads
@@ -268,7 +268,7 @@ def _forward(
 
 
 def _updates(w: BlockWeights, plan: Plan, seed: Tensor) -> list[Any]:
-    from embedlab.kernels.decoder_triton import Updates
+    from embedlab.kernels.decoder.decoder_triton import Updates
 
     joints = w.qkv, w.output, w.gates, w.last
     return [Updates(joint.down, plan.dropped, seed[i]) for i, joint in enumerate(joints)]
@@ -286,9 +286,9 @@ def _backward(
         inner: whether the gradient before the block is wanted.
         beside: that of the residual stream before it, as somebody else read it.
     """
-    from embedlab.kernels import decoder_gradients_triton as gradients
-    from embedlab.kernels import decoder_triton as kernels
-    from embedlab.kernels import rotary_triton
+    from embedlab.kernels.decoder import decoder_gradients_triton as gradients
+    from embedlab.kernels.decoder import decoder_triton as kernels
+    from embedlab.kernels.decoder import rotary_triton
 
     reads = _updates(w, plan, seed)
     width, rank, query = dx.shape[1], weights.rank, w.output.weight.shape[1] - weights.rank
@@ -361,7 +361,7 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
-        from embedlab.kernels import decoder_triton as kernels
+        from embedlab.kernels.decoder import decoder_triton as kernels
 
         seeds, slot, x, roots, *saved = ctx.saved_tensors
         plan, weights = ctx.plan, ctx.weights

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from embedlab.backbones.architecture import describe
-from embedlab.kernels import decoder_build
-from embedlab.kernels.decoder_build import known, layers_of
-from embedlab.kernels.fused_decoder import DecoderWeights
+from embedlab.kernels.decoder import decoder_build
+from embedlab.kernels.decoder.decoder_build import known, layers_of
+from embedlab.kernels.decoder.fused_decoder import DecoderWeights
 from tests.interpreted import INTERPRETED, NEEDS
-from tests.kernels.test_fused_decoder import (
+from tests.kernels.decoder.test_fused_decoder import (
     SHAPES,
     batch,
     decoder,

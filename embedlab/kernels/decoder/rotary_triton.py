@@ -1,4 +1,4 @@
-"""Attention of `embedlab.kernels.varlen_triton` for `embedlab.kernels.fused_decoder`: causal, without dropout.
+"""Attention of `embedlab.kernels.varlen_triton` for `fused_decoder`: causal, without dropout.
 
 Query, key and value are columns of one tensor, as their product left them. Rotary positions are put in on the chip, a
 row's first token having position 0, and the gradient of what the output layer's update reads is added there.

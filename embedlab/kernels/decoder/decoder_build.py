@@ -1,4 +1,4 @@
-"""Which decoders with LoRA `embedlab.kernels.fused_decoder` computes: what is not known here is left to PEFT's layers.
+"""Which decoders with LoRA `fused_decoder` computes: what is not known here is left to PEFT's layers.
 
 It reads weights alone, and runs no module of a block. So a module's class has to say what it does: whatever a
 configuration or a user can change of that is looked at.

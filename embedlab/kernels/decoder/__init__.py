@@ -1,0 +1,1 @@
+"""The blocks of a decoder with LoRA, written out."""

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.fit import paths_of
 from benchmarks.training_step import read, sync
 from embedlab.kernels.available import SWITCHES
 
@@ -122,8 +123,7 @@ class Older:
 
     def __init__(self, checkout: Path, folder: Path, device: str, dtype: str) -> None:
         command = [sys.executable, "-c", _CHILD, str(folder), device, dtype]
-        paths = filter(None, (str(checkout.resolve()), os.environ.get("PYTHONPATH")))  # its own first
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        environment = {**os.environ, "PYTHONPATH": paths_of(checkout)}
         self._process = subprocess.Popen(
             command, cwd=checkout, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -81,13 +81,17 @@ def _parts(settings: list[str], folder: Path) -> tuple[Any, Any, Any]:
     return method, data, trainer
 
 
+def paths_of(checkout: Path) -> str:
+    """PYTHONPATH of a process that runs a checkout's code, with the packages of this one."""
+    return os.pathsep.join(filter(None, (str(checkout.resolve()), os.environ.get("PYTHONPATH"))))
+
+
 class Older:
     """`fit` by an older checkout and its own kernels, in a process that goes on from call to call."""
 
     def __init__(self, checkout: Path) -> None:
         own = {name: value for name, value in os.environ.items() if name != "EMBEDLAB_KERNELS"}
-        paths = filter(None, (str(checkout.resolve()), os.environ.get("PYTHONPATH")))  # its own first
-        environment = {**own, "PYTHONPATH": os.pathsep.join(paths)}
+        environment = {**own, "PYTHONPATH": paths_of(checkout)}
         self._process = subprocess.Popen(
             [sys.executable, Path(__file__).resolve()], cwd=checkout, env=environment, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True,

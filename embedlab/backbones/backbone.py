@@ -279,9 +279,8 @@ class Backbone(Body):
         arguments = (self._decoder, rows.ids, slots.bounds, rows.longest)
         if position is None:
             return slots.unpack_all(fused_decoder.states(*arguments, every=all_layers))
-        at = position.view(len(position), -1)
-        slot, real = (torch.stack(some, 1) for some in zip(*map(slots.of, at.unbind(1)), strict=True))
-        states = fused_decoder.states(*arguments, slot.flatten())[0].view(*at.shape, -1)
+        slot, real = slots.of(position.view(len(position), -1))
+        states = fused_decoder.states(*arguments, slot.flatten())[0].view(*slot.shape, -1)
         return (torch.where(real[..., None], states, 0.0),)
 
     @contextmanager

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from embedlab.kernels.available import is_transformers, kernel_options
-from embedlab.kernels.lora import is_plain_lora, lora_linear
+from embedlab.kernels.lora import is_plain_lora, lora_linear, share_of
 
 _KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3", "SmolLM3", "Olmo2", "Granite")
 _TOGETHER = {f"{kind}Attention": ("q_proj", "k_proj", "v_proj") for kind in _KINDS} | {
@@ -51,8 +51,6 @@ class _Group:
             up = nn.functional.pad(up, (before, after))
             rows.append(torch.cat([layer.base_layer.weight.to(dtype), up.to(dtype)], 1))
         weight = torch.cat(rows)
-        dropout = layers[0].lora_dropout["default"]
-        share = float(getattr(dropout, "p", 0.0)) if dropout.training else 0.0
         seed = torch.randint(2**31 - 1, (1,), device=x.device)
         with torch.autocast(kind, enabled=False):
             y, *_ = lora_linear(
@@ -61,7 +59,7 @@ class _Group:
                 weight[:, x.shape[-1] :],
                 weight.detach(),
                 seed,
-                share,
+                share_of(layers[0]),
                 autocast,
             )
         outputs = y.view(*x.shape[:-1], -1).split([r.shape[0] for r in rows], -1)

@@ -36,7 +36,7 @@ from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
 from embedlab.files import whole_folder, write_array
 from embedlab.locks import WorkFolder, sole_writer
 
-FILES = ("index.json", "vectors.npy", "offsets.npy", "texts.txt")
+FILES = (INFO, "vectors.npy", "offsets.npy", "texts.txt")
 _OPTIONAL = ("rows.npy", RANGES, *approximate.FILES)
 _FORMATS = (1, 2)
 """2: without texts, or of vectors in other places; older versions search what has format 1, exactly."""
@@ -258,7 +258,7 @@ def _finished(
             "target_recall": layout.target_recall, "recall": recall,
         }  # fmt: skip
         approximate.save(index, work, facts)
-    (work / "index.json").write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
+    (work / INFO).write_text(json.dumps(asdict(info), indent=2) + "\n", encoding="utf-8")
     return info
 
 
@@ -286,7 +286,7 @@ def _scratch(work: Path) -> Iterator[Path]:
 def _stored(folder: Path, info: IndexInfo) -> Stored:
     """The vectors of an index; those that it encoded itself have length one."""
     if len(info.parts) != len(info.part_rows) or (info.parts and sum(info.part_rows) != info.rows):
-        raise UserError("is damaged (its parts have other rows)", file=folder / "index.json", fix=_FIX)
+        raise UserError("is damaged (its parts have other rows)", file=folder / INFO, fix=_FIX)
     if info.manifest:
         path = (folder / (info.parts or [""])[0]).with_name(MANIFEST)
         if not path.is_file() or sha256(path) != info.manifest:

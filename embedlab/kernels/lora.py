@@ -186,3 +186,9 @@ def is_plain_lora(layer: Any) -> bool:
     if drawn and not (has_triton() and rank in (16, 32, 64, 128)):
         return False
     return not any(has_foreign_hooks(m) for m in inside)
+
+
+def share_of(layer: Any) -> float:
+    """Dropped of a LoRA layer's input to its update, as it is now: nothing in evaluation."""
+    dropout = layer.lora_dropout["default"]
+    return float(getattr(dropout, "p", 0.0)) if dropout.training else 0.0

@@ -103,10 +103,10 @@ class Slots:
         launch_place(mask, ends, self.cell, self._order, self.index, self.bounds)
 
     def of(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """The slot of the cell at ``position`` [B] of each row, and whether there is a token in it: ``[B]`` each."""
-        at = position[:, None]
+        """The slot of the cell at ``position`` [B] or [B, k] of each row, and whether there is a token in it: alike."""
+        at = position.view(len(position), -1)
         slot = (self._order.gather(1, at) - 1).clamp(min=0, max=len(self.cell) - 1)
-        return slot[:, 0], self._real.gather(1, at)[:, 0]
+        return slot.view_as(position), self._real.gather(1, at).view_as(position)
 
     def of_cells(self, cells: Tensor) -> Tensor:
         """The slots of cells [P] of the flattened batch; of one without a token any slot."""
@@ -149,7 +149,8 @@ class FullRows:
         self.bounds = torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=like.device)
 
     def of(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        return self.bounds[:-1] + position, torch.ones_like(position, dtype=torch.bool)
+        slot = self.bounds[:-1, None] + position.view(len(position), -1)
+        return slot.view_as(position), torch.ones_like(position, dtype=torch.bool)
 
     def of_cells(self, cells: Tensor) -> Tensor:
         return cells

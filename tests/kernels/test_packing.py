@@ -89,6 +89,13 @@ def test_full_rows_are_packed_as_they_are(tiny: Tiny, model_type: str) -> None:
         assert torch.equal(getattr(full, name), getattr(slots, name))
     position = torch.tensor([3, 0, 11, 5, 5, 1])
     assert all(torch.equal(a, b) for a, b in zip(full.of(position), slots.of(position), strict=True))
+    two = torch.stack([position, position.flip(0)], 1)
+    for some in (full, slots):
+        slot, real = some.of(two)
+        for k in range(2):
+            assert all(
+                torch.equal(a, b) for a, b in zip((slot[:, k], real[:, k]), some.of(two[:, k]), strict=True)
+            )
     assert torch.equal(full.pack(ids, 7), slots.pack(ids, 7))
 
 

@@ -18,7 +18,7 @@ from embedlab.kernels.available import (
     is_transformers,
     kernel_options,
 )
-from embedlab.kernels.lora import is_plain_lora
+from embedlab.kernels.lora import is_plain_lora, share_of
 
 _FAMILIES = ("Llama", "Mistral")
 _ROTARY = ("default", "linear", "llama3")
@@ -97,9 +97,3 @@ def _fp32(tensor: Tensor) -> bool:
 def layers_of(block: Any) -> list[Any]:
     """Those with an update, in the order of `LAYERS`."""
     return [getattr(block.self_attn if i < 4 else block.mlp, name) for i, name in enumerate(LAYERS)]
-
-
-def share_of(layer: Any) -> float:
-    """Dropped of the update's input."""
-    dropout = layer.lora_dropout["default"]
-    return float(getattr(dropout, "p", 0.0)) if dropout.training else 0.0

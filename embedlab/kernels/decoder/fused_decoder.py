@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from embedlab.kernels.decoder.decoder_build import LAYERS, layers_of, share_of
-from embedlab.kernels.lora import dropped, product
+from embedlab.kernels.decoder.decoder_build import LAYERS, layers_of
+from embedlab.kernels.lora import dropped, product, share_of
 
 
 class Plan(NamedTuple):

@@ -15,6 +15,11 @@ status = main(sys.argv[1:])
 print(status, "torch" in sys.modules)
 """
 
+RUN_FILE = """
+model: {backbone: {source: shipped, name: mini}, method: {name: simcse}, pooling: {name: cls}}
+data: {name: wikipedia, files: in.txt}
+"""
+
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
@@ -67,7 +72,27 @@ print(status, "torch" in sys.modules)
         ("mine in.csv out.csv ckpt=mini work=in.txt", "(work"),
         ("mine in.txt out.csv ckpt=mini", "in.txt: a .txt file has one text a line"),
         ("mine in.csv out.csv ckpt=mini columns.anchor=x", "(columns.anchor"),
+        ("fit", "(config"),
         ("fit --config none.yaml", "(config"),
+        ("fit --config in.csv", "Unexpected config: anchor,positive a cat,a dog"),
+        ("fit --config list.yaml", "list.yaml: holds no keys"),
+        ("fit --config cut.yaml", "cut.yaml:1: is not YAML"),
+        ("fit --config run.yaml --no.such.key=1", "(no.such.key"),
+        ("fit --config run.yaml --data.batch_size=many", "(data.batch_size=many"),
+        ("fit --config run.yaml --data.batch_size=0", "(data.batch_size=0"),
+        ("fit --config run.yaml --data.files=/nowhere.txt", "(data.files"),
+        (
+            "fit --config run.yaml --model.method.tauu=1",
+            "(model.method.tauu=1). Fix: did you mean model.method.tau ",
+        ),
+        ("fit --config run.yaml --model.backbone.name=minni", "(model.backbone.name"),
+        ("fit --config run.yaml --trainer.max_steps=none", "(trainer.max_steps"),
+        ("fit --config run.yaml --trainer.max_stepss=1", "(trainer.max_stepss"),
+        ("fit --config run.yaml --trainer.gradient_clip_val=1", "set model.optimizer.clip"),
+        ("fit --config run.yaml --trainer.default_root_dir=in.txt", "(trainer.default_root_dir=in.txt"),
+        ("fit --config run.yaml --ckpt_path=none.ckpt", "(ckpt_path"),
+        ("predict --config run.yaml --ckpt_path=last", "(trainer.default_root_dir"),
+        ("validate --config run.yaml", "(evaluation.sts_dir"),
         ("search index none.txt index", "none.txt: no such file"),
         ("search index in.txt in.txt", "in.txt: is a file. Fix: name a folder"),
         ("report nowhere", "nowhere: no such folder"),
@@ -78,6 +103,9 @@ print(status, "torch" in sys.modules)
 def test_no_torch_before_the_refusal(arguments: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("a cat\n")
     (tmp_path / "in.csv").write_text("anchor,positive\na cat,a dog\n")
+    (tmp_path / "run.yaml").write_text(RUN_FILE)
+    (tmp_path / "list.yaml").write_text("[1, 2]\n")
+    (tmp_path / "cut.yaml").write_text("data: [")
     command = [sys.executable, "-c", CODE, *arguments.split()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "2 False", done.stderr

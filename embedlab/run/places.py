@@ -9,14 +9,15 @@ from typing import Any
 from embedlab.backbones.resolve import donor_config, resolve
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.trainer import ScoringConfig
-from embedlab.data.sources import check_source
+from embedlab.data.rows import check_first_rows
 from embedlab.errors import UserError
 from embedlab.files import no_folder
 from embedlab.run.run_folder import given_checkpoint
 
 
 def check_places(shared: Mapping[str, Any], purpose: str = "fit") -> None:
-    """See that the checkpoint, the text, the backbone and the folder of STS files are there; no hub is asked.
+    """See that the checkpoint, the text, the backbone and the folder of STS files are there, and what the text begins
+    with; no hub is asked.
 
     Args:
         shared: the sections of `parse_shared`.
@@ -36,7 +37,7 @@ def check_places(shared: Mapping[str, Any], purpose: str = "fit") -> None:
         given_checkpoint(shared["ckpt_path"])
         return
     if purpose in ("fit", "predict"):
-        check_source(shared["data"])
+        check_first_rows(shared["data"])
     _check_backbone(shared["backbone"])
     if scoring.sts_dir not in (None, "hub") and not (folder := Path(scoring.sts_dir)).is_dir():
         fix = "give the folder that holds stsb_dev.tsv.gz, or evaluation.sts_dir=hub"

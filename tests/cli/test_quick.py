@@ -29,6 +29,13 @@ data: {name: wikipedia, files: in.txt}
         ("train data.batch_size=0", "(data.batch_size"),
         ("train data.files=/nowhere.txt data.limit=1", "(data.files"),
         ("train data.files=nowhere/*.txt", "(data.files"),
+        ("train data.files=bad.jsonl", "bad.jsonl:2: not JSON"),
+        (
+            "train data.files=bad.tsv data=pairs method=supervised",
+            "bad.tsv:3: 1 fields where the header has 2",
+        ),
+        ("train data.files=in.csv", "in.csv: no column sentence or text"),
+        ("train data=mix +data.mix.a.name=pairs +data.mix.a.files=bad.tsv", "bad.tsv:3: 1 fields"),
         ("train trainer.max_steps=none", "(trainer.max_steps"),
         ("train callbacks.early_stopping=0", "(callbacks.early_stopping"),
         ("train evaluation.final=[nonsense]", "(evaluation.final"),
@@ -103,6 +110,8 @@ data: {name: wikipedia, files: in.txt}
 def test_no_torch_before_the_refusal(arguments: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("a cat\n")
     (tmp_path / "in.csv").write_text("anchor,positive\na cat,a dog\n")
+    (tmp_path / "bad.jsonl").write_text('{"text": "a cat"}\n{"text": \n')
+    (tmp_path / "bad.tsv").write_text("anchor\tpositive\na cat\ta dog\na bird\n")
     (tmp_path / "run.yaml").write_text(RUN_FILE)
     (tmp_path / "list.yaml").write_text("[1, 2]\n")
     (tmp_path / "cut.yaml").write_text("data: [")

@@ -16,7 +16,7 @@ from embedlab.encoders.place import Place
 from embedlab.errors import UserError, printable
 from embedlab.evaluation.core.protocol import write_scores
 from embedlab.evaluation.core.suite import SHARED_KEYS, Suite, check_keys, check_names, keys_named, suite
-from embedlab.files import check_absent, check_writable, no_folder
+from embedlab.files import check_absent, check_writable, existing_folder
 from embedlab.run.run_folder import owned, run_around
 
 _TO_CHOOSE = ("tasks", "languages")
@@ -32,9 +32,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("evaluate", [_as_list(argument) for argument in argv])
     names = _names(config["suite"])
-    folder = config["data_dir"]
-    if folder is not None and not (place := Path(str(folder))).is_dir():
-        raise no_folder(place, "give the folder of the suites' data", key="data_dir", value=folder)
+    if config["data_dir"] is not None:
+        existing_folder(config["data_dir"], "give the folder of the suites' data", "data_dir")
     check_names(names)
     config["ckpt"] = named(config["ckpt"])
     out = _out(config["out"], names)

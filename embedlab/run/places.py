@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from embedlab.backbones.resolve import donor_config, resolve
@@ -11,7 +10,7 @@ from embedlab.config.backbone import BackboneConfig
 from embedlab.config.trainer import ScoringConfig
 from embedlab.data.rows import check_first_rows
 from embedlab.errors import UserError
-from embedlab.files import no_folder
+from embedlab.files import existing_folder
 from embedlab.run.run_folder import given_checkpoint
 
 
@@ -39,9 +38,9 @@ def check_places(shared: Mapping[str, Any], purpose: str = "fit") -> None:
     if purpose in ("fit", "predict"):
         check_first_rows(shared["data"])
     _check_backbone(shared["backbone"])
-    if scoring.sts_dir not in (None, "hub") and not (folder := Path(scoring.sts_dir)).is_dir():
+    if scoring.sts_dir not in (None, "hub"):
         fix = "give the folder that holds stsb_dev.tsv.gz, or evaluation.sts_dir=hub"
-        raise no_folder(folder, fix, file=folder, key="evaluation.sts_dir", value=scoring.sts_dir)
+        existing_folder(scoring.sts_dir, fix, "evaluation.sts_dir")
 
 
 def _check_backbone(backbone: BackboneConfig) -> None:

@@ -201,7 +201,7 @@ def test_the_bar_moves_after_every_batch_in_texts_and_bytes(
 
     @contextmanager
     def bar(
-        label: str, unit: str, total: int, show: Any = None, lines: bool = True
+        label: str, unit: str, total: int, show: bool | None = None, lines: bool = True
     ) -> Iterator[Callable[..., None]]:
         assert (unit, total, show) == ("texts", source.stat().st_size, None)
         yield lambda count, completed, more="": moves.append((count, completed))

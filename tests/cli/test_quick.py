@@ -57,6 +57,7 @@ data: {name: wikipedia, files: in.txt}
         ("encode in.txt out.npy ckpt=mini store=int8", "(store"),
         ("encode in.txt out.npy ckpt=mini store=int8 calibration=none.npy", "(calibration"),
         ("encode in.txt out.npy ckpt=mini dtype=float8", "(dtype"),
+        ("encode empty.txt out.npy", "empty.txt: the file is empty"),
         ("mine in.csv out.csv ckpt=/nowhere", "(ckpt"),
         ("mine in.csv out.csv ckpt=mini teacher=/nowhere", "(teacher"),
         ("mine in.csv out.csv ckpt=mini search=/nowhere", "(search"),
@@ -109,6 +110,7 @@ data: {name: wikipedia, files: in.txt}
 )
 def test_no_torch_before_the_refusal(arguments: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_text("a cat\n")
+    (tmp_path / "empty.txt").touch()
     (tmp_path / "in.csv").write_text("anchor,positive\na cat,a dog\n")
     (tmp_path / "bad.jsonl").write_text('{"text": "a cat"}\n{"text": \n')
     (tmp_path / "bad.tsv").write_text("anchor\tpositive\na cat\ta dog\na bird\n")

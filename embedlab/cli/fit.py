@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embedlab.cli.config_errors import unknown_key
+from embedlab.cli.imports import first_import
 from embedlab.cli.permission import check_permission
 from embedlab.cli.run_file import add_sections, folder_of, from_file, hint_of, trainer_defaults
 from embedlab.config.build import refused
@@ -38,7 +39,8 @@ def main(subcommand: str, argv: Sequence[str]) -> int:
         _check_named(argv)
         if not any(map(_NOT_LOOKED_AT.match, argv)):
             _check(subcommand, argv)
-        from embedlab.cli.lightning_cli import EmbedlabCLI
+        with first_import("embedlab.cli.lightning_cli"):
+            from embedlab.cli.lightning_cli import EmbedlabCLI
 
         return EmbedlabCLI(subcommand, argv).status
 

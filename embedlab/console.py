@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
@@ -114,26 +115,67 @@ def has_bars() -> bool:
 
 ROOM = 60
 """Columns of a terminal with room for a bar beside what it counts."""
+FIRST, EVERY = 2.0, 30.0
+"""Seconds before the first line of progress, and between two, where there is no terminal."""
+
+
+class Pace:
+    """When a line of progress is due: in the first seconds, and then now and then."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._next = self._began + FIRST
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return max(1e-3, time.monotonic() - self._began)
+
+    def is_due(self) -> bool:
+        """Whether a line is due; the next one then is later."""
+        now = time.monotonic()
+        if now <= self._next:
+            return False
+        self._next = now + EVERY
+        return True
 
 
 @contextmanager
 def progress_bar(
-    label: str, unit: str, total: int, show: bool | None = None, begun: int = 0
+    label: str, unit: str, total: int, show: bool | None = None, begun: int = 0, lines: bool = True
 ) -> Iterator[Callable[..., None]]:
-    """A bar on stderr with the count, units a second and the time left.
+    """A bar on stderr with the count, units a second and the time left; without a terminal lines, now and then.
 
     Args:
         label: what is being done.
         unit: of the count, such as ``texts``.
         total: of what `completed` counts; 0: not known.
-        show: whether there is a bar; None: on a terminal.
+        show: whether there is a bar; None: on a terminal, and elsewhere lines.
         begun: units that were done before.
+        lines: False where the caller has its own.
 
     Returns:
         ``move(count, completed, note="")``: units done, how much of `total` they are, and what else is shown.
     """
+    pace = Pace()
+
+    def counted(count: int, note: str) -> str:
+        rate = (count - begun) / pace.seconds
+        speed = f"{short(1 / rate)} s each" if 0 < rate < 1 else f"{short(rate)}/s"
+        text = f"{count:,} {unit}, {speed}"
+        return f"{text}, {note}" if note else text
+
     if not (has_bars() if show is None else show):
-        yield lambda count, completed, note="": None
+
+        def tell(count: int, completed: float, note: str = "") -> None:
+            if show is None and lines and (completed < total or not total) and pace.is_due():
+                line = f"{label}: {counted(count, note)}"
+                if total and completed > begun:
+                    left = pace.seconds * (total - completed) / (completed - begun)
+                    line += f", {timedelta(seconds=round(left))} left"
+                say(line)
+
+        yield tell
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -151,10 +193,7 @@ def progress_bar(
         task = bar.add_task(label, total=total or None, completed=begun, words="")
 
         def move(count: int, completed: float, note: str = "") -> None:
-            rate = (count - begun) / max(bar.tasks[0].elapsed or 0.0, 1e-3)
-            speed = f"{short(1 / rate)} s each" if 0 < rate < 1 else f"{short(rate)}/s"
-            text = f"{count:,} {unit}, {speed}"
-            bar.update(task, completed=completed, words=f"{text}, {note}" if note else text)
+            bar.update(task, completed=completed, words=counted(count, note))
 
         yield move
 

@@ -110,11 +110,15 @@ def like(path: Path, also: Sequence[str] = ()) -> str:
     return f"did you mean {path.with_name(near[0])}?" if near else ""
 
 
-def no_folder(folder: Path, fix: str, **where: Any) -> UserError:
-    """That a path which was given for a folder is a file's, or nobody's; `where` as of `UserError`."""
-    if folder.exists():
-        return UserError("is a file", fix=fix, **where)
-    return UserError("no such folder", fix=like(folder) or fix, **where)
+def existing_folder(given: Any, fix: str, key: str | None = None) -> Path:
+    """The folder at a path that was given, for `key`; UserError where that is a file's, or nobody's."""
+    folder = Path(str(given))
+    if folder.is_dir():
+        return folder
+    there = folder.exists()
+    problem = "is a file" if there else "no such folder"
+    fix = fix if there else like(folder) or fix
+    raise UserError(problem, file=folder, key=key, value=given if key else None, fix=fix)
 
 
 def check_absent(path: Path, overwrite: bool) -> None:

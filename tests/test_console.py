@@ -13,11 +13,14 @@ import subprocess
 import sys
 import termios
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from embedlab import console
 from embedlab.console import LogFormat, LogHandler, print_table, progress_bar, short, table
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -85,6 +88,31 @@ def test_no_bar_where_a_line_cannot_be_written_again(environment: dict[str, str]
     text = on_terminal(BAR, **environment)
     assert ESCAPE.search(text) is None
     assert "training" not in text
+
+
+def test_elsewhere_lines_come_in_the_first_seconds_and_then_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = SimpleNamespace(now=0.0, strftime=lambda _: "17:02:11")
+    clock.monotonic = lambda: clock.now
+    monkeypatch.setattr(console, "time", clock)
+
+    def said(**options: Any) -> list[str]:
+        with console.progress_bar("mining", "queries", 640, **options) as move:
+            for done in range(0, 641, 10):
+                move(done, done)
+                clock.now += 1
+        return capsys.readouterr().err.splitlines()
+
+    assert said() == [
+        "17:02:11 mining: 30 queries, 10/s, 0:01:01 left",
+        "17:02:11 mining: 340 queries, 10/s, 0:00:30 left",
+    ]
+    assert said(show=False) == said(lines=False) == []
+    with console.progress_bar("mining", "queries", 10) as move:
+        clock.now += 60
+        move(10, 10)
+    assert capsys.readouterr().err == "", "what is done needs no line"
 
 
 TABLE = """

@@ -214,12 +214,12 @@ def quoted(value: str) -> str:
 
 
 def test_a_run_file_holds_no_python(tmp_path: Path) -> None:
-    from embedlab.cli import lightning_cli
+    from embedlab.cli import fit
 
     path = tmp_path / "run.yaml"
     path.write_text(f"seed_everything: !!python/object/apply:os.mkdir ['{tmp_path / 'ran'}']\n")
     with pytest.raises(UserError):
-        lightning_cli.main("fit", ["--config", str(path)])
+        fit.main("fit", ["--config", str(path)])
     assert not (tmp_path / "ran").exists()
 
 

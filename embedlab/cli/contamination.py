@@ -13,7 +13,7 @@ from embedlab.data.reader import Layout
 from embedlab.data.readers import open_reader
 from embedlab.data.sources import find_files
 from embedlab.errors import UserError, printable
-from embedlab.files import check_absent, check_writable, no_folder, write_whole
+from embedlab.files import check_absent, check_writable, existing_folder, write_whole
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,10 +30,8 @@ def main(argv: Sequence[str]) -> int:
     if out:
         check_absent(out, config["overwrite"])
         check_writable(out)
-    if data not in (None, "hub") and not (folder := Path(str(data))).is_dir():
-        raise no_folder(
-            folder, "give the folder of the suites' data", file=folder, key="data_dir", value=data
-        )
+    if data not in (None, "hub"):
+        existing_folder(data, "give the folder of the suites' data", "data_dir")
     columns = config["columns"]
     columns = [columns] if isinstance(columns, str) else columns and [str(name) for name in columns]
     layout = Layout(config["header"], tuple(columns or ()))

@@ -225,7 +225,7 @@ def _encode(job: Job, config: dict[str, Any], place: Place | str, codes: Codes) 
     told = f" (process {rank} of {ranks})" if ranks > 1 else ""
     meter = Meter(job.texts, parts, worker, workers)
     try:
-        with metered(configured, meter, told, lines=not job.single) as telling:
+        with metered(configured, meter, told) as telling:
             encode_parts(job.texts, parts, telling, chunks, worker, workers)
     except (
         UserError

@@ -110,7 +110,7 @@ class Configured:
     """Of `Encoder.encode`."""
 
     @classmethod
-    def of(cls, encoder: Encoder, config: Mapping[str, Any], progress: bool = False) -> Configured:
+    def of(cls, encoder: Encoder, config: Mapping[str, Any]) -> Configured:
         """From a command's keys: batch_size, device (the encoder is moved there), dtype, normalize (if it has
         one).
 
@@ -122,7 +122,6 @@ class Configured:
             "batch_size": config["batch_size"],
             "dtype": dtype,
             "normalize": bool(config.get("normalize", False)),
-            "show_progress_bar": progress,
             "prompt": config.get("prompt"),
             "prompt_name": config.get("prompt_name"),
         }

@@ -12,12 +12,11 @@ from typing import Any
 
 from embedlab.cli.compose import compose
 from embedlab.cli.encoders import Configured, check_encoding, load_encoder, named, placed
-from embedlab.console import has_bars
 from embedlab.encoders.place import Place
 from embedlab.errors import UserError, printable
 from embedlab.evaluation.core.protocol import write_scores
 from embedlab.evaluation.core.suite import SHARED_KEYS, Suite, check_keys, check_names, keys_named, suite
-from embedlab.files import check_absent, check_writable, no_folder
+from embedlab.files import check_absent, check_writable, existing_folder
 from embedlab.run.run_folder import owned, run_around
 
 _TO_CHOOSE = ("tasks", "languages")
@@ -33,9 +32,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command; returns 0."""
     config = compose("evaluate", [_as_list(argument) for argument in argv])
     names = _names(config["suite"])
-    folder = config["data_dir"]
-    if folder is not None and not (place := Path(str(folder))).is_dir():
-        raise no_folder(place, "give the folder of the suites' data", key="data_dir", value=folder)
+    if config["data_dir"] is not None:
+        existing_folder(config["data_dir"], "give the folder of the suites' data", "data_dir")
     check_names(names)
     config["ckpt"] = named(config["ckpt"])
     out = _out(config["out"], names)
@@ -76,10 +74,10 @@ def _run(
     if config["cross_attention"] is not None:
         loaded = _crossed(loaded, config["cross_attention"])
     _check_fits(loaded, suites)
-    encoder = Configured.of(loaded, config, has_bars())
+    encoder = Configured.of(loaded, config)
     other = None
     if config["compare"] is not None:  # loaded now: a wrong name must not show after hours
-        other = Configured.of(_compared(places["compare"], config), config, has_bars())
+        other = Configured.of(_compared(places["compare"], config), config)
     for i, (name, one) in enumerate(suites.items(), start=1):
         if len(suites) > 1:
             print(f"embedlab: suite {name} ({i} of {len(suites)})", file=sys.stderr)
@@ -102,10 +100,12 @@ def _check_fits(encoder: Any, suites: Mapping[str, Suite]) -> None:
 
 def _score(one: Any, encoder: Any, settings: Mapping[str, Any], data: Any, path: Path, name: str) -> None:
     """Score the encoder on one suite; write and print the scores."""
+    from embedlab.cli.meter import told
+
     kept = path.with_suffix(".unfinished")
-    with _hub_named(one):
+    with _hub_named(one), told(encoder, f"scoring {one.name}") as telling:
         given = {**settings, "device": str(encoder.encoder.device), "kept": kept}
-        scores, protocol = one.run(encoder, given, data)
+        scores, protocol = one.run(telling, given, data)
     _put(path, scores, protocol, one.tables(name, scores, protocol))
     kept.unlink(missing_ok=True)
 
@@ -153,12 +153,15 @@ def _comparison(config: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 def _compare(encoder: Any, other: Any, pairs: Any, config: Mapping[str, Any], out: Path | None) -> None:
     """The encoder against the `other` that ``compare`` names, on the same STS pairs."""
+    from embedlab.cli.meter import told
+
     comparison, settings = _comparison(config)
     print(
         f"embedlab: comparing with {printable(str(config['compare']))}, on resampled pairs", file=sys.stderr
     )
     pairs = comparison.load(settings) if pairs is None else pairs
-    changes, protocol = comparison.score(other, encoder, pairs, settings)
+    with told(other, "comparing") as theirs, told(encoder, "comparing") as ours:
+        changes, protocol = comparison.score(theirs, ours, pairs, settings)
     path = _compared_path(out, config)
     names = (str(config["ckpt"]), str(config["compare"]))
     _put(path, changes, protocol, [comparison.table(names, changes, protocol["notes"][0])])

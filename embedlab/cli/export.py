@@ -53,10 +53,13 @@ def _export(config: dict[str, Any], place: Place | str, target: str, out: Path, 
     encoder = load_encoder(place, dim=config["dim"])
 
     from embedlab.backbones.hub import push
-    from embedlab.export.card import model_card
+    from embedlab.export.card import model_card, model_name
+
+    pushed = str(config["push"] or "").rpartition("/")[2]
+    name = pushed or model_name(encoder) or Path(str(config["ckpt"])).name or out.name
 
     def card(made: Path) -> str:
-        return model_card(encoder, out.name, config["licence"], made)
+        return model_card(encoder, name, config["licence"], made)
 
     plain = encoder.merged()
     told = export(plain, target, out, bool(config["normalize"]), card, precision, config["overwrite"])

@@ -119,17 +119,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
         case "worker":
             from embedlab.cli.train import worker as main
         case _:
-            return partial(_of_lightning, name)
+            from embedlab.cli.fit import main as of_file
+
+            return partial(of_file, name)
     return main
-
-
-def _of_lightning(name: str, argv: Sequence[str]) -> int:
-    from embedlab.cli.run_file import check_named
-
-    check_named(argv)
-    from embedlab.cli.lightning_cli import main
-
-    return main(name, argv)
 
 
 def _set_environment() -> None:

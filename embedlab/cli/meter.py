@@ -1,4 +1,7 @@
-"""How fast texts are encoded, and how long it will take: a bar on a terminal, lines now and then elsewhere."""
+"""How fast texts are encoded, and how long it will take: a bar on a terminal, lines now and then elsewhere.
+
+`metered` is for files of texts, whose size says how many there are; `told` for an encoder that is used many times.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,10 @@ from dataclasses import replace
 from datetime import timedelta
 
 from embedlab.cli.encoders import Configured
-from embedlab.console import has_bars, progress_bar, say
+from embedlab.console import Pace, has_bars, progress_bar, say
 from embedlab.corpus.inputs import Texts
 from embedlab.corpus.parts import Parts
 from embedlab.distributed.devices import local_rank
-
-FIRST, EVERY = 2.0, 30.0
-"""Seconds before the first line, and between two."""
 
 
 class Meter:
@@ -66,25 +66,40 @@ class Meter:
 
 
 @contextmanager
-def metered(encoder: Configured, meter: Meter, who: str = "", lines: bool = True) -> Iterator[Configured]:
+def metered(encoder: Configured, meter: Meter, who: str = "") -> Iterator[Configured]:
     """The encoder, which tells after every batch how far it is; of a machine's processes the first one alone does.
 
     Args:
         encoder: encodes chunks of texts.
         meter: counts them.
         who: the process, at the end of a line.
-        lines: whether there are lines where there is no terminal.
     """
     model, first = encoder.encoder, local_rank() == 0
-    read, due = model.tokens_read, time.monotonic() + FIRST
+    read, pace = model.tokens_read, Pace()
 
     def on_batch(done: int, of: int) -> None:
-        nonlocal due
         meter.move(done, of, model.tokens_read - read)
         move(meter.count, meter.position, f"{meter.tokens / meter.seconds:,.0f} tokens/s")
-        if lines and first and time.monotonic() > due and not has_bars():
-            due = time.monotonic() + EVERY
+        if first and pace.is_due() and not has_bars():
             say(f"{meter}{who}")
 
-    with progress_bar("encoding", "texts", meter.texts.size, None if first else False) as move:
+    size = meter.texts.size
+    with progress_bar("encoding", "texts", size, None if first else False, lines=False) as move:
+        yield replace(encoder, arguments={**encoder.arguments, "on_batch": on_batch})
+
+
+@contextmanager
+def told(encoder: Configured, label: str) -> Iterator[Configured]:
+    """The encoder, which on a terminal shows its own bars, and elsewhere tells how many texts it has encoded so far."""
+    if has_bars():
+        yield replace(encoder, arguments={**encoder.arguments, "show_progress_bar": True})
+        return
+    before = 0
+
+    def on_batch(done: int, of: int) -> None:
+        nonlocal before
+        move(before + done, 0)
+        before += of if done == of else 0
+
+    with progress_bar(label, "texts encoded", 0) as move:
         yield replace(encoder, arguments={**encoder.arguments, "on_batch": on_batch})

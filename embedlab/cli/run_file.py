@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Sequence
-from dataclasses import fields
+import ast
+import datetime
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 
 from embedlab.cli.compose import compose
-from embedlab.config.trainer import TrainerConfig
-from embedlab.errors import UserError
-from embedlab.files import like
+from embedlab.config.adapter import AdapterConfig
+from embedlab.config.backbone import BackboneConfig
+from embedlab.config.data import DataConfig
+from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
+from embedlab.distributed.devices import launched
+from embedlab.errors import UserError, one_of
 from embedlab.run.parse import parse_run
 
 MODEL = ("backbone", "adapter", "method", "pooling", "template", "optimizer", "step", "unpad")
@@ -82,38 +90,81 @@ def as_file(values: dict[str, Any], folder: str | None) -> dict[str, Any]:
     }
 
 
-def from_file(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def model(
+    backbone: BackboneConfig,
+    method: dict[str, Any],
+    pooling: dict[str, Any],
+    adapter: AdapterConfig = AdapterConfig(),  # noqa: B008 - frozen
+    template: dict[str, Any] | None = None,
+    optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008 - frozen
+    step: str = "auto",
+    unpad: bool | str = "auto",
+) -> Any:
+    """A method around the encoder that it trains; its arguments are the sections of ``conf/``."""
+    raise NotImplementedError("the run makes it: a method needs the trainer's precision and the data's kind")
+
+
+_RECORDS: dict[str, Any] = {
+    "data": DataConfig, "logger": LoggerConfig, "callbacks": CallbacksConfig, "evaluation": ScoringConfig,
+}  # fmt: skip
+
+
+def add_sections(parser: Any) -> None:
+    """What a file has beside Lightning's own keys, to a parser of jsonargparse."""
+    parser.add_function_arguments(model, "model")
+    for name, record in _RECORDS.items():
+        parser.add_class_arguments(record, name)
+    parser.add_argument("--stages", type=dict[str, Any], default={}, help="Runs before this one.")
+    parser.add_argument("--stages_dir", type=str | None, default=None, help="Where their folders are.")
+
+
+def hint_of(key: str) -> Any:
+    """The type of a key (``data.limit``, ``model.backbone.name``); None where its section is no record."""
+    hint: Any = None
+    known = _RECORDS | {"model": model}
+    for name in key.split("."):
+        hint = known.get(name)
+        known = get_type_hints(hint) if is_dataclass(hint) or hint is model else {}
+    return hint
+
+
+def from_file(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A run file's content as the values of a composed configuration.
+
+    Args:
+        content: by section, as a parser gives it.
 
     Returns:
         The values, and the arguments of Lightning's trainer that go beyond them.
 
     Raises:
-        UserError: an argument of the trainer whose part this project does by itself.
+        UserError: an argument that the trainer does not have, or whose part this project does by itself.
     """
-    given = {k: v for k, v in content["trainer"].items() if k != "default_root_dir"}
+    given = {k: _lists(v) for k, v in content["trainer"].items() if k != "default_root_dir"}
+    content = {key: _plain(value) for key, value in content.items() if key not in ("config", "trainer")}
     own = {key: given.pop(key) for key in _OWN if key in given}
     defaults = {f.name: f.default for f in fields(TrainerConfig)}
     if not isinstance(own.get("strategy", ""), str):  # an object of Lightning's, made by its class_path
         given["strategy"] = own.pop("strategy")
         own["strategy"] = type(given["strategy"]).__name__
-    trainer = {key: defaults[key] if own.get(key) is None else own[key] for key in _OWN}
     values = {
         "seed": content["seed_everything"],
         "ckpt_path": content.get("ckpt_path"),
         **content["model"],
         "data": content["data"],
-        "trainer": trainer,
+        "trainer": {key: defaults[key] if own.get(key) is None else own[key] for key in _OWN},
         **{key: content.get(key) for key in SECTIONS},
     }
     return values, _extra(given)
 
 
 def _extra(given: dict[str, Any]) -> dict[str, Any]:
-    from lightning.pytorch import Trainer
-
-    parameters = inspect.signature(Trainer.__init__).parameters
-    extra = {k: v for k, v in given.items() if v != parameters[k].default}
+    defaults = trainer_defaults()
+    for key in given:
+        if (name := key.rstrip("+")) not in defaults:  # `callbacks+` adds one to a list
+            fix = one_of(name, defaults, "trainer.")
+            raise UserError("unknown key", key=f"trainer.{name}", value=given[key], fix=fix)
+    extra = {k: v for k, v in given.items() if k not in defaults or v != defaults[k]}
     for key in sorted(set(extra) & set(_OWNED)):
         raise UserError(
             "this project does that by itself",
@@ -127,12 +178,44 @@ def _extra(given: dict[str, Any]) -> dict[str, Any]:
     return extra
 
 
-def check_named(argv: Sequence[str]) -> None:
-    """UserError where ``--config`` names no file; asked before Lightning is loaded, which takes seconds."""
-    for place, argument in enumerate(argv):
-        flag, equals, value = argument.partition("=")
-        if flag in ("-c", "--config") and (equals or place + 1 < len(argv)):
-            path = Path(value if equals else argv[place + 1]).expanduser()
-            if not path.exists() and ":" not in str(path):  # the values themselves may stand there
-                fix = like(path) or "a file that embedlab train … --cli-config printed"
-                raise UserError("no such file", key="config", value=str(path), fix=fix)
+@cache
+def trainer_defaults() -> dict[str, Any]:
+    """Arguments of Lightning's trainer and their defaults, from its text: importing it takes seconds."""
+    lightning = find_spec("lightning")
+    file = Path(str(lightning and lightning.origin)).with_name("pytorch") / "trainer" / "trainer.py"
+    text = file.read_text(encoding="utf-8")
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    arguments = next(node.args for node in functions if node.name == "__init__")
+    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return {argument.arg: ast.literal_eval(default) for argument, default in pairs if default is not None}
+
+
+def folder_of(trainer: Mapping[str, Any], values: Mapping[str, Any]) -> Path:
+    """Where the run is: as the trainer's section says, or the same for all tries of a SLURM job, or a new one."""
+    ckpt_path = values.get("ckpt_path")
+    if (given := trainer.get("default_root_dir")) is not None:
+        return Path(given)
+    name = values["method"].get("name", "run")
+    if "SLURM_JOB_ID" in os.environ:
+        job = os.environ.get("SLURM_ARRAY_JOB_ID", os.environ["SLURM_JOB_ID"])
+        task = os.environ.get("SLURM_ARRAY_TASK_ID")
+        return Path("runs") / f"slurm-{job}{'' if task is None else f'-{task}'}-{name}"
+    if launched() or ckpt_path in ("last", "auto"):
+        why = "ranks need the same folder" if launched() else f"ckpt_path={ckpt_path} is looked for in it"
+        raise UserError(f"which folder the run is in: {why}", key="trainer.default_root_dir",
+                        fix="--trainer.default_root_dir=DIR")  # fmt: skip
+    now = datetime.datetime.now()
+    return Path("runs") / now.strftime("%Y-%m-%d") / f"{now:%H-%M-%S}-{name}"
+
+
+def _plain(section: Any) -> Any:
+    """A section as YAML gives it back: no tuples, no enumerations."""
+    return yaml.safe_load(yaml.safe_dump(_lists(section)))
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _lists(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_lists(v) for v in value]
+    return str(value) if isinstance(value, Path) else value

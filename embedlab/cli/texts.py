@@ -48,7 +48,9 @@ def open_texts(source: Path, config: Mapping[str, Any]) -> tuple[FileReader, str
         raise no_texts(source)
     wanted = None if config["column"] is None else str(config["column"])
     reader = open_reader(source, Layout(config["header"], () if wanted is None else (wanted,)))
-    return reader, text_column(reader, wanted)
+    column = text_column(reader, wanted)
+    next(iter(reader.rows([column])), None)  # an empty file is told before the encoder is loaded
+    return reader, column
 
 
 def no_texts(source: Path) -> UserError:

@@ -10,14 +10,16 @@ from itertools import islice
 from typing import Any
 
 from embedlab.config.data import DataConfig
+from embedlab.console import quiet
 from embedlab.data.contamination.overlap import Overlap
-from embedlab.data.kinds import DataKind, RawRow, check_unread, data_kind
+from embedlab.data.kinds import DataKind, check_unread, data_kind, in_set
 from embedlab.data.reader import Reader
-from embedlab.data.sources import open_source
+from embedlab.data.sources import check_source, open_source
 from embedlab.encoders.windows import windows
 from embedlab.errors import UserError
 
 _CHUNK = 2048
+_LOOKED_AT = 20_000  # rows: some 50 ms
 _IN_SETS = "in evaluation sets of "
 _MOST = {int: 2.0**63, float: 2.0**128 - 2.0**103}
 """What numbers of batches (int64, fp32) stay below: what is larger would be infinite."""
@@ -51,7 +53,7 @@ class RowStream:
     overlap: Overlap | None = None
 
     def __iter__(self) -> Iterator[Row]:
-        rows = self._clean(self.kind.rows(self.readers, self.roles, self.config, self.dropped))
+        rows = self.clean()
         if self.overlap is not None:
             rows = self._apart(rows, self.overlap)
         if self.config.duplicates == "drop":
@@ -62,7 +64,9 @@ class RowStream:
             rows = islice(rows, self.config.limit)
         return rows
 
-    def _clean(self, rows: Iterable[RawRow]) -> Iterator[Row]:
+    def clean(self) -> Iterator[Row]:
+        """Every row with text, whatever else is asked of it."""
+        rows = self.kind.rows(self.readers, self.roles, self.config, self.dropped)
         shortest, longest = max(1, self.config.min_chars), self.config.max_chars
         n_texts = len(self.roles)
         for table, row, values, group in rows:
@@ -215,6 +219,25 @@ def read_rows(
     groups = kind.groups(readers, roles, config)
     check_unread(kind, readers, config)
     return RowStream(config, kind, roles, readers, list(groups), list(groups.values()), overlap=overlap)
+
+
+def check_first_rows(config: DataConfig) -> None:
+    """Read the first rows of files, without torch: a bad one among them need not wait until the encoder is made.
+
+    Raises:
+        UserError: as `read_rows`.
+    """
+    if config.mix:
+        for name, one in config.sets.items():
+            with in_set(name):
+                check_first_rows(one.config)
+    elif config.files:
+        most = min(_LOOKED_AT, config.limit or _LOOKED_AT)
+        with quiet("embedlab.data.readers"):  # what it warns of, it says when the text is read in earnest
+            for _ in islice(read_rows(config).clean(), most):
+                pass
+    else:
+        check_source(config)
 
 
 def iter_texts(config: DataConfig, role: str | None = None) -> Iterator[str]:

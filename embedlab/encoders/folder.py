@@ -108,6 +108,8 @@ class _Written:
 class _Card:
     """What is read by name of a card."""
 
+    name: str | None = None
+    hub: str | None = None
     training: dict[str, Any] | None = None
     config: dict[str, Any] | None = None
     scores: dict[str, Any] | None = None

@@ -26,6 +26,19 @@ _PROTOCOL = ("name", "aggregation", "text", "pooling", "template", "max_length",
              "checkpoint")  # fmt: skip
 
 
+def model_name(encoder: Encoder) -> str | None:
+    """What an encoder is called: as its card or the hub says, or what it was trained from and how; None: not known."""
+    card = encoder.card
+    if card.get("name"):
+        return str(card["name"])
+    if card.get("hub"):
+        return str(card["hub"]).partition("@")[0].rpartition("/")[2]
+    config = card.get("config") or {}
+    backbone, method = config.get("backbone") or {}, config.get("method") or {}
+    base = Path(str(backbone.get("path") or backbone.get("name") or "")).name
+    return f"{base} trained with {method['name']}" if base and method.get("name") else None
+
+
 def model_card(encoder: Encoder, name: str, licence: str | None = None, folder: Path | None = None) -> str:
     """Markdown with the hub's front matter.
 
@@ -45,11 +58,12 @@ def model_card(encoder: Encoder, name: str, licence: str | None = None, folder: 
         **({"license": licence} if licence else {}),
     }
     stated = encoder.provenance()
+    made = "trained and exported" if config or training else "exported"
     weights = markdown_text(str(licence or card.get("licence") or ""))
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
-        f"# {name}",
-        f"A sentence encoder with {encoder.dim}-dimensional vectors, trained and exported by embedlab.",
+        f"# {markdown_text(name)}",
+        f"A sentence encoder with {encoder.dim}-dimensional vectors, {made} by embedlab.",
         "## Use",
         _use(encoder, folder),
         "## How vectors are made",
@@ -61,7 +75,7 @@ def model_card(encoder: Encoder, name: str, licence: str | None = None, folder: 
         "## Data",
         _data(config),
         "## Scores",
-        _scores(card.get("scores") or {}, card.get("protocol") or {}, training.get("seed")),
+        _scores(card, _not_scored(card.get("protocol") or {}, str(stated["checkpoint"]), folder)),
         "## Licence",
         f"{weights}." if weights else "Not stated: it follows from the backbone's and the data's licences.",
     ]
@@ -78,7 +92,7 @@ def _use(encoder: Encoder, folder: Path | None) -> str:
         lines = ["from pathlib import Path", "", "from embedlab.export.onnx import load_onnx  # needs onnxruntime", "",
                  'encode = load_onnx(Path("FOLDER"))', 'vectors = encode(["a cat", "a dog"])']  # fmt: skip
         told = "\n\nOr by onnxruntime alone: inputs `input_ids` and `attention_mask` (int64)."
-        if read_values(folder / "embedlab.json").get("precision") == "int8":
+        if _is_int8(folder):
             told += (
                 " Its weights are int8, and its activations are quantised batch by batch: the digits of a vector "
                 "depend on the texts beside it. `load_onnx(…, batch_size=1)` gives the same ones every time."
@@ -99,6 +113,11 @@ def _use(encoder: Encoder, folder: Path | None) -> str:
     if "query" in encoder.usage.prompts:
         lines.append('queries = encoder.encode_query(["which animal purrs?"])')
     return asked + _code(lines) + more
+
+
+def _is_int8(folder: Path | None) -> bool:
+    file = folder / "embedlab.json" if folder is not None else None
+    return file is not None and file.is_file() and read_values(file).get("precision") == "int8"
 
 
 def _widths(encoder: Encoder) -> list[int]:
@@ -143,14 +162,27 @@ def _data(config: Mapping[str, Any]) -> str:
     return _list({k: data.get(k) for k in _DATA}) if data else "Not known."
 
 
-def _scores(scores: Mapping[str, float], protocols: Mapping[str, Any], seed: Any) -> str:
+def _not_scored(protocols: Mapping[str, Any], checkpoint: str, folder: Path | None) -> str:
+    """What the scores are of, where that is not what is exported."""
+    blocks = [block for block in protocols.values() if isinstance(block, Mapping)]
+    scored = {str(block["checkpoint"]) for block in blocks if block.get("checkpoint")}
+    others = ", ".join(markdown_text(name) for name in sorted(scored - {checkpoint}))
+    if others:
+        return f"Scores of checkpoint {others}; this one, {checkpoint}, was not scored."
+    return "Scores of the weights in float32; these, in int8, were not scored." if _is_int8(folder) else ""
+
+
+def _scores(card: Mapping[str, Any], other: str) -> str:
+    scores, protocols = card.get("scores") or {}, card.get("protocol") or {}
+    seed = (card.get("training") or {}).get("seed")
     known = {k: v for k, v in scores.items() if isinstance(v, int | float) and not math.isnan(v)}
     if not known:
         return "Not scored."
     first = [k for k in HEADLINES if k in known]
     others = [k for k in known if k not in first and k.endswith(("/spearman", "/accuracy", "/ndcg@10"))]
     rows = [f"| {markdown_text(k)} | {known[k]:.2f} |" for k in first + sorted(others)]
-    lines = ["| score | value (n=1) |", "| :-- | --: |", *rows, "", f"One seed ({_short(seed)}): n=1."]
+    lines = [other, ""] if other else []
+    lines += ["| score | value (n=1) |", "| :-- | --: |", *rows, "", f"One seed ({_short(seed)}): n=1."]
     for suite, block in protocols.items():
         if isinstance(block, Mapping):
             lines += [

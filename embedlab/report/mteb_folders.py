@@ -20,7 +20,7 @@ from embedlab.errors import UserError
 from embedlab.evaluation.core.files import read_tsv
 from embedlab.evaluation.mteb.mteb import task_type
 from embedlab.evaluation.retrieval.retrieval import ndcg_by_query
-from embedlab.files import no_folder
+from embedlab.files import existing_folder
 from embedlab.report.paired import CONFIDENCE
 
 FEWEST = 6
@@ -226,8 +226,7 @@ def read_results(folder: Path) -> dict[str, Result]:
     Raises:
         UserError: no such folder, none in it, two of a task, a damaged file.
     """
-    if not folder.is_dir():
-        raise no_folder(folder, "a folder of mteb's results", file=folder, key="mteb")
+    existing_folder(folder, "a folder of mteb's results", "mteb")
     found: dict[str, Result] = {}
     for path in sorted(folder.rglob("*.json")):
         if path.name.endswith(_PREDICTIONS):

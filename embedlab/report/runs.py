@@ -19,7 +19,7 @@ from embedlab.config.run_files import TRIAL, TrialEnd, read_scores_of_run
 from embedlab.errors import UserError, printable
 from embedlab.evaluation import suite_names
 from embedlab.evaluation.core.protocol import read_scores
-from embedlab.files import no_folder
+from embedlab.files import existing_folder
 
 log = logging.getLogger(__name__)
 _SEED = re.compile(r"[-_.]?(?:seed)?\d+$")
@@ -118,8 +118,7 @@ def find_runs(folders: Iterable[Path]) -> tuple[list[Run], list[Unfinished]]:
     runs: list[Run] = []
     unfinished: list[Unfinished] = []
     for folder in folders:
-        if not folder.is_dir():
-            raise no_folder(folder, "give the folder of a run or a sweep", file=folder)
+        existing_folder(folder, "give the folder of a run or a sweep")
         before = len(runs)
         known: list[Path] = []
         for path in sorted(folder.rglob(SCORES), key=lambda p: (len(p.parts), str(p))):

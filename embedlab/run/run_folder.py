@@ -21,7 +21,7 @@ from embedlab.config.read import read_record, read_values
 from embedlab.config.run_files import Owner
 from embedlab.distributed.devices import global_rank
 from embedlab.errors import UserError, one_line
-from embedlab.files import lives, whole_file, write_whole
+from embedlab.files import like, lives, whole_file, write_whole
 from embedlab.locks import locked
 
 log = logging.getLogger(__name__)
@@ -136,6 +136,21 @@ def write_config(path: Path, values: dict[str, Any]) -> None:
     write_whole(path, yaml.safe_dump(values, sort_keys=False))
 
 
+def given_checkpoint(ckpt_path: str) -> Path | None:
+    """The file that ``ckpt_path`` names; None for ``last`` and ``auto``, which are looked for in the run's folder.
+
+    Raises:
+        UserError: no such file.
+    """
+    if ckpt_path in ("last", "auto"):
+        return None
+    path = Path(ckpt_path)
+    if not path.is_file():
+        fix = like(path) or "a .ckpt file, last or auto"
+        raise UserError("no such checkpoint", key="ckpt_path", value=ckpt_path, fix=fix)
+    return path
+
+
 def check_free(folder: Path, ckpt_path: str | None, key: str) -> None:
     """Refuse to begin a run where one is already: its checkpoints, export and scores would be replaced.
 
@@ -153,13 +168,9 @@ def check_free(folder: Path, ckpt_path: str | None, key: str) -> None:
     checkpoints = [name for name in found if name != AFTER]
     if not found or ckpt_path == "last" or (ckpt_path == "auto" and checkpoints):
         return
-    if ckpt_path not in (None, "auto"):
-        if not Path(ckpt_path).is_file():
-            raise UserError(
-                "no such checkpoint", key="ckpt_path", value=ckpt_path, fix="FILE.ckpt, last or auto"
-            )
-        if Path(ckpt_path).resolve().parent == folder.resolve():
-            return
+    given = None if ckpt_path is None else given_checkpoint(ckpt_path)
+    if given is not None and given.resolve().parent == folder.resolve():
+        return
     go_on = "ckpt_path=last to go on with it, " if checkpoints else ""
     raise UserError(
         f"this folder holds a run already ({', '.join(found)}), which a new one would replace",
@@ -177,8 +188,11 @@ def check_own(folder: Path, key: str) -> None:
         key: that says where the folder is.
 
     Raises:
-        UserError: something of a name that a run writes to is there, and the folder holds no run.
+        UserError: it is a file; something of a name that a run writes to is there, and the folder holds no run.
     """
+    if folder.exists() and not folder.is_dir():
+        fix = "a folder, or a path at which nothing is"
+        raise UserError("is a file", key=key, value=folder, fix=fix)
     there = [name for name in _REPLACED if (folder / name).exists()]
     begun = any((folder / name).exists() for name in (LAST, PREVIOUS))
     if there and not begun and not any(_is_runs(folder / name) for name in _CONFIGS):

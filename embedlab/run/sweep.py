@@ -147,7 +147,9 @@ def _run(trials: Sequence[Trial], sweep: Path, free: list[Devices]) -> None:
     running: list[Running] = []
     stopping = False
     bar = ExitStack()
-    move = bar.enter_context(progress_bar("sweep", f"of {len(trials)} trials", len(trials), begun=skipped))
+    move = bar.enter_context(
+        progress_bar("sweep", f"of {len(trials)} trials", len(trials), None, skipped, lines=False)
+    )
     move(skipped, skipped)
     try:
         while waiting or running:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from embedlab.console import LEAF_SPEC, print_table, table
 from embedlab.distributed.gather import gather_rows
-from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import write_json
 from embedlab.files import whole_file, write_array
 
@@ -30,9 +29,6 @@ def validate(run: Run, subcommand: str) -> None:
     """Do what ``subcommand`` (validate, test, predict) says with the encoder as configured, or of ``ckpt_path``.
 
     Leaves ``validate.json``, ``test.json`` or ``vectors.npy`` (the data's first view, in its order) in the folder.
-
-    Raises:
-        UserError: ``validate`` without a dev set.
     """
     if run.checkpoint is None:
         log.warning("No ckpt_path: this is the encoder as it is before training.")
@@ -42,12 +38,6 @@ def validate(run: Run, subcommand: str) -> None:
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
         warnings.filterwarnings("ignore", LEAF_SPEC)
         if subcommand == "validate":
-            if run.finale.dev is None:
-                raise UserError(
-                    "validation scores a development set",
-                    key="evaluation.sts_dir",
-                    fix="name the folder of the STS files, or evaluation.dev=FILE of scored pairs",
-                )
             trainer.validate(method, datamodule=run.data, verbose=False, **options)
             scores = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("dev/")}
             _write(trainer, run.folder / VALIDATED, scores)

@@ -200,7 +200,9 @@ def test_the_bar_moves_after_every_batch_in_texts_and_bytes(
     moves: list[tuple[int, float]] = []
 
     @contextmanager
-    def bar(label: str, unit: str, total: int, show: bool | None = None) -> Iterator[Callable[..., None]]:
+    def bar(
+        label: str, unit: str, total: int, show: bool | None = None, lines: bool = True
+    ) -> Iterator[Callable[..., None]]:
         assert (unit, total, show) == ("texts", source.stat().st_size, None)
         yield lambda count, completed, more="": moves.append((count, completed))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import sys
 from collections.abc import Callable
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Trainer
 
 import embedlab
 from embedlab.cli import main as command
-from embedlab.cli.run_file import as_file, from_file
+from embedlab.cli.fit import _parser, main
+from embedlab.cli.run_file import as_file, folder_of, from_file, trainer_defaults
 from embedlab.errors import UserError
 from embedlab.run.run import train
 from tests.tiny_run import compose_run, sts_dir, text_file  # noqa: F401
@@ -115,6 +118,9 @@ def test_lightning_callbacks_and_limits_pass_through(run_file, tmp_path):  # typ
         (["--model.method.tau=0"], "method.tau=0"),
         (["--trainer.num_nodes=2"], "docs/clusters.md"),
         (["--ckpt_path=last"], "trainer.default_root_dir"),
+        (["--data.limit=many"], "not a whole number (data.limit=many). Fix: a whole number, or null"),
+        (["--trainer.max_step=3"], "did you mean trainer.max_steps"),
+        (["--max_steps=3"], "did you mean trainer.max_steps"),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments, part, run_file, capsys):  # type: ignore[no-untyped-def]
@@ -163,20 +169,38 @@ def test_validate_test_and_predict_read_the_checkpoint(compose_run, run_file, st
 
 
 def test_validate_without_a_dev_set_says_what_it_needs(run_file, tmp_path):  # type: ignore[no-untyped-def]
-    from embedlab.cli import lightning_cli
-
     with pytest.raises(UserError, match=r"evaluation\.sts_dir"):
-        lightning_cli.main(
-            "validate", ["--config", str(run_file()), f"--trainer.default_root_dir={tmp_path}"]
-        )
+        main("validate", ["--config", str(run_file()), f"--trainer.default_root_dir={tmp_path}"])
 
 
 def test_tries_of_one_slurm_job_share_a_folder(monkeypatch):  # type: ignore[no-untyped-def]
-    from embedlab.cli.lightning_cli import _folder
-
     monkeypatch.setenv("SLURM_JOB_ID", "71")
-    values = {"method": {"name": "simcse"}}
-    assert _folder(None, values, "auto") == Path("runs/slurm-71-simcse")
+    values = {"method": {"name": "simcse"}, "ckpt_path": "auto"}
+    assert folder_of({}, values) == Path("runs/slurm-71-simcse")
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "70")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    assert _folder(None, values, "auto") == Path("runs/slurm-70-3-simcse")
+    assert folder_of({}, values) == Path("runs/slurm-70-3-simcse")
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
+def test_the_first_look_knows_what_lightning_does(subcommand: str, run_file: Any, monkeypatch: Any) -> None:
+    """A key that only one of the two parsers knew would be refused wrongly, or late."""
+    from embedlab.cli.lightning_cli import EmbedlabCLI
+
+    monkeypatch.setattr(EmbedlabCLI, "instantiate_classes", lambda self: None)
+    of_lightning = EmbedlabCLI(subcommand, ["--config", str(run_file())])._parser(subcommand)
+    whole = set(of_lightning.get_defaults().keys())
+    first = set(_parser(subcommand).get_defaults().keys())
+    assert first - {"trainer"} == {key for key in whole if not key.startswith("trainer.")}
+    assert {f"trainer.{key}" for key in trainer_defaults()} == {k for k in whole if k.startswith("trainer.")}
+
+
+def test_the_trainers_defaults_are_lightnings() -> None:
+    parameters = inspect.signature(Trainer.__init__).parameters.values()
+    assert trainer_defaults() == {p.name: p.default for p in parameters if p.name != "self"}
+
+
+def test_what_names_a_class_of_lightnings_is_left_to_it(run_file, tmp_path):  # type: ignore[no-untyped-def]
+    more = ["--trainer.callbacks+=Timer", "--trainer.callbacks.duration=00:01:00:00", "--trainer.max_steps=1"]
+    assert fit("--config", str(run_file()), f"--trainer.default_root_dir={tmp_path / 'fit'}", *more) == 0
+    assert "Timer" in torch.load(tmp_path / "fit" / "last.ckpt", weights_only=True)["callbacks"]

@@ -12,6 +12,7 @@ from embedlab.cli.imports import first_import
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
+    gc.unfreeze()  # what a test before these has frozen
     yield
     gc.unfreeze()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from embedlab import console
 from embedlab.cli import meter as module
 from embedlab.cli.encoders import Configured
-from embedlab.cli.meter import EVERY, FIRST, Meter, metered
+from embedlab.cli.main import main
+from embedlab.cli.meter import Meter, metered, told
+from embedlab.console import EVERY, FIRST
 from embedlab.corpus.inputs import Texts
 from embedlab.corpus.parts import Counts
 from embedlab.data.readers import open_reader
@@ -22,6 +26,7 @@ ROWS, PART = 6400, 100
 
 class Clock:
     now = 1000.0
+    strftime = staticmethod(time.strftime)
 
     def monotonic(self) -> float:
         return self.now
@@ -30,7 +35,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
+    for each in (module, console):
+        monkeypatch.setattr(each, "time", clock)
     return clock
 
 
@@ -88,14 +94,53 @@ def test_a_line_comes_in_the_first_seconds_and_then_now_and_then(
     assert all(line.endswith(" left (process 0 of 2)") for line in lines)
 
 
-@pytest.mark.parametrize(("rank", "lines"), [("1", True), ("0", False)])
-def test_others_are_silent(
-    rank: str, lines: bool, texts: Texts, clock: Clock, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.setenv("LOCAL_RANK", rank)
+def test_other_processes_are_silent(
+    texts: Texts, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
     encoder: Any = SimpleNamespace(tokens_read=0)
-    with metered(Configured(encoder, {}), Meter(texts, parts(), 0, 1), lines=lines) as telling:
+    with metered(Configured(encoder, {}), Meter(texts, parts(), 0, 1)) as telling:
         clock.now += 100
         telling.arguments["on_batch"](1, 2)
     assert capsys.readouterr().err == ""
+
+
+def test_an_encoder_that_is_used_again_and_again_tells_how_much_it_has_read(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder: Any = SimpleNamespace()
+    with told(Configured(encoder, {}), "scoring sts") as telling:
+        for _ in range(40):
+            clock.now += 1
+            telling.arguments["on_batch"](50, 100)
+            telling.arguments["on_batch"](100, 100)
+    lines = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "scoring sts: 250 texts encoded, 83.3/s", "scoring sts: 3,350 texts encoded, 98.5/s",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("encode in.txt out.npy", r"\d+ texts, .* texts/s, .* tokens/s, .* left"),
+        ("search index in.txt index", r"encoding: \d+ texts, .*/s, .* left"),
+        ("mine in.csv out.csv block=8", r"mining: \d+ queries, .*/s, .* left"),
+        ("evaluate suite=lee", r"scoring lee: \d+ texts encoded, .*/s"),
+    ],
+)
+def test_no_long_command_is_silent_in_a_pipe(
+    command: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("FIRST", "EVERY"):
+        monkeypatch.setattr(console, name, -1.0)
+    lines = [f"text {i}" for i in range(40)]
+    Path("in.txt").write_text("\n".join(lines))
+    Path("in.csv").write_text("\n".join(["anchor,positive", *(f"{line},{line} more" for line in lines)]))
+    assert main([*command.split(), "ckpt=mini", "batch_size=8"]) == 0
+    assert re.search(rf"^\d\d:\d\d:\d\d {told}$", capsys.readouterr().err, re.M)

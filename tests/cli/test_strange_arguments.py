@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedlab.cli import compose as composing
-from embedlab.cli import lightning_cli
+from embedlab.cli import fit as fit_command
 from embedlab.cli.compose import compose
 from embedlab.cli.main import COMMANDS, main
 from embedlab.errors import UserError
@@ -117,6 +117,7 @@ def test_a_working_folder_that_is_gone_is_one_line(
     ("evaluation.sts_dir", "evaluation.sts_dir=hub", "evaluation.sts_dir", "--evaluation.sts_dir=hub"),
     ("seed", "seed=3", "seed_everything", "--seed_everything=3"),
     (None, "more rows, or data.drop_last=false", None, "more rows, or --data.drop_last=false"),
+    ("method.tauu", "did you mean method.tau?", "model.method.tauu", "did you mean model.method.tau?"),
 ])  # fmt: skip
 def test_fit_names_keys_and_fixes_by_its_own_flags(
     key: str | None, fix: str, flag: str | None, spelled: str, monkeypatch: pytest.MonkeyPatch
@@ -124,9 +125,9 @@ def test_fit_names_keys_and_fixes_by_its_own_flags(
     def refuse(*_: Any) -> None:
         raise UserError("refused", key=key, fix=fix)
 
-    monkeypatch.setattr(lightning_cli, "EmbedlabCLI", refuse)
+    monkeypatch.setattr(fit_command, "_check", refuse)
     with pytest.raises(UserError) as caught:
-        lightning_cli.main("fit", ["--config", "x.yaml"])
+        fit_command.main("fit", ["--seed_everything=3"])
     assert (caught.value.key, caught.value.fix) == (flag, spelled)
 
 

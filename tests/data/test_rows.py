@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from embedlab.config.data import DataConfig
-from embedlab.data.rows import RowStream, iter_texts, read_rows
+from embedlab.data.rows import RowStream, check_first_rows, iter_texts, read_rows
 from embedlab.errors import UserError
 
 
@@ -84,6 +84,25 @@ def test_repeats_are_kept_or_dropped(tmp_path: Path) -> None:
 def test_the_limit_counts_kept_rows_and_reads_no_further(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"a\n\nb\nc\n\xff broken\n")
     assert rows_of(tmp_path / "a.txt", limit=3)[0] == ["a", "b", "c"]
+
+
+def test_a_bad_row_is_found_before_anything_is_made_of_the_first_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("a\nb\nlonger\n")
+    config: dict[str, Any] = {"files": str(path), "max_chars": 3}
+    with pytest.raises(UserError, match=r"a\.txt:3: a text of 6 characters"):
+        check_first_rows(DataConfig("sentences", **config))
+    check_first_rows(DataConfig("sentences", limit=2, **config))  # which reads no further
+    check_first_rows(DataConfig("sentences", overlong="drop", **config))
+
+
+def test_a_first_look_leaves_warnings_to_the_reading(tmp_path: Path, caplog: Any) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("some words\nmore words\n")
+    check_first_rows(DataConfig("sentences", files=str(path)))
+    assert not caplog.records
+    list(read_rows(DataConfig("sentences", files=str(path))))
+    assert "its first line is read as text" in caplog.text
 
 
 def test_several_shards_in_the_order_given_with_globs_sorted(tmp_path: Path) -> None:

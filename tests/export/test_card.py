@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,8 @@ import embedlab
 from embedlab.cli.export import main
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
-from embedlab.export.card import model_card
+from embedlab.export.card import model_card, model_name
+from embedlab.files import assets_dir
 from tests.encoders.test_encoder import build
 from tests.hub import REFUSED_TOKEN, RIGHT_TOKEN, Hub, hub, online
 
@@ -61,6 +63,59 @@ def test_scores_stand_with_their_n_and_protocol(encoder: embedlab.SentenceEncode
     assert "nan" not in card
     assert "tau: 0.05" in card
     assert front_matter(card)["license"] == "apache-2.0"
+
+
+def test_scores_of_other_bytes_are_said_to_be_so(encoder: embedlab.SentenceEncoder, tmp_path: Path) -> None:
+    def card(checkpoint: str, folder: Path | None = None) -> str:
+        block = {"name": "sts7_raw", "checkpoint": checkpoint}
+        encoder.card = {"scores": {"sts7/spearman": 70.0}, "protocol": {"sts": block}}
+        return model_card(encoder, "m", folder=folder).split("## Scores")[1]
+
+    own = encoder.fingerprint()
+    assert "not scored" not in card(own)
+    assert f"Scores of checkpoint another; this one, {own}, was not scored." in card("another")
+    (tmp_path / "model.onnx").touch()
+    (tmp_path / "embedlab.json").write_text('{"precision": "int8"}')
+    assert "Scores of the weights in float32; these, in int8, were not scored." in card(own, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("card", "name"),
+    [
+        ({"name": "mini-sentence", "hub": "org/other@1"}, "mini-sentence"),
+        ({"hub": "org/small-model@0123abcd"}, "small-model"),
+        (
+            {"config": {"backbone": {"name": "org/bert"}, "method": {"name": "simcse"}}},
+            "bert trained with simcse",
+        ),
+        (
+            {"config": {"backbone": {"path": "models/mine"}, "method": {"name": "pcl"}}},
+            "mine trained with pcl",
+        ),
+        ({"config": {"backbone": {"source": "fresh", "name": ""}, "method": {"name": "pcl"}}}, None),
+        ({}, None),
+    ],
+)
+def test_a_name_says_what_it_is(
+    card: dict[str, Any], name: str | None, encoder: embedlab.SentenceEncoder
+) -> None:
+    encoder.card = card
+    assert model_name(encoder) == name
+
+
+def test_a_card_is_not_named_by_its_folder(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    shutil.copytree(tiny("bert"), tmp_path / "small-bert")
+    assert main([f"ckpt={tmp_path / 'small-bert'}", "to=hf", f"out={tmp_path / 'out'}"]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "\n# small-bert\n\nA sentence encoder with 32-dimensional vectors, exported by embedlab.\n" in card
+
+
+def test_the_scores_of_the_shipped_sentence_encoder_are_of_its_bytes() -> None:
+    shipped = embedlab.load("mini-sentence")
+    assert {block["checkpoint"] for block in shipped.card["protocol"].values()} == {shipped.fingerprint()}
+    assert "not scored" not in model_card(shipped, "mini-sentence")
+    made = (assets_dir() / "mini-sentence" / "README.md").read_text(encoding="utf-8")
+    assert made.startswith(model_card(shipped, "mini-sentence"))
 
 
 def test_the_shipped_encoder_has_a_card() -> None:

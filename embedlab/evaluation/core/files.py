@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embedlab.backbones.hub import quiet_hub
 from embedlab.data.readers import open_reader
 from embedlab.errors import UserError, one_of
-from embedlab.files import no_folder
+from embedlab.files import existing_folder
 
 _SHARED = 1 << 16
 """Distinct values of which one copy is kept, however often they come."""
@@ -26,11 +26,9 @@ def find_file(data_dir: str | Path, name: str, kind: str | None = None) -> Path:
         for path in (place / f"{name}.tsv.gz", place / f"{name}.tsv"):
             if path.is_file():
                 return path
-    where: dict[str, Any] = {"file": folder, "key": "data_dir", "value": str(data_dir)}
     fix = f"give the folder that holds {name}.tsv.gz"
-    if not folder.is_dir():
-        raise no_folder(folder, fix, **where)
-    raise UserError(f"has no {name}.tsv.gz", fix=fix, **where)
+    existing_folder(data_dir, fix, "data_dir")
+    raise UserError(f"has no {name}.tsv.gz", file=folder, key="data_dir", value=str(data_dir), fix=fix)
 
 
 def is_there(folder: Path, name: str) -> bool:

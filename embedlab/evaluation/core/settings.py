@@ -9,7 +9,7 @@ from typing import Any
 
 from embedlab.errors import UserError, one_of
 from embedlab.evaluation.core.files import inner
-from embedlab.files import no_folder
+from embedlab.files import existing_folder
 
 
 def row_limit(settings: Mapping[str, Any], default: int | None = None) -> int | None:
@@ -63,10 +63,7 @@ def folder_of(settings: Mapping[str, Any], kind: str) -> Path | None:
     data_dir = settings.get("data_dir")
     if data_dir is None:
         return None
-    folder = Path(str(data_dir))
-    if not folder.is_dir():
-        raise no_folder(folder, f"give the folder of {kind}/", file=folder, key="data_dir", value=data_dir)
-    return inner(folder, kind)
+    return inner(existing_folder(data_dir, f"give the folder of {kind}/", "data_dir"), kind)
 
 
 def limit_note(limit: int | None) -> list[str]:

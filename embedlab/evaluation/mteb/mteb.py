@@ -20,7 +20,7 @@ from embedlab.errors import UserError
 from embedlab.evaluation.core import protocol
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
 from embedlab.evaluation.core.vectors import Encoder, Prompted
-from embedlab.files import no_folder
+from embedlab.files import existing_folder
 
 LISTS = Path(__file__).parent / "task_lists"
 _SAID = "#:"  # begins the lines of a list file that are said where the list is used
@@ -196,9 +196,7 @@ def _use_local_data(tasks: Sequence[Any], data_dir: Any) -> dict[str, str]:
     """Point tasks whose data lie in `data_dir` there; task name -> folder."""
     if data_dir is None:
         return {}
-    root = Path(data_dir)
-    if not root.is_dir():
-        raise no_folder(root, "give a folder of data sets", file=root, key="data_dir", value=data_dir)
+    root = existing_folder(data_dir, "give a folder of data sets", "data_dir")
     found = {}
     for task in tasks:
         path = str(task.metadata.dataset["path"])

@@ -22,6 +22,7 @@ from embedlab.errors import UserError
 from embedlab.files import PACKED, corruption, exchange, full, packed, writing
 from embedlab.run.run_folder import LAST as LAST
 from embedlab.run.run_folder import PREVIOUS as PREVIOUS
+from embedlab.run.run_folder import given_checkpoint
 
 if TYPE_CHECKING:
     from embedlab.engine.module import Method
@@ -299,12 +300,8 @@ def find_checkpoint(ckpt_path: str | None, folder: Path) -> Path | None:
     """
     if ckpt_path is None:
         return None
-    if ckpt_path not in ("last", "auto"):
-        path = Path(ckpt_path)
-        if not path.is_file():
-            raise UserError(
-                "no such checkpoint", key="ckpt_path", value=ckpt_path, fix="give a .ckpt file, last or auto"
-            )
+    path = given_checkpoint(ckpt_path)
+    if path is not None:
         problem = unreadable(path)
         if problem:
             raise UserError(

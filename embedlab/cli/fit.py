@@ -1,0 +1,161 @@
+"""`embedlab fit|validate|test|predict --config FILE`: a file is refused in a second, before Lightning is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from embedlab.cli.config_errors import unknown_key
+from embedlab.cli.imports import first_import
+from embedlab.cli.permission import check_permission
+from embedlab.cli.run_file import add_sections, folder_of, from_file, hint_of, trainer_defaults
+from embedlab.config.build import refused
+from embedlab.config.read import read_values
+from embedlab.console import show_log
+from embedlab.errors import UserError
+from embedlab.files import like
+from embedlab.run.parse import parse_shared
+from embedlab.run.places import check_places
+from embedlab.run.processes import end_with_starter
+from embedlab.run.run_folder import check_free, check_own
+
+
+def main(subcommand: str, argv: Sequence[str]) -> int:
+    """Run one of Lightning's subcommands; returns the exit status.
+
+    Raises:
+        UserError: a file or an argument that cannot be read, in one line.
+    """
+    end_with_starter()
+    show_log()
+    if not argv:
+        fix = f"embedlab {subcommand} --config FILE, which embedlab train … --cli-config prints"
+        raise UserError(f"{subcommand} reads a run from a file", key="config", fix=fix)
+    with _as_written(subcommand):
+        _check_named(argv)
+        if not any(map(_NOT_LOOKED_AT.match, argv)):
+            _check(subcommand, argv)
+        with first_import("embedlab.cli.lightning_cli"):
+            from embedlab.cli.lightning_cli import EmbedlabCLI
+
+        return EmbedlabCLI(subcommand, argv).status
+
+
+_NOT_LOOKED_AT = re.compile(r"-h$|--help\b|--print_|--trainer(=|$)|--[\w.]+\.help(=|$)")
+"""Arguments that print something, and a trainer's file of its own: Lightning reads these."""
+
+
+def _check(subcommand: str, argv: Sequence[str]) -> None:
+    """Refuse what can be refused without torch, which takes seconds to load."""
+    parser = _parser(subcommand)
+    try:
+        parsed = parser.parse_args(argv).as_dict()
+    except argparse.ArgumentError as error:
+        keys = [*parser.get_defaults().keys(), *(f"trainer.{key}" for key in trainer_defaults())]
+        raise _not_parsed(error, keys, subcommand) from None
+    values, _ = from_file(parsed)
+    check_permission(values, argv)
+    folder = folder_of(parsed["trainer"], values)
+    if subcommand == "fit":
+        check_own(folder, "trainer.default_root_dir")
+        check_free(folder, values["ckpt_path"], "trainer.default_root_dir")
+    if not values["stages"]:  # whose results may be values that are not there yet
+        check_places(parse_shared(values), subcommand)
+
+
+def _parser(subcommand: str) -> Any:
+    """jsonargparse's, which reads arguments as Lightning's does, but of the trainer any: they may name classes."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("-c", "--config", action="config")
+    parser.add_argument("--seed_everything", type=bool | int, default=42)
+    parser.add_argument("--ckpt_path", type=str | None, default=None)
+    parser.add_argument("--trainer", type=dict[str, Any], default={})
+    if subcommand in ("validate", "test"):
+        parser.add_argument("--verbose", type=bool, default=True)
+    if subcommand == "predict":
+        parser.add_argument("--return_predictions", type=bool | None, default=None)
+    add_sections(parser)
+    return parser
+
+
+def _check_named(argv: Sequence[str]) -> None:
+    """UserError where ``--config`` names no file, or one that cannot be read."""
+    written = "a file that embedlab train … --cli-config printed"
+    for place, argument in enumerate(argv):
+        flag, equals, value = argument.partition("=")
+        if flag in ("-c", "--config") and (equals or place + 1 < len(argv)):
+            path = Path(value if equals else argv[place + 1]).expanduser()
+            if not path.exists() and ":" not in str(path):  # the values themselves may stand there
+                raise UserError("no such file", key="config", value=str(path), fix=like(path) or written)
+            if path.suffix in (".yaml", ".yml") and not isinstance(read_values(path, written), dict):
+                raise UserError("holds no keys with values", file=path, key="config", fix=written)
+
+
+@contextmanager
+def _as_written(subcommand: str) -> Iterator[None]:
+    """Refusals in one line, with keys as this command spells them."""
+    try:
+        yield
+    except UserError as error:
+        error.key, error.fix = _as_flag(error.key), _BARE.sub("model.", _KEY.sub(_flag, error.fix))
+        raise
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise UserError(
+            f"not UTF-8 (byte 0x{byte:02x} at place {error.start + 1} of the file)",
+            key="config",
+            fix="a YAML file",
+        ) from None
+    except argparse.ArgumentError as error:
+        raise _not_parsed(error, (), subcommand) from None
+
+
+_MISFIT = re.compile(r'Parser key "([\w.]+)":.* (?:Got|Given) value: (.*)')
+_UNKNOWN = re.compile(
+    r"unrecognized arguments: --(?P<key>[\w.]+)"
+    r"|Group '(?P<group>.+)' does not accept option '(?P<inner>.+)'|Option '(?P<whole>.+)' is not accepted"
+)
+
+
+def _not_parsed(error: argparse.ArgumentError, keys: Iterable[str], subcommand: str) -> UserError:
+    """What jsonargparse says, in the words of the other commands; ``keys`` are what there is."""
+    text = " ".join(str(error).split())
+    misfit, unknown = _MISFIT.match(text), _UNKNOWN.match(text)
+    if misfit and (hint := hint_of(misfit[1])) is not None:
+        return refused(misfit[1], misfit[2], hint)
+    if unknown and keys:
+        key = unknown["key"] or unknown["whole"] or f"{unknown['group']}.{unknown['inner']}"
+        return unknown_key(key, keys)
+    return UserError(text[:400], fix=f"embedlab {subcommand} --help")
+
+
+_OF_MODEL = ("backbone", "adapter", "method", "pooling", "template", "optimizer", "step", "unpad")
+_OTHERS = {"seed": "seed_everything", "hydra.run.dir": "trainer.default_root_dir", "ckpt_path": "ckpt_path"}
+_CHOICES = {"trainer": "accelerator", "backbone": "source", **dict.fromkeys(("step", "unpad"), "")}
+"""The key that a group's choice mostly stands for, where it is not its name."""
+_KEY = re.compile(
+    rf"(?<![\w.-])((?:{'|'.join((*_OF_MODEL, *_OTHERS, 'trainer', 'data', 'logger', 'callbacks', 'evaluation'))})"
+    r"(?:\.\w+)*)=(?=\w|\[)"
+)
+_BARE = re.compile(rf"(?<![\w.-])(?=(?:{'|'.join(_OF_MODEL)})\.\w)")
+"""Before a key of the model that has no value."""
+
+
+def _flag(found: re.Match[str]) -> str:
+    """A key of `embedlab train` in a message, such as ``trainer.devices`` or ``trainer``, by this command's name."""
+    key = found[1]
+    if key in ("trainer", "data", *_OF_MODEL):
+        key = f"{key}.{_CHOICES.get(key, 'name')}".rstrip(".")
+    return f"--{_as_flag(key)}="
+
+
+def _as_flag(key: str | None) -> str | None:
+    if key is None or key in _OTHERS:
+        return key and _OTHERS[key]
+    return f"model.{key}" if key.partition(".")[0] in _OF_MODEL else key

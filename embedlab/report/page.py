@@ -45,6 +45,7 @@ _TRAINING = (
     "select",
     "sentences",
     "seconds",
+    "held_gib",
 )
 
 

@@ -20,6 +20,7 @@ from embedlab.evaluation.core.protocol import write_json
 from embedlab.evaluation.core.suite import final_metrics, keys_named, suite
 from embedlab.evaluation.core.table import before_after_table
 from embedlab.evaluation.held_out import held_out
+from embedlab.run.callbacks.train_log import held_gib
 from embedlab.run.check import resolved_packing, resolved_step
 from embedlab.run.dev import KEYS, Dev, sts_folder
 from embedlab.run.run_folder import AFTER as AFTER
@@ -159,6 +160,8 @@ class FinalEvaluation:
             "unpad": resolved_packing(self.config),
             "precision": str(trainer.precision),
         }
+        if (held := held_gib(self.device or self.encoder.device)) is not None:
+            training["held_gib"] = round(held, 2)
         apart: dict[str, Any] = self.data.report.get("decontaminated") or {}
         if apart:
             training["decontaminated"] = apart

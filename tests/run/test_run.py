@@ -161,6 +161,19 @@ def test_padding_changes_nothing_but_what_dropout_draws(compose_run, tmp_path): 
     )
 
 
+@pytest.mark.parametrize("held", [None, 3.4567])
+def test_a_run_tells_what_it_holds_of_a_card(held, compose_run, monkeypatch, tmp_path):  # type: ignore[no-untyped-def]
+    for place in ("callbacks.train_log", "finish"):
+        monkeypatch.setattr(f"embedlab.run.{place}.held_gib", lambda device: held)
+    train(compose_run("trainer.max_steps=2"), tmp_path)
+    columns = (tmp_path / "metrics.csv").read_text().splitlines()[0].split(",")
+    training = json.loads((tmp_path / "scores.json").read_text())["training"]
+    assert training.get("held_gib") == (held and round(held, 2))
+    assert ("speed/held_gib" in columns) == (held is not None)
+    if held is not None:
+        assert logged(tmp_path, "speed/held_gib")[-1] == pytest.approx(held)
+
+
 def test_the_last_weights_are_scored_beside_the_selected_ones(
     compose_run, sts_dir, tmp_path, monkeypatch, capsys
 ):  # type: ignore[no-untyped-def]

@@ -23,9 +23,9 @@ PEAKS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S"
 
 
 class TrainLog(Callback):
-    """Logs the method's means (the first of step 1), and sentences/s, true tokens/s, padding share, data wait and
-    utilisation; of scoring, its share of the time since the last record (``speed/scoring_share``) and since the start
-    (``time/dev_share``).
+    """Logs the method's means (the first of step 1), and sentences/s, true tokens/s, padding share, data wait,
+    utilisation and the card's memory so far (``speed/held_gib``); of scoring, its share of the time since the last
+    record (``speed/scoring_share``) and since the start (``time/dev_share``).
 
     Args:
         every: updates between two records.
@@ -134,6 +134,8 @@ class TrainLog(Callback):
                 flops = training_flops(self._true, self._parameters, info.width, info.layers, length)
                 speed["speed/tflops"] = flops / seconds / 1e12
                 speed["speed/mfu"] = speed["speed/tflops"] / self._peak[0]
+        if (held := held_gib(method.device)) is not None:
+            speed["speed/held_gib"] = held
         if self.excluded_seconds:
             speed["time/dev_share"] = self.excluded_seconds / (now - self._began)
         self._speed[trainer.global_step] = speed
@@ -162,6 +164,11 @@ def peak_tflops(device: torch.device) -> tuple[float, str] | None:
         return None
     name = torch.cuda.get_device_name(device)
     return next(((peak, key) for key, peak in PEAKS.items() if key in name), None)
+
+
+def held_gib(device: torch.device) -> float | None:
+    """GiB of a card that this process has held at most, graphs included: what a run needs; None off a card."""
+    return torch.cuda.max_memory_reserved(device) / 2**30 if device.type == "cuda" else None
 
 
 def matmul_parameters(blocks: Iterable[nn.Module]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import json
 import re
@@ -138,6 +139,62 @@ def test_the_summary_states_no_other_numbers(tmp_path: Path, monkeypatch: pytest
         summary.write_text(good.replace(old, new))
         with pytest.raises(UserError):
             TOOL.hold_summary(tables)
+
+
+def test_energy_of_the_last_weights_is_held_against_their_own_average(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TOOL, "RUNS", tmp_path)
+    for seed in range(10):
+        scores = {AVERAGE: 50.0 + seed, "cls_energy/E1": seed}
+        last = {AVERAGE: 50.0 - seed, "cls_energy/E1": seed}
+        (tmp_path / f"arm-{seed}").mkdir()
+        content = {"scores": scores, "training": {"seed": seed}, "last": {"step": 9, "scores": last}}
+        (tmp_path / f"arm-{seed}" / "scores.json").write_text(json.dumps(content))
+    shown = {"cls_energy/E1": "selected", "last/cls_energy/E1": "last"}
+    rows = TOOL.Block("T", {"A": "arm-*"}, correlate=shown).table().rows
+    assert rows == (("selected", "+1.00", "10"), ("last", "-1.00", "10"))
+
+
+RATES = DOCS / "runs" / "csesfp_rates"
+
+
+def curve(run: Path) -> list[dict[str, float]]:
+    with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["dev/spearman"]]
+    keys = ("step", "dev/spearman", "dev/uniformity", "dev/alignment")
+    return [{key.split("/")[-1]: float(row[key]) for key in keys} for row in rows]
+
+
+def nearest(points: list[dict[str, float]], uniformity: float) -> dict[str, float]:
+    return min(points, key=lambda point: abs(point["uniformity"] - uniformity))
+
+
+def test_what_has_equal_uniformity_is_recounted() -> None:
+    found = json.loads((RATES / "equal_uniformity.json").read_text())
+    points = [point for run in RATES.glob("sfp-*") for point in curve(run)]
+    assert len(found["dev"]) == 2 * len(list(RATES.glob("eol-*"))) == 8
+    for row in found["dev"]:
+        rate, which = row["eol"].split(", ")
+        training = json.loads((RATES / f"eol-{rate}" / "scores.json").read_text())["training"]
+        (own,) = [p for p in curve(RATES / f"eol-{rate}") if p["step"] == row["step"]]
+        assert row["step"] == training["steps" if which == "last" else "selected_step"]
+        other = nearest(points, own["uniformity"])
+        assert [row[k] for k in ("dev", "uniformity", "alignment")] == list(own.values())[1:]
+        assert [row[f"sfp_{k}"] for k in ("dev", "uniformity", "alignment")] == list(other.values())[1:]
+        assert row["difference"] == other["spearman"] - own["spearman"]
+    for row in found["averages"]:
+        (own, other) = (
+            json.loads((RATES / f"{arm}-{rate}" / "scores.json").read_text())
+            for arm, rate in (("eol", row["eol"].split(", ")[0]), ("sfp", row["sfp"].split(", ")[0]))
+        )
+        pair = [
+            (run["last"] if place.endswith("last") else run)["scores"]
+            for run, place in ((own, row["eol"]), (other, row["sfp"]))
+        ]
+        assert [scores[AVERAGE] for scores in pair] == [row["avg"], row["sfp_avg"]]
+        assert [scores["dev/uniformity"] for scores in pair] == [row["uniformity"], row["sfp_uniformity"]]
+        assert abs(row["uniformity"] - row["sfp_uniformity"]) < 0.05
 
 
 @given(HUNDREDTHS, HUNDREDTHS)

@@ -24,7 +24,7 @@ import yaml
 
 from embedlab.errors import UserError
 from embedlab.evaluation.core.table import Metric, Table, score_table
-from embedlab.report.paired import paired_difference, relation_to_sts
+from embedlab.report.paired import STS, paired_difference, relation_to_sts
 from embedlab.report.report import make_report
 from embedlab.report.runs import SCORES, Group, Run, find_runs
 
@@ -54,7 +54,7 @@ class Block:
         metric: to sort and compare by; none: as `embedlab report`.
         pairs: rows to compare by each of the metrics, first minus second; of a second without a seed (a start), its one
             score.
-        correlate: scores to hold against the STS average over all runs.
+        correlate: scores to hold against the STS average over all runs; one of the last weights, against theirs.
         records, columns: instead of rows: a file's list (``FILE:KEY``), and its columns as heading, scale and digits.
     """
 
@@ -116,7 +116,10 @@ class Block:
 
     def _correlations(self, groups: Mapping[str, Group]) -> Table:
         scores = [run.scores for g in groups.values() for run in g.runs]
-        found = {heading: relation_to_sts(scores, key) for key, heading in self.correlate.items()}
+        found = {
+            heading: relation_to_sts(scores, key, f"last/{STS}" if key.startswith("last/") else STS)
+            for key, heading in self.correlate.items()
+        }
         rows = tuple((heading, f"{c.spearman:+.2f}", str(c.n)) for heading, c in found.items())
         return Table(self.title, ("", "Spearman's correlation with the STS average", "encoders"), rows)
 

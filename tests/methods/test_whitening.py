@@ -102,6 +102,10 @@ def test_what_cannot_be_whitened_is_named(inputs: Inputs, tmp_path: Path, tiny: 
     for k in (-1, 33):
         with pytest.raises(UserError, match=r"method\.k"):
             method_config({"name": "whitening", "k": k}).check(info, run_of())
+    wide = run_of(pooling="rep_concat")  # vectors of 64 features, of states of 32
+    assert method_config({"name": "whitening", "k": 64}).check(info, wide) == []
+    with pytest.raises(UserError, match=r"method\.k=65.*0 to 64"):
+        method_config({"name": "whitening", "k": 65}).check(info, wide)
     with pytest.raises(UserError, match=r"data\.pack"):
         method_config({"name": "whitening", "k": 4}).check(info, run_of(pack=16))
     twin = inputs.path("twin")

@@ -171,10 +171,14 @@ def refused(key: str, value: Any, hint: Any) -> UserError:
         if choices[0] is str and not isinstance(value, int | float):
             fix = "a text"
     elif get_origin(choices[0]) in (tuple, list):
-        fixed = get_origin(choices[0]) is tuple and get_args(choices[0])[1:] != (...,)
-        letters = "abcdefgh"[: len(get_args(choices[0])) if fixed else 2]
-        message, fix = "not a list of what this key takes", f"{key}=[{','.join(letters)}]"
         arguments = get_args(choices[0])
+        known = get_args(arguments[0]) if get_origin(arguments[0]) is Literal else ()
+        for one in value if known and isinstance(value, list | tuple) else ():
+            if not fits(one, arguments[0]):
+                return refused(key, one, arguments[0])
+        fixed = get_origin(choices[0]) is tuple and arguments[1:] != (...,)
+        letters = (known or "abcdefgh")[: len(arguments) if fixed else 2]
+        message, fix = "not a list of what this key takes", f"{key}=[{','.join(map(str, letters))}]"
         if arguments[0] in _SCALARS:
             some = {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}[arguments[0]]
             count = f"{len(arguments)} " if fixed else ""

@@ -25,7 +25,7 @@ from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.twin import check_widths
 from embedlab.engine.module import Batch, LossOutput
-from embedlab.errors import UserError
+from embedlab.errors import UserError, blamed_on
 from embedlab.methods.contrast import ContrastConfig, contrast_pairs
 from embedlab.methods.teachers import TaughtMethod, load_teacher
 from embedlab.objectives.precision import to_fp32
@@ -96,7 +96,9 @@ class Distil(TaughtMethod):
         super().__init__(encoder, config, optimizer)
         self.teach_by(teachers, config.cached)
         if config.k1 is not None:
-            check_widths(encoder, teachers[0], "the teacher")
+            fix = "method.k1=null with method.similarity=5 method.kl=0.2, or a teacher of the student's width"
+            with blamed_on("method.teacher", config.teacher, fix):
+                check_widths(encoder, teachers[0], "the teacher")
         self.projections = nn.ModuleList()
         if config.cosine:
             self.projections.extend(nn.Linear(encoder.dim, t.dim, bias=False) for t in teachers)

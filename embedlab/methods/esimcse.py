@@ -56,7 +56,17 @@ class ESimCSEConfig(ContrastConfig):
     """Of the moving average's weights, what an update keeps."""
     mlp: Head = "train"
 
+    def rows(self, run: RunConfig) -> int:
+        """Of the queue."""
+        devices = device_count(run.trainer) * run.trainer.num_nodes
+        return round(self.queue * run.data.batch_size * devices)
+
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        if self.queue and not self.rows(run):
+            raise UserError(
+                "so small a share of a batch is no sentence", key="method.queue", value=self.queue,
+                fix="method.queue=2.5, or 0 for no queue",
+            )  # fmt: skip
         if self.mlp == "bn2" and self.queue and (run.data.batch_size == 1 or not run.data.drop_last):
             raise UserError(
                 "the queue's vectors are normalised over a batch, and a row by itself cannot be", key="method.mlp",
@@ -93,10 +103,9 @@ class ESimCSE(Averaging):
     def from_run(cls, run: RunConfig, tokenizer: Any = None) -> ESimCSE:
         config = run.method
         assert isinstance(config, ESimCSEConfig)
-        devices = device_count(run.trainer) * run.trainer.num_nodes
         encoder = cls.make_encoder(run, tokenizer)
         assert isinstance(encoder, SentenceEncoder)
-        return cls(encoder, config, run.optimizer, round(config.queue * run.data.batch_size * devices))
+        return cls(encoder, config, run.optimizer, config.rows(run))
 
     @property
     def keep(self) -> float:
@@ -158,7 +167,10 @@ class ESimCSE(Averaging):
 
     @torch.no_grad()
     def _push(self, view: dict[str, Any]) -> None:
-        """The batch of all devices into the queue, the newest first, by the moving average and without dropout."""
+        """The batch of all devices into the queue, the newest first, by the moving average and without dropout.
+
+        Of a batch that the queue's end cuts the first rows stay, where the release keeps the last: all are drawn alike.
+        """
         assert self.target is not None
         vectors = self.head(self.target(view["input_ids"], view["attention_mask"], view.get("token_budget")))
         new, hashes = gather(vectors.to(self.queue.dtype)), gather_integers(view["hash"])

@@ -40,6 +40,14 @@ class SNCSEConfig(PromptBERTConfig):
     eval_text: Literal["raw", "closed", "stopped"] = "raw"
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
+        if run.template is None:
+            raise UserError(
+                "SNCSE needs a template around the sentence",
+                key="template",
+                value="none",
+                fix="template=promptbert_bert_2 pooling=mask (RoBERTa: template=sncse_roberta and its"
+                " method.second_template)",
+            )
         if not 0 <= self.alpha <= self.beta:
             raise UserError(
                 "a negation is less similar by alpha to beta",

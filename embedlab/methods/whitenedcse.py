@@ -26,6 +26,7 @@ from embedlab.methods.contrast import ContrastConfig, check_dropout, contrast
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.simcse import encode_views
 from embedlab.objectives.group_whitening import group_whitening
+from embedlab.pooling import build_pooling
 
 VIEWS = 3
 
@@ -48,19 +49,20 @@ class WhitenedCSEConfig(ContrastConfig):
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if not self.eps >= 0:
             raise UserError("must not be negative", key="method.eps", value=self.eps, fix="1e-5")
-        if self.groups < 1 or info.width % self.groups:
+        width = build_pooling(run.pooling, info).dim
+        if self.groups < 1 or width % self.groups:
             raise UserError(
-                f"{info.width} features make no such groups of one size",
+                f"{width} features make no such groups of one size",
                 key="method.groups", value=self.groups, fix="a number that divides them",
             )  # fmt: skip
-        features = info.width // self.groups
+        features = width // self.groups
         if run.data.batch_size <= features or not run.data.drop_last:
             raise UserError(
                 f"a group's {features} features are whitened over a batch, which must have more rows on each device",
                 key="data.batch_size", value=run.data.batch_size,
                 fix=f"data.batch_size={features + 1} or more and data.drop_last=true, or more method.groups",
             )  # fmt: skip
-        if self.groups in (1, info.width):  # whose features are the same in any order
+        if self.groups in (1, width):  # whose features are the same in any order
             check_dropout(self.name, info)
         return super().check(info, run)
 

@@ -16,6 +16,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.loading import load
 from embedlab.engine.module import Batch, LossOutput, Method
 from embedlab.errors import UserError, blamed_on
+from embedlab.pooling import build_pooling
 from embedlab.pooling.whitening import Whitening, WhiteningConfig, fit_whitening
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,10 @@ class WhiteningMethodConfig(MethodConfig):
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         k = self.k or 0
-        if k < 0 or (self.encoder is None and k > info.width):
+        width = build_pooling(run.pooling, info).dim  # which need not be the backbone's
+        if k < 0 or (self.encoder is None and k > width):
             raise UserError(
-                "no more directions than a vector has", key="method.k", value=k, fix=f"0 to {info.width}"
+                "no more directions than a vector has", key="method.k", value=k, fix=f"0 to {width}"
             )
         if run.data.pack is not None:
             raise UserError("vectors are of single sentences", key="data.pack", fix="data.pack=null")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from embedlab.objectives.precision import full_precision, unit
+from embedlab.objectives.precision import full_precision, to_fp32, unit
 from embedlab.objectives.softmax import Contrast, MaskedSoftmax, masked_softmax, with_diagnostics
 
 
@@ -112,7 +112,8 @@ def released_mix_nce(
     softmax = masked_softmax(a @ columns.T, row, tau)
 
     def mixtures(x: Tensor) -> Tensor:
-        return unit(share * x.detach() + (1 - share) * x.detach()[following])
+        x = to_fp32(x).detach()
+        return unit(share * x + (1 - share) * x[following])
 
     to_mixed = a @ mixtures(candidates).T / tau
     to_mixed = to_mixed.masked_fill(following == row[:, None], 0.0)

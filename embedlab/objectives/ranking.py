@@ -39,12 +39,13 @@ def list_net(
     Args:
         scores, teacher: similarities ``[B, M]``; the teacher's get no gradient.
         tau, teacher_tau: temperatures of the two.
-        left_out: bool ``[B, M]``, entries that are in no list.
+        left_out: bool ``[B, M]``, entries that are in no list. A row without others counts as 0.
     """
     s, t = to_fp32(scores) / tau, to_fp32(teacher).detach() / teacher_tau
     if left_out is None:
         return -(t.softmax(-1) * log_softmax(s, -1)).sum(-1).mean()
-    s, t = (x.masked_fill(left_out, float("-inf")) for x in (s, t))
+    absent = left_out & ~left_out.all(-1, keepdim=True)  # a softmax of nothing is no number
+    s, t = (x.masked_fill(absent, float("-inf")) for x in (s, t))
     return -(t.softmax(-1) * log_softmax(s, -1).masked_fill(left_out, 0.0)).sum(-1).mean()
 
 

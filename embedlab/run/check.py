@@ -204,7 +204,7 @@ def _check_backbone(run: RunConfig) -> None:
 
 
 def _check_batch(run: RunConfig) -> None:
-    in_batch = run.data.batch_size * _world(run)
+    in_batch = run.data.batch_size * (_world(run) if getattr(run.method, "gather_negatives", True) else 1)
     if in_batch == 1 and not all(map(has_negatives, compared(run).values())):
         raise UserError(
             f"method={run.method.name} compares a sentence with the others of its batch, and there are none",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -241,7 +242,10 @@ def build(config: RunConfig, folder: Path) -> tuple[Method, SentenceDataModule]:
     fields: Any = {name: views(one.config) for name, one in config.data.sets.items()} or views(config.data)
     emit = "rows" if on_cuda(config.trainer) or method.runner.resident else "tokens"
     validation = [torch.zeros(1)] if config.evaluation.has_dev else None
-    return method, SentenceDataModule(config.data, fields, config.seed, emit, validation, overlap)
+    # Without training there are no batches, of which the text might have too few rows for one.
+    idle = config.method.idle and not config.data.mix
+    read = replace(config.data, drop_last=False) if idle else config.data
+    return method, SentenceDataModule(read, fields, config.seed, emit, validation, overlap)
 
 
 def build_trainer(

@@ -25,6 +25,7 @@ class Record:
     kind: Literal["a", "b"] = "a"
     either: Literal["auto"] | bool = "auto"
     names: tuple[str, ...] = ()
+    kinds: tuple[Literal["a", "b"], ...] = ()
     two: tuple[float, float] = (0.1, 0.9)
     some: list[str] | None = None
     files: str | list[str] | None = None
@@ -71,6 +72,8 @@ def test_what_fits_is_taken(values: dict[str, Any]) -> None:
         ("names", "lee", "not a list of texts (g.names=lee). Fix: g.names=[a,b]"),
         ("two", (1,), "not a list of 2 numbers (g.two=(1,)). Fix: g.two=[a,b]"),
         ("some", "en", "not a list of texts (g.some=en). Fix: g.some=[a,b], or null"),
+        ("kinds", ("a", "c"), "unknown value (g.kinds=c). Fix: one of a, b"),
+        ("kinds", "c", "not a list of what this key takes (g.kinds=c). Fix: g.kinds=[a,b]"),
         ("columns", "a", "a group of keys is meant here, not a value (g.columns=a). Fix: g.columns.KEY=VALUE, or null"),
         ("columns", {"a": 3}, "not text (g.columns.a=3). Fix: quoted, digits are text: \"g.columns.a='3'\", or null"),
         ("rate", 0.0, "must be above 0 and below 1 (g.rate=0.0). Fix: g.rate=0.5"),

@@ -78,6 +78,10 @@ def test_a_contrastive_batch_of_one_teaches_nothing(compose_run):  # type: ignor
     with pytest.raises(UserError, match=r"there are none \(data.batch_size=1\)"):
         check_run(compose_run("data.batch_size=1"))
     check_run(compose_run("data.batch_size=1", "method=masked_lm"))
+    two = ("data.batch_size=1", "trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
+    check_run(compose_run(*two))
+    with pytest.raises(UserError, match=r"there are none \(data.batch_size=1\)"):
+        check_run(compose_run(*two, "method.gather_negatives=false"))
 
 
 @pytest.mark.parametrize(

@@ -40,5 +40,5 @@ def run_of(
         pooling=pooling_config(pooling) if isinstance(pooling, str) else pooling,
         template=template,
         backbone=SimpleNamespace(attention=attention),
-        trainer=SimpleNamespace(strategy=strategy),
+        trainer=SimpleNamespace(strategy=strategy, devices=1, num_nodes=1),
     )

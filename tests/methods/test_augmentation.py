@@ -45,6 +45,17 @@ def test_without_the_second_ones_it_is_the_sentence(rule: str, redraw: str) -> N
         assert seen[n] == set(range(min(max(most, 0), n - 2) + 1)), n
 
 
+@pytest.mark.parametrize(("rate", "n"), [(0.29, 100), (0.57, 100), (0.53, 100), (0.32, 25), (0.3, 30)])
+def test_the_largest_share_is_the_same_in_a_draw_and_in_what_a_row_may_grow_by(rate: float, n: int) -> None:
+    """.57 of 100 are 57 tokens in fp32 and 56 in fp64, of which there would be no place for the last one."""
+    ids = torch.arange(1, n + 1).expand(4000, -1)
+    torch.manual_seed(0)
+    new = repeat_tokens(ids, torch.ones_like(ids), torch.ones_like(ids), rate, "paper", PAD)
+    grown = new.mask.sum(1) - n
+    assert grown.max() == most_repeats(n, rate, "paper") == int(rate * n)
+    assert torch.equal((new.ids * ~new.second).sum(1), ids.sum(1))
+
+
 def test_a_draw_of_rows_is_theirs_alone() -> None:
     ids, mask, inner = rows()
     numbers = torch.tensor([5, 17, 2**40, 0, 99, 1234567])

@@ -19,6 +19,7 @@ from embedlab.errors import UserError
 from embedlab.methods.distil import Distil, DistilConfig
 from embedlab.objectives.pair_nce import interleave, pair_nce
 from embedlab.pooling import build_pooling
+from tests.methods.baselines import encoder as wide_encoder
 from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
 from tests.support import SENTENCES
@@ -79,6 +80,14 @@ def test_the_teacher_is_no_part_of_the_model(tiny: Tiny) -> None:
     sum(method.losses(batch(method)).losses.values()).backward()
     assert all(p.grad is None for p in method.teachers[0].encoder.parameters())
     assert any(p.grad is not None for p in method.encoder.parameters())
+
+
+def test_a_teacher_of_another_width_is_told_of_the_form_that_takes_it(tiny: Tiny) -> None:
+    student, teacher = encoder(tiny, 0), wide_encoder(tiny, width=16)
+    config = DistilConfig(teacher="runs/twin")
+    with pytest.raises(UserError, match=r"32 and 16 .*method\.teacher=runs/twin.*Fix: method\.k1=null"):
+        Distil(student, config, OptimizerConfig(), teacher)
+    Distil(student, replace(config, k1=None, kl=1.0), OptimizerConfig(), teacher)
 
 
 def test_settings_without_meaning_are_named(tiny: Tiny) -> None:

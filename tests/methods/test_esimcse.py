@@ -152,6 +152,11 @@ def test_settings_without_meaning_are_named(tiny: Tiny) -> None:
     ):
         with pytest.raises(UserError, match=f"method.{words}"):
             method_config({"name": "esimcse", **change})
+    for queue, rows in ((0.5, 32), (2.5, 160), (0.0, 0)):
+        assert ESimCSEConfig(queue=queue).check(info, run_of(max_length=32)) == []
+        assert ESimCSEConfig(queue=queue).rows(run_of()) == rows
+    with pytest.raises(UserError, match=r"no sentence .method\.queue=0\.005"):  # it would have none, unsaid
+        ESimCSEConfig(queue=0.005).check(info, run_of(max_length=32))
     with pytest.raises(UserError, match=r"64 positions .data\.max_length=64"):
         ESimCSEConfig().check(info, run_of(max_length=64))
     with pytest.raises(UserError, match=r"data\.max_length"):

@@ -82,7 +82,7 @@ def test_settings_without_meaning_are_named(tiny: Tiny) -> None:
     ):  # fmt: skip
         with pytest.raises(UserError, match=f"method.{words}"):
             SNCSEConfig(**change).check(info, run)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="template"):
+    with pytest.raises(UserError, match=r"^SNCSE needs .*template=promptbert_bert_2"):
         SNCSEConfig().check(info, run_of("parallel", pooling="mask"))
 
 

@@ -95,6 +95,10 @@ def test_two_ranks_give_the_gradient_of_one_batch_that_is_whitened_in_two(tiny: 
 def test_settings_without_meaning_are_named(tiny: Tiny) -> None:
     info = encoder(tiny).backbone.info
     assert WhitenedCSEConfig(groups=8).check(info, run_of()) == []
+    wide = run_of(pooling="rep_concat", batch_size=5)  # groups of 8 features, of states of 32
+    with pytest.raises(UserError, match=r"8 features .*data\.batch_size=5"):
+        WhitenedCSEConfig(groups=8).check(info, wide)
+    assert WhitenedCSEConfig(groups=64).check(info, wide) == []
     for change, words in (({"groups": 5}, "groups"), ({"groups": 0}, "groups"), ({"eps": -1.0}, "eps")):
         with pytest.raises(UserError, match=rf"method\.{words}"):
             WhitenedCSEConfig(**change).check(info, run_of())  # type: ignore[arg-type]

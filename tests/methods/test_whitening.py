@@ -43,6 +43,13 @@ def test_the_runs_text_has_unit_covariance(inputs: Inputs, tmp_path: Path, pooli
     assert '"steps": 0' in scores
 
 
+def test_a_text_of_fewer_rows_than_a_batch_will_do(inputs: Inputs, tmp_path: Path) -> None:
+    """Nothing is trained on batches: the text needs more rows than directions, and no more."""
+    whole = whiten(inputs, tmp_path / "whole", "data.batch_size=8").encode(sentences(5))
+    found = whiten(inputs, tmp_path / "run", "data.batch_size=512").encode(sentences(5))
+    assert (found == whole).all()
+
+
 def test_after_training_it_maps_what_the_run_made(inputs: Inputs, tmp_path: Path) -> None:
     train(inputs, tmp_path / "simcse", "simcse", "pooling=mean")
     found = whiten(inputs, tmp_path / "run", f"method.encoder={tmp_path / 'simcse'}", "data.max_length=64")
@@ -102,6 +109,10 @@ def test_what_cannot_be_whitened_is_named(inputs: Inputs, tmp_path: Path, tiny: 
     for k in (-1, 33):
         with pytest.raises(UserError, match=r"method\.k"):
             method_config({"name": "whitening", "k": k}).check(info, run_of())
+    wide = run_of(pooling="rep_concat")  # vectors of 64 features, of states of 32
+    assert method_config({"name": "whitening", "k": 64}).check(info, wide) == []
+    with pytest.raises(UserError, match=r"method\.k=65.*0 to 64"):
+        method_config({"name": "whitening", "k": 65}).check(info, wide)
     with pytest.raises(UserError, match=r"data\.pack"):
         method_config({"name": "whitening", "k": 4}).check(info, run_of(pack=16))
     twin = inputs.path("twin")

@@ -125,6 +125,15 @@ def test_the_released_mixtures_by_a_loop() -> None:
     assert released_mix_nce(a, b, a, ring(4), TAU, 0.2).loss.item() == pytest.approx(total / 4, rel=1e-5)
 
 
+def test_mixtures_are_made_in_fp32() -> None:
+    """The vectors of a step in bf16 are in bf16: what is mixed of them is rounded no further."""
+    a, b = normal(8, 64, seed=0).bfloat16(), normal(8, 64, seed=1).bfloat16()
+    x, y = a.float(), b.float()
+    assert mix_nce(a, b, ring(8), 0.05, 0.2).loss == mix_nce(x, y, ring(8), 0.05, 0.2).loss
+    released = released_mix_nce(a, b, a, ring(8), 0.05, 0.2).loss
+    assert released == released_mix_nce(x, y, x, ring(8), 0.05, 0.2).loss
+
+
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_that_score_their_rows_average_to_the_whole_batch(world: int) -> None:
     a, b, q = normal(8, 5, seed=0), normal(8, 5, seed=1), normal(6, 5, seed=2)

@@ -74,6 +74,17 @@ def test_what_is_left_out_is_in_no_list(loss) -> None:  # type: ignore[no-untype
     torch.testing.assert_close(loss(moved, t, 0.3, own), found)
 
 
+@pytest.mark.parametrize("loss", [list_mle, lambda s, t, tau, own: list_net(s, t, tau, tau / 2, own)])
+def test_a_list_of_nothing_counts_as_nothing(loss) -> None:  # type: ignore[no-untyped-def]
+    """What the last batch of an epoch may be: one row, whose own view is in no list."""
+    s = torch.tensor([[0.9]], requires_grad=True)
+    found = loss(s, torch.ones(1, 1), 0.05, torch.ones(1, 1).bool())
+    found.backward()
+    assert found.item() == 0
+    assert s.grad is not None
+    assert s.grad.item() == 0
+
+
 @pytest.mark.parametrize("own", [None, torch.eye(3, 5).bool()])
 def test_the_teacher_gets_no_gradient_and_the_student_one_that_sums_to_nothing(
     own: torch.Tensor | None,

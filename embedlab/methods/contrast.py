@@ -20,6 +20,7 @@ from embedlab.objectives.info_nce import info_nce
 from embedlab.objectives.matryoshka import nested
 from embedlab.objectives.pair_nce import interleave, pair_nce
 from embedlab.objectives.softmax import Contrast
+from embedlab.pooling import build_pooling
 
 L = TypeVar("L", Tensor, Contrast)
 
@@ -131,7 +132,11 @@ class ContrastConfig(MethodConfig):
                 f"method={self.name} has all dims in every step", key="method.matryoshka.dims_per_step",
                 value=self.matryoshka.dims_per_step, fix="-1",
             )  # fmt: skip
-        return super().check(info, run) + self.matryoshka.check(info.width)
+        return super().check(info, run) + self.matryoshka.check(self.width(info, run))
+
+    def width(self, info: BackboneInfo, run: RunConfig) -> int:
+        """Of the vectors that are contrasted."""
+        return build_pooling(run.pooling, info).dim
 
 
 def check_dropout(method: str, info: BackboneInfo) -> None:

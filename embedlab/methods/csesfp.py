@@ -55,6 +55,9 @@ class CSESFPConfig(ContrastConfig):
             raise UserError("{rep1} ends the first stage", key="template.text", value=template.text, fix=fix)
         return warnings
 
+    def width(self, info: BackboneInfo, run: RunConfig) -> int:
+        return info.width  # Rep1 and Rep2 are contrasted, whichever of them a pooling joins
+
 
 class CSESFP(Method):
     """Each sentence's second stage against the first stages of the batch, as the authors' release does it."""

@@ -29,9 +29,10 @@ from embedlab.evaluation.core.vectors import Vectors
 from embedlab.evaluation.sts.sts import STSPairs, score_pairs
 from embedlab.methods import method_config
 from embedlab.methods.causal_lm import CausalLM, CausalLMConfig
-from embedlab.methods.contrast import contrast
+from embedlab.methods.contrast import Matryoshka, contrast
 from embedlab.methods.csesfp import CSESFP, CSESFPConfig
 from embedlab.methods.prompteol import PromptEOL, PromptEOLConfig
+from embedlab.methods.simcse import SimCSEConfig
 from embedlab.objectives.info_nce import info_nce
 from embedlab.objectives.softmax import Contrast
 from embedlab.pooling import build_pooling, pooling_config
@@ -363,6 +364,14 @@ REP2 = pooling_config("rep2")
 def _check(config: Any = None, info: Any = DECODER, pooling: Any = REP2, **changes: Any) -> list[str]:
     arguments = {"template": TWO_STAGES} | changes
     return (config or CSESFPConfig()).check(info, run_of(pooling=pooling, **arguments))
+
+
+def test_matryoshkas_dims_are_those_of_the_vectors_that_are_contrasted() -> None:
+    """Pooled ones, which rep_concat makes twice as wide; CSE-SFP's are its stages', whichever pooling joins them."""
+    nested, wide = Matryoshka((2 * DECODER.width, 2)), pooling_config("rep_concat")
+    assert _check(SimCSEConfig(mlp="none", matryoshka=nested), pooling=wide) == []
+    with pytest.raises(UserError, match=f"exceeds width {DECODER.width}"):
+        _check(CSESFPConfig(matryoshka=nested), pooling=wide)
 
 
 @pytest.mark.parametrize("config", [CSESFPConfig(), PromptEOLConfig()])

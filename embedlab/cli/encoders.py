@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.imports import first_import
-from embedlab.encoders.place import Place, find, local
+from embedlab.encoders.place import Place, box, find, local
 from embedlab.errors import UserError, one_of
 from embedlab.files import SENTENCE_ENCODER
 
@@ -29,7 +29,7 @@ def named(ckpt: str | None) -> str:
     if ckpt is not None:
         return str(ckpt)
     notices.append(f"embedlab: ckpt={SENTENCE_ENCODER}, the encoder in the box")
-    return SENTENCE_ENCODER
+    return box()
 
 
 def placed(ckpt: Any, key: str = "ckpt") -> Place | str:

@@ -47,7 +47,7 @@ def text_vectors(
     """The vectors of every row's text, in the order of a table: opened where they are in the cache, else computed.
 
     Args:
-        encoder: of the vectors, whose identity is the key, with a hash of the texts and their prompt (``data.prompts``).
+        encoder: of the vectors, whose identity is the key, with a hash of the texts and their ``data.prompts``.
         config: that the table was built from.
         table: rows of tokens.
         role: of the texts that are encoded, and the name of their field.

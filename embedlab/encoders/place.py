@@ -41,8 +41,14 @@ def find(
     Raises:
         UserError: nothing of the kind is there.
     """
-    asked = SENTENCE_ENCODER if path is None else os.fspath(path)
+    asked = box() if path is None else os.fspath(path)
     return local(asked, revision) or _on_hub(asked, revision, code)
+
+
+def box() -> str:
+    """What names the encoder in the box where none is asked for: its name, or its folder where something else of this
+    name lies in the working folder, and goes before it."""
+    return str(assets_dir() / SENTENCE_ENCODER) if os.path.lexists(SENTENCE_ENCODER) else SENTENCE_ENCODER
 
 
 def local(asked: str, revision: str | None = None) -> Place | None:
@@ -51,6 +57,9 @@ def local(asked: str, revision: str | None = None) -> Place | None:
     Raises:
         UserError: a file or folder that is no encoder, or the path of one that is not there.
     """
+    if not asked.strip():  # which would be the working folder
+        fix = f"{SENTENCE_ENCODER}, mini, a folder, or ORG/NAME of a hub"
+        raise UserError("an empty name", key="ckpt", value=repr(asked), fix=fix)
     given = Path(asked).expanduser()
     if not given.exists() and (asked in ("mini", SENTENCE_ENCODER) or asked in shipped_encoders()):
         given = _shipped(asked)
@@ -115,9 +124,10 @@ def _on_hub(asked: str, revision: str | None, code: bool) -> Place:
     try:
         folder = snapshot(repository, revision or pinned, code=code)
     except UserError as error:
-        box = "" if "/" in repository else f"{' or '.join(shipped_encoders())}, which are in the box; or "
-        meant = _meant(repository)
-        error.fix = f"{meant} Or {error.fix}" if meant else f"{box}{error.fix}"
+        name = repository.rstrip("/")  # as a shell completes the name of a folder
+        shipped = "" if "/" in name else f"{' or '.join(shipped_encoders())}, which are in the box; or "
+        meant = _meant(name)
+        error.fix = f"{meant} Or {error.fix}" if meant else f"{shipped}{error.fix}"
         raise
     return _inside(folder, repository, asked)._replace(hub=f"{repository}@{folder.name}")
 

@@ -43,6 +43,31 @@ def test_the_sentence_encoder_is_taken_and_not_the_body(
     assert "ships no encoder mini-sentence, but mini" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("there", ["another encoder", "a file", "an empty folder", "a broken link"])
+def test_what_is_called_like_the_encoder_in_the_box_is_not_taken_for_it(
+    there: str, box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none is named; a folder that is named goes before what is shipped."""
+    expected = embedlab.load(box / "mini-sentence").encode(SENTENCES[:3])
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    place = Path("mini-sentence")
+    if there == "another encoder":
+        embedlab.load(box / "mini").save(place)
+    elif there == "a file":
+        place.write_text("notes\n")
+    elif there == "an empty folder":
+        place.mkdir()
+    else:
+        place.symlink_to("nowhere")
+    np.testing.assert_array_equal(embedlab.load().encode(SENTENCES[:3]), expected)
+    Path("in.txt").write_text("\n".join(SENTENCES[:3]) + "\n")
+    assert main(["encode", "in.txt", "out.npy"]) == 0
+    np.testing.assert_allclose(np.load("out.npy"), expected, atol=1e-6)
+    assert main(["search", "index", "in.txt", "index"]) == 0
+    assert main(["search", "query", "index", SENTENCES[0]]) == 0, "it knows by whom it was made"
+
+
 WRITES = {
     "encode in.txt out.npy": "out.npy",
     "export to=hf out=out": "out/embedlab.json",

@@ -45,10 +45,24 @@ def find(
     return local(asked, revision) or _on_hub(asked, revision, code)
 
 
-def box() -> str:
-    """What names the encoder in the box where none is asked for: its name, or its folder where something else of this
-    name lies in the working folder, and goes before it."""
-    return str(assets_dir() / SENTENCE_ENCODER) if os.path.lexists(SENTENCE_ENCODER) else SENTENCE_ENCODER
+def box(name: str = SENTENCE_ENCODER) -> str:
+    """What names an encoder in the box where its user named none: its name, or its folder where something else of this
+    name lies in the working folder, and would go before it."""
+    return str(assets_dir() / name) if os.path.lexists(name) else name
+
+
+def recorded(reference: str) -> str:
+    """What names the encoder by the `reference` that an index has: paths there are whole, so a name alone is of the box
+    or of a hub."""
+    return box(reference) if reference in shipped_encoders() else reference
+
+
+def anywhere(asked: str, hub: str | None = None) -> str:
+    """What was asked for so that it means the same in another working folder, and on a `hub` that goes on."""
+    path = Path(asked)
+    if path.parent == assets_dir():
+        return path.name
+    return str(path.resolve()) if path.exists() else hub or asked
 
 
 def local(asked: str, revision: str | None = None) -> Place | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,8 @@ def test_what_is_called_like_the_encoder_in_the_box_is_not_taken_for_it(
     expected = embedlab.load(box / "mini-sentence").encode(SENTENCES[:3])
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
+    Path("in.txt").write_text("\n".join(SENTENCES[:3]) + "\n")
+    assert main(["search", "index", "in.txt", "before"]) == 0
     place = Path("mini-sentence")
     if there == "another encoder":
         embedlab.load(box / "mini").save(place)
@@ -61,11 +64,12 @@ def test_what_is_called_like_the_encoder_in_the_box_is_not_taken_for_it(
     else:
         place.symlink_to("nowhere")
     np.testing.assert_array_equal(embedlab.load().encode(SENTENCES[:3]), expected)
-    Path("in.txt").write_text("\n".join(SENTENCES[:3]) + "\n")
     assert main(["encode", "in.txt", "out.npy"]) == 0
     np.testing.assert_allclose(np.load("out.npy"), expected, atol=1e-6)
-    assert main(["search", "index", "in.txt", "index"]) == 0
-    assert main(["search", "query", "index", SENTENCES[0]]) == 0, "it knows by whom it was made"
+    assert main(["search", "index", "in.txt", "after"]) == 0
+    for index in ("before", "after"):
+        assert json.loads(Path(index, "index.json").read_text())["encoder"] == "mini-sentence"
+        assert main(["search", "query", index, SENTENCES[0]]) == 0
 
 
 WRITES = {

@@ -57,10 +57,15 @@ def recorded(reference: str) -> str:
     return box(reference) if reference in shipped_encoders() else reference
 
 
+def is_shipped(path: Path) -> bool:
+    """Whether a path is the folder of an encoder in the box."""
+    return path.is_absolute() and path.parent == assets_dir()
+
+
 def anywhere(asked: str, hub: str | None = None) -> str:
     """What was asked for so that it means the same in another working folder, and on a `hub` that goes on."""
     path = Path(asked)
-    if path.parent == assets_dir():
+    if is_shipped(path):
         return path.name
     return str(path.resolve()) if path.exists() else hub or asked
 

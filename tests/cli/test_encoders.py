@@ -46,7 +46,7 @@ def test_the_sentence_encoder_is_taken_and_not_the_body(
 
 @pytest.mark.parametrize("there", ["another encoder", "a file", "an empty folder", "a broken link"])
 def test_what_is_called_like_the_encoder_in_the_box_is_not_taken_for_it(
-    there: str, box: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    there: str, box: Path, tmp_path: Path, sts_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where none is named; a folder that is named goes before what is shipped."""
     expected = embedlab.load(box / "mini-sentence").encode(SENTENCES[:3])
@@ -70,6 +70,8 @@ def test_what_is_called_like_the_encoder_in_the_box_is_not_taken_for_it(
     for index in ("before", "after"):
         assert json.loads(Path(index, "index.json").read_text())["encoder"] == "mini-sentence"
         assert main(["search", "query", index, SENTENCES[0]]) == 0
+    assert main(["evaluate", "suite=sts", f"data_dir={sts_dir}", "tasks=[stsb]"]) == 0
+    assert Path("scores-mini-sentence-sts.json").is_file(), "not beside what is shipped"
 
 
 WRITES = {

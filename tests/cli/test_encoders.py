@@ -157,3 +157,10 @@ def test_an_index_names_the_encoder_that_it_took(
     assert "ckpt=mini-sentence" in capsys.readouterr().err
     assert main(["search", "query", "index", SENTENCES[4], "k=1"]) == 0
     assert SENTENCES[4] in capsys.readouterr().out
+
+
+def test_an_encoder_in_the_box_that_is_asked_for_as_a_backbone_is_said_how(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "backbone=mini-sentence"]) == 2
+    assert "Fix: backbone=mini backbone.name=mini-sentence" in capsys.readouterr().err

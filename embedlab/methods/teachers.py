@@ -202,6 +202,7 @@ class TaughtMethod(Method):
     """A method with frozen encoders beside the one that it trains: teachers, or a guide."""
 
     teachers: list[Teacher]
+    _identities: list[str] | None = None
 
     def teach_by(self, encoders: Iterable[Encoder], cached: bool) -> None:
         """Set the teachers; ``cached``: their vectors are computed once."""
@@ -221,7 +222,7 @@ class TaughtMethod(Method):
         return found
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint.setdefault("embedlab", {})["teachers"] = [teacher.identity for teacher in self.teachers]
+        checkpoint.setdefault("embedlab", {})["teachers"] = self._identities
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """A path that leads to other weights by now is another recipe.
@@ -238,6 +239,8 @@ class TaughtMethod(Method):
             raise UserError(told, key="ckpt_path", fix=fix)
 
     def on_fit_start(self) -> None:
+        # Of the weights as they were read: a step may give them its own type.
+        self._identities = [teacher.identity for teacher in self.teachers]
         super().on_fit_start()
         for teacher in self.teachers:
             teacher.begin(self)

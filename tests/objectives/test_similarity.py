@@ -63,3 +63,11 @@ def test_equal_matrices_are_no_distance_apart_and_a_lonely_row_has_finite_gradie
     assert torch.isfinite(same.grad).all()
     assert not same.grad[itself].any()
     assert same.grad[0].any()
+
+
+def test_what_is_left_out_has_no_weight_at_any_temperature() -> None:
+    """Not where all others are far off: their cosines over a small temperature are below any constant."""
+    student, teacher = torch.tensor([[1.0, -0.9, -0.8]]), torch.tensor([[1.0, -0.5, -0.6]])
+    itself = torch.tensor([[True, False, False]])
+    expected = divergence(student, teacher, 1e-5, itself)
+    assert float(row_divergence(student, teacher, 1e-5, itself)) == pytest.approx(expected, rel=1e-4)

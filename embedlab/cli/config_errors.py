@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from embedlab.errors import UserError, nearest, one_of
+from embedlab.files import shipped_encoders
 
 _NO_CHOICE = "Config group override must be a string or a list"  # Hydra's words for `method=null`
 HELP = "--help after the command lists the keys and what they take"
@@ -126,6 +127,8 @@ def _no_such_choice(missing: str, options: Sequence[str], text: str) -> UserErro
     if not options:
         return UserError(text.splitlines()[0], fix=HELP)
     fix = one_of(choice, options)
+    if group == "backbone" and choice in shipped_encoders():
+        fix = f"backbone=mini backbone.name={choice}"
     return UserError("there is no such choice", key=group, value=choice, fix=fix)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.imports import first_import
-from embedlab.encoders.place import Place, find, local
+from embedlab.encoders.place import Place, anywhere, box, find, local
 from embedlab.errors import UserError, one_of
 from embedlab.files import SENTENCE_ENCODER
 
@@ -29,7 +28,7 @@ def named(ckpt: str | None) -> str:
     if ckpt is not None:
         return str(ckpt)
     notices.append(f"embedlab: ckpt={SENTENCE_ENCODER}, the encoder in the box")
-    return SENTENCE_ENCODER
+    return box()
 
 
 def placed(ckpt: Any, key: str = "ckpt") -> Place | str:
@@ -62,12 +61,12 @@ def load_encoder(
     """What `embedlab.load` gives, with another `max_length` (what it counts: `embedlab.encoders.tokenization`) where
     given, read by another pooling, which brings no weights of its own, and cut to its first `dim` features, which
     its fingerprint, protocol and exports then say."""
-    place = ckpt if isinstance(ckpt, Place) else find(str(ckpt))
+    found = ckpt if isinstance(ckpt, Place) else find(str(ckpt))
     with first_import("embedlab.encoders.loading"):
         from embedlab.encoders.loading import read
         from embedlab.encoders.tokenization import Tokenization
 
-    encoder = read(place)
+    encoder = read(found)
     if max_length is not None:
         settings = encoder.tokenization.to_dict() | {"max_length": max_length}
         encoder.tokenization = Tokenization.from_dict(encoder.tokenizer, settings)
@@ -86,7 +85,7 @@ def cut(encoder: Encoder, dim: int) -> None:
 
 def reference(encoder: Encoder, ckpt: str) -> str:
     """`ckpt` so that it means the same in another working folder, and on a hub that goes on."""
-    return str(Path(ckpt).resolve()) if Path(ckpt).exists() else encoder.card.get("hub", ckpt)
+    return anywhere(ckpt, encoder.card.get("hub"))
 
 
 def _read_by(encoder: Encoder, pooling: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from embedlab.cli.compose import compose
 from embedlab.cli.encoders import Configured, check_encoding, load_encoder, named, placed
-from embedlab.encoders.place import Place
+from embedlab.encoders.place import Place, is_shipped
 from embedlab.errors import UserError, printable
 from embedlab.evaluation.core.protocol import write_scores
 from embedlab.evaluation.core.suite import SHARED_KEYS, Suite, check_keys, check_names, keys_named, suite
@@ -278,7 +278,7 @@ def _path(out: Path | None, ckpt: str, suite: str, reading: str = "") -> Path:
         return out if out.suffix == ".json" else out / f"{suite}.json"
     suite += reading
     place = Path(ckpt)
-    if place.exists():
+    if place.exists() and not is_shipped(place):
         folder = place if place.is_dir() else place.parent
         scores = folder / "scores"
         if os.access(scores if scores.is_dir() else folder, os.W_OK):

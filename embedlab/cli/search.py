@@ -17,7 +17,7 @@ from embedlab.corpus.index_folder import check_index, check_index_folder
 from embedlab.corpus.plan import KINDS
 from embedlab.data.reader import FileReader
 from embedlab.data.sources import find_files
-from embedlab.encoders.place import Place
+from embedlab.encoders.place import Place, recorded
 from embedlab.errors import UserError, one_of, printable
 from embedlab.files import check_absent, check_writable, conf_dir
 
@@ -280,7 +280,7 @@ def _check(config: Mapping[str, Any]) -> None:
 
 def _encoder(index: Index, config: Mapping[str, Any]) -> Any:
     """The encoder of the index, which must be the one that made it."""
-    ckpt = str(config["ckpt"] or index.info.encoder)
+    ckpt = str(config["ckpt"] or recorded(index.info.encoder))
     if not ckpt:
         fix = "ckpt=…, or queries=FILE.npy"
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Vectors = NDArray[np.float16]
-_FILE = "vectors.npy"
+_FILE, _SUM = "vectors.npy", "vectors.crc32"
+_LEAST = 2.0**-14  # of half precision: what is smaller has fewer digits, and soon none
 _AT_ONCE = 1 << 16  # texts: enough for an encoder to sort by length, little to hold
 _BYTES = 1 << 26
 
@@ -45,7 +47,7 @@ def text_vectors(
     """The vectors of every row's text, in the order of a table: opened where they are in the cache, else computed.
 
     Args:
-        encoder: of the vectors, whose hash and that of the texts (with their prompt, ``data.prompts``) are the key.
+        encoder: of the vectors, whose identity is the key, with a hash of the texts and their ``data.prompts``.
         config: that the table was built from.
         table: rows of tokens.
         role: of the texts that are encoded, and the name of their field.
@@ -56,12 +58,12 @@ def text_vectors(
         [n, D], not normalised, mapped into memory.
 
     Raises:
-        UserError: the texts are no longer those of the table, a vector is too large for half precision, or the cache
-            cannot be written.
+        UserError: the texts are no longer those of the table, a vector is no number, too large or too small for half
+            precision, or the cache cannot be written.
     """
     shape = table.n_rows, encoder.dim
     prompt = data_kind(config.name).prompts_of(config).get(role, "")
-    content = f"{encoder.fingerprint()} {table.report['content']} {role}" + (prompt and f" {prompt}")
+    content = f"{encoder.identity()} {table.report['content']} {role}" + (prompt and f" {prompt}")
     digest = hashlib.blake2b(content.encode(), digest_size=12)
 
     def build(folder: Path) -> None:
@@ -69,7 +71,8 @@ def text_vectors(
         texts = ([prompt + text for text in block] for block in _texts(config, table, role, overlap))
         with (folder / _FILE).open("wb") as file:  # written, not mapped: a full disk would end the process
             write_header(file, np.float16, shape)
-            _fill(file, shape[0], encoder, texts, device)
+            total = _fill(file, table, encoder, texts, device)
+        (folder / _SUM).write_text(f"{total}\n", encoding="utf-8")
 
     def read(folder: Path) -> Vectors:
         try:
@@ -79,24 +82,58 @@ def text_vectors(
             raise Damaged(f"{folder / _FILE}: {bad}") from bad
         if found.shape != shape or found.dtype != np.float16:
             raise Damaged(f"{folder / _FILE} has vectors of {found.shape}, {found.dtype}")
+        try:
+            total = (folder / _SUM).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as bad:
+            raise Damaged(f"{folder / _SUM}: {bad}") from bad
+        if total != str(_sum_of(found)):
+            raise Damaged(f"{folder / _FILE} is not as it was written")
         return found
 
     return cached("vector", digest.hexdigest(), build, read, config.cache_dir)
 
 
+def _sum_of(vectors: Vectors) -> int:
+    """CRC-32 of their bytes, which are all read now: the steps take them from memory."""
+    total, step = 0, max(1, _BYTES // max(1, vectors[:1].nbytes))
+    for at in range(0, len(vectors), step):
+        total = zlib.crc32(np.ascontiguousarray(vectors[at : at + step]).data, total)
+    return total
+
+
 def _fill(
-    file: IO[bytes], rows: int, encoder: Encoder, texts: Iterator[list[str]], device: torch.device | str
-) -> None:
-    done = 0
-    with progress_bar("teacher", "texts", rows) as move:
+    file: IO[bytes],
+    table: TokenTable,
+    encoder: Encoder,
+    texts: Iterator[list[str]],
+    device: torch.device | str,
+) -> int:
+    """Write the vectors of texts; their CRC-32."""
+    done = total = 0
+    with progress_bar("teacher", "texts", table.n_rows) as move:
         for block in texts:
+            vectors = encoder.encode(block, device=device)
             with np.errstate(over="ignore"):
-                half = encoder.encode(block, device=device).astype(np.float16)
-            if not np.isfinite(half).all():
-                raise UserError("a vector is past the range of half precision", fix="method.cached=false")
-            file.write(np.ascontiguousarray(half).data)
+                half = np.ascontiguousarray(vectors.astype(np.float16))
+            largest = np.abs(half).max(1)
+            bad = ~np.isfinite(largest) | ((largest < _LEAST) & vectors.any(1))
+            if bad.any():
+                row = int(np.flatnonzero(bad)[0])
+                raise _not_kept(vectors[row], table.describe([done + row]))
+            file.write(half.data)
+            total = zlib.crc32(half.data, total)
             done += len(block)
             move(done, done)
+    return total
+
+
+def _not_kept(vector: NDArray[np.float32], place: str) -> UserError:
+    """Why a text's vector cannot be kept in half precision."""
+    if not np.isfinite(vector).all():
+        return UserError(f"{place}: the teacher's vector of this text is not finite", fix="another teacher")
+    told = f"{place}: the teacher's vector of this text is past the range of half precision"
+    value = f"its largest feature is {np.abs(vector).max():.3g}"
+    return UserError(f"{told}: {value}", key="method.cached", value="true", fix="method.cached=false")
 
 
 def _texts(config: DataConfig, table: TokenTable, role: str, overlap: Overlap | None) -> Iterator[list[str]]:

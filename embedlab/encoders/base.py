@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from embedlab.encoders.tokenization import Tokenization
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+_NO_VECTORS = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
+"""Of a model's configuration: what changes where a folder is copied, or written by another release."""
 
 
 class Encoder(nn.Module):
@@ -89,6 +95,17 @@ class Encoder(nn.Module):
     def fingerprint(self) -> str:
         """Hex hash of all that decides the vectors. The same after `save`."""
         raise NotImplementedError
+
+    def identity(self) -> str:
+        """Hex hash of the fingerprint and of what a model's configuration says besides its weights (activation, heads,
+        rotary base, window, direction): for what is kept by itself and made again where it is another's. Indexes and
+        cards have the fingerprint, which stays what it was in the first of them."""
+        told = [
+            {k: v for k, v in tower.backbone.model.config.to_dict().items() if k not in _NO_VECTORS}
+            for tower in self.towers
+        ]
+        content = self.fingerprint() + json.dumps(told, sort_keys=True, default=str)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def merged(self) -> Encoder:
         """The encoder with its adapter added to the weights, for the same vectors; itself, where there is none."""

@@ -41,8 +41,33 @@ def find(
     Raises:
         UserError: nothing of the kind is there.
     """
-    asked = SENTENCE_ENCODER if path is None else os.fspath(path)
+    asked = box() if path is None else os.fspath(path)
     return local(asked, revision) or _on_hub(asked, revision, code)
+
+
+def box(name: str = SENTENCE_ENCODER) -> str:
+    """What names an encoder in the box where its user named none: its name, or its folder where something else of this
+    name lies in the working folder, and would go before it."""
+    return str(assets_dir() / name) if os.path.lexists(name) else name
+
+
+def recorded(reference: str) -> str:
+    """What names the encoder by the `reference` that an index has: paths there are whole, so a name alone is of the box
+    or of a hub."""
+    return box(reference) if reference in shipped_encoders() else reference
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether a path is the folder of an encoder in the box."""
+    return path.is_absolute() and path.parent == assets_dir()
+
+
+def anywhere(asked: str, hub: str | None = None) -> str:
+    """What was asked for so that it means the same in another working folder, and on a `hub` that goes on."""
+    path = Path(asked)
+    if is_shipped(path):
+        return path.name
+    return str(path.resolve()) if path.exists() else hub or asked
 
 
 def local(asked: str, revision: str | None = None) -> Place | None:
@@ -51,6 +76,9 @@ def local(asked: str, revision: str | None = None) -> Place | None:
     Raises:
         UserError: a file or folder that is no encoder, or the path of one that is not there.
     """
+    if not asked.strip():  # which would be the working folder
+        fix = f"{SENTENCE_ENCODER}, mini, a folder, or ORG/NAME of a hub"
+        raise UserError("an empty name", key="ckpt", value=repr(asked), fix=fix)
     given = Path(asked).expanduser()
     if not given.exists() and (asked in ("mini", SENTENCE_ENCODER) or asked in shipped_encoders()):
         given = _shipped(asked)
@@ -115,9 +143,10 @@ def _on_hub(asked: str, revision: str | None, code: bool) -> Place:
     try:
         folder = snapshot(repository, revision or pinned, code=code)
     except UserError as error:
-        box = "" if "/" in repository else f"{' or '.join(shipped_encoders())}, which are in the box; or "
-        meant = _meant(repository)
-        error.fix = f"{meant} Or {error.fix}" if meant else f"{box}{error.fix}"
+        name = repository.rstrip("/")  # as a shell completes the name of a folder
+        shipped = "" if "/" in name else f"{' or '.join(shipped_encoders())}, which are in the box; or "
+        meant = _meant(name)
+        error.fix = f"{meant} Or {error.fix}" if meant else f"{shipped}{error.fix}"
         raise
     return _inside(folder, repository, asked)._replace(hub=f"{repository}@{folder.name}")
 

@@ -24,7 +24,12 @@ from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 from embedlab.files import scratch_folder
 
-_PROBE = ("A first sentence, with (some) marks.", "Ein zweiter Satz: Übung 12!", "")
+_PROBE = (
+    "A first sentence, with (some) marks.", "Ein zweiter Satz: Übung 12!", "", "  two  spaces\tand\nlines ",
+    "日本語と中文, 한국어", "Привет, мир", "مرحبا بالعالم", "cafe\u0301 \ufb01ne \uff11\u00bd", "a\u200bb\x00c\u00ad",
+    "\U0001f469\u200d\U0001f467 \U0001f389", "don't [MASK] <mask> </s>",
+)  # fmt: skip
+"""Texts in which tokenizers of one vocabulary differ: case, accents, Chinese, white space, controls, special tokens."""
 
 
 class TwinEncoder(Encoder):
@@ -245,10 +250,12 @@ def check_addable(first: Encoder, second: Encoder, name: str) -> None:
 
 
 def same_tokenizer(first: Tokenization, second: Tokenization) -> bool:
-    """Whether two tokenizations give the same ids, their length limits aside."""
+    """Whether two tokenizations give the same ids, length limits aside, and cut a text that is too long at one end."""
     if first is second:
         return True
     if first.template != second.template or first.preparation != second.preparation:
+        return False
+    if first.tokenizer.truncation_side != second.tokenizer.truncation_side:
         return False
     if first.tokenizer.get_vocab() != second.tokenizer.get_vocab():
         return False

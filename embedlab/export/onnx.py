@@ -84,7 +84,11 @@ def export_onnx(encoder: Encoder, folder: Path, normalize: bool = True) -> None:
             external_data=False,
             verbose=False,
         )
-    encoder.tokenizer.save_pretrained(folder)
+    tokenizer = copy.deepcopy(encoder.tokenizer)
+    if encoder.tokenization.template is None and encoder.tokenization.row_limit is not None:
+        # For whoever runs the graph without this package: `truncation=True` then cuts a text where the encoder does.
+        tokenizer.model_max_length = encoder.tokenization.row_limit
+    tokenizer.save_pretrained(folder)
     settings = encoder.tokenization.to_dict() | {"normalize": normalize, "dim": encoder.dim, "output": OUTPUT}
     settings |= {"usage": encoder.usage.to_dict()}
     text = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,12 +20,14 @@ from embedlab.encoders.twin import TwinEncoder, same_tokenizer
 from embedlab.encoders.usage import Usage
 from embedlab.engine.module import Batch, Fields, Method
 from embedlab.engine.step import backbones_of
-from embedlab.errors import blamed_on
+from embedlab.errors import UserError, blamed_on
 from embedlab.methods.simcse import stacked
 from embedlab.pooling import pooling_config
 
 if TYPE_CHECKING:
     from embedlab.data.module import SentenceDataModule
+
+log = logging.getLogger(__name__)
 
 _POOLINGS = "a pooling without weights that the teachers' own templates have, such as cls or mean"
 
@@ -63,6 +67,17 @@ def read_to(own: Tokenization, max_length: int | None) -> Tokenization:
     return Tokenization(own.tokenizer, template, min(limits, default=None), own.preparation)
 
 
+def _tell_unused(usage: Usage) -> None:
+    """What `Encoder.encode` would do to a teacher's vectors, and training does not."""
+    if prompt := usage.text():
+        log.warning(
+            "a teacher's default prompt %r is not added: data.prompts says what stands before texts, the student's too",
+            prompt,
+        )
+    if usage.truncate_dim is not None:
+        log.warning("a teacher that keeps %d features teaches all that it has", usage.truncate_dim)
+
+
 class Teacher:
     """A frozen encoder in evaluation mode. It is no sub-module of a method: neither the optimiser, DDP, checkpoints nor
     ``train()`` reach it. It has no prompts of its own, and all its features: training ignores an encoder's usage.
@@ -76,10 +91,16 @@ class Teacher:
 
     def __init__(self, encoder: Encoder, student: Tokenization, name: str = "teacher") -> None:
         self.encoder = encoder.requires_grad_(False).eval()
+        _tell_unused(encoder.usage)
         self.encoder.usage = Usage()
         self._student = student
         self._names = [f"{name}{i}" for i in range(1, len(encoder.towers) + 1)]
         self._foreign = [not same_tokenizer(student, tower.tokenization) for tower in encoder.towers]
+
+    @cached_property
+    def identity(self) -> str:
+        """Of what it teaches, by `Encoder.identity`; asked for when its tokenization is set."""
+        return self.encoder.identity()
 
     def views(self, roles: Mapping[str, str], max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
         """Its own views of the method's, for `Method.views`.
@@ -181,6 +202,7 @@ class TaughtMethod(Method):
     """A method with frozen encoders beside the one that it trains: teachers, or a guide."""
 
     teachers: list[Teacher]
+    _identities: list[str] | None = None
 
     def teach_by(self, encoders: Iterable[Encoder], cached: bool) -> None:
         """Set the teachers; ``cached``: their vectors are computed once."""
@@ -199,7 +221,26 @@ class TaughtMethod(Method):
             found |= teacher.views(roles, max_length)
         return found
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint.setdefault("embedlab", {})["teachers"] = self._identities
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """A path that leads to other weights by now is another recipe.
+
+        Raises:
+            UserError: the teachers are not those of the checkpoint.
+        """
+        saved = checkpoint.get("embedlab", {}).get("teachers")
+        if saved is not None and saved != [teacher.identity for teacher in self.teachers]:
+            told = (
+                "the checkpoint is of another recipe: a teacher has changed since (its weights or its files)"
+            )
+            fix = "the teacher as it was; or another hydra.run.dir, to begin anew"
+            raise UserError(told, key="ckpt_path", fix=fix)
+
     def on_fit_start(self) -> None:
+        # Of the weights as they were read: a step may give them its own type.
+        self._identities = [teacher.identity for teacher in self.teachers]
         super().on_fit_start()
         for teacher in self.teachers:
             teacher.begin(self)

@@ -37,6 +37,7 @@ def row_divergence(student: Tensor, teacher: Tensor, tau: float, itself: Tensor)
     """
     alone = itself.all(1, keepdim=True)
     # Not -inf, whose products with a probability of 0 are no numbers.
-    log_q, log_p = ((x / tau).masked_fill(itself & ~alone, -1e4).log_softmax(1) for x in (student, teacher))
+    least = -1e4 - 1 / tau  # below any cosine's
+    log_q, log_p = ((x / tau).masked_fill(itself & ~alone, least).log_softmax(1) for x in (student, teacher))
     kl = kl_div(log_q, log_p, reduction="none", log_target=True).masked_fill(itself, 0.0)
     return kl.sum(1).mean()

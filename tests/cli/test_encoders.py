@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +42,36 @@ def test_the_sentence_encoder_is_taken_and_not_the_body(
     (box / "mini-sentence").rename(tmp_path / "gone")
     assert main(["encode", "in.txt", "none.npy"]) == 2
     assert "ships no encoder mini-sentence, but mini" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("there", ["another encoder", "a file", "an empty folder", "a broken link"])
+def test_what_is_called_like_the_encoder_in_the_box_is_not_taken_for_it(
+    there: str, box: Path, tmp_path: Path, sts_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where none is named; a folder that is named goes before what is shipped."""
+    expected = embedlab.load(box / "mini-sentence").encode(SENTENCES[:3])
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    Path("in.txt").write_text("\n".join(SENTENCES[:3]) + "\n")
+    assert main(["search", "index", "in.txt", "before"]) == 0
+    place = Path("mini-sentence")
+    if there == "another encoder":
+        embedlab.load(box / "mini").save(place)
+    elif there == "a file":
+        place.write_text("notes\n")
+    elif there == "an empty folder":
+        place.mkdir()
+    else:
+        place.symlink_to("nowhere")
+    np.testing.assert_array_equal(embedlab.load().encode(SENTENCES[:3]), expected)
+    assert main(["encode", "in.txt", "out.npy"]) == 0
+    np.testing.assert_allclose(np.load("out.npy"), expected, atol=1e-6)
+    assert main(["search", "index", "in.txt", "after"]) == 0
+    for index in ("before", "after"):
+        assert json.loads(Path(index, "index.json").read_text())["encoder"] == "mini-sentence"
+        assert main(["search", "query", index, SENTENCES[0]]) == 0
+    assert main(["evaluate", "suite=sts", f"data_dir={sts_dir}", "tasks=[stsb]"]) == 0
+    assert Path("scores-mini-sentence-sts.json").is_file(), "not beside what is shipped"
 
 
 WRITES = {
@@ -126,3 +157,10 @@ def test_an_index_names_the_encoder_that_it_took(
     assert "ckpt=mini-sentence" in capsys.readouterr().err
     assert main(["search", "query", "index", SENTENCES[4], "k=1"]) == 0
     assert SENTENCES[4] in capsys.readouterr().out
+
+
+def test_an_encoder_in_the_box_that_is_asked_for_as_a_backbone_is_said_how(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "backbone=mini-sentence"]) == 2
+    assert "Fix: backbone=mini backbone.name=mini-sentence" in capsys.readouterr().err

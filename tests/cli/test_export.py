@@ -13,6 +13,7 @@ import embedlab
 from embedlab.cli import export as command
 from embedlab.cli.main import main
 from embedlab.encoders.encoder import SentenceEncoder
+from embedlab.encoders.tokenization import Tokenization
 from embedlab.export.roundtrip import SENTENCES, largest_difference
 from tests.test_files import safetensors_meets_it
 
@@ -74,6 +75,27 @@ def test_onnx_graph_pools_and_normalises(tiny: Callable[..., Path], tmp_path: Pa
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     ours = embedlab.load(str(folder)).encode(list(SENTENCES), normalize=True)
     assert np.abs(vectors - ours).max() < 1e-4
+
+
+def test_a_graphs_tokenizer_cuts_where_the_encoder_does(ckpt: Path, tmp_path: Path) -> None:
+    """By the tokenizer and onnxruntime alone, with nothing of this package."""
+    for package in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"{package} (extra onnx) is not installed")
+    import onnxruntime
+    from transformers import AutoTokenizer
+
+    encoder = embedlab.load(ckpt)
+    encoder.tokenization = Tokenization(encoder.tokenizer, max_length=9)
+    encoder.save(tmp_path / "short")
+    assert main(["export", f"ckpt={tmp_path / 'short'}", "to=onnx", f"out={tmp_path / 'onnx'}"]) == 0
+    texts = [SENTENCES[0], " ".join(SENTENCES)]
+    rows = AutoTokenizer.from_pretrained(tmp_path / "onnx")(
+        texts, truncation=True, padding=True, return_tensors="np"
+    )
+    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "model.onnx")
+    inputs = {name: rows[name].astype(np.int64) for name in ("input_ids", "attention_mask")}
+    np.testing.assert_allclose(session.run(None, inputs)[0], encoder.encode(texts, normalize=True), atol=1e-5)
+    assert encoder.tokenization.model_limit == 64, "the encoder that is exported stays as it is"
 
 
 def test_int8_keeps_the_direction_of_every_vector(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +70,7 @@ def test_they_are_computed_once_for_these_weights_and_this_text(
     np.testing.assert_array_equal(again, first)
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "other", "gone"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "other", "gone", "zeros", "a bit", "no sum", "no number"])
 def test_damaged_ones_are_computed_anew(
     config: DataConfig, table: TokenTable, teacher: Encoder, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,6 +80,14 @@ def test_damaged_ones_are_computed_anew(
         file.unlink()
     elif damage == "other":
         np.save(file, np.zeros((2, 3), np.float16))
+    elif damage in ("zeros", "a bit"):
+        held = np.load(file, mmap_mode="r+").view(np.uint16)
+        held[3] = 0 if damage == "zeros" else held[3] ^ 1
+        held.flush()
+    elif damage == "no sum":
+        file.with_name("vectors.crc32").unlink()
+    elif damage == "no number":
+        file.with_name("vectors.crc32").write_bytes(b"\xff")
     else:
         file.write_bytes(file.read_bytes()[: -9 if damage == "cut" else 0])
     np.testing.assert_array_equal(text_vectors(teacher, config, table, "sentence", "cpu"), first)
@@ -95,11 +106,51 @@ def test_texts_that_changed_meanwhile_are_refused(
     assert not list(Path(str(config.cache_dir)).glob("*/vectors.npy")), "nothing is left behind"
 
 
-def test_a_vector_past_half_precision_is_an_error(
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(1e6, "half precision"), (1e-6, "half precision"), (np.inf, "not finite"), (np.nan, "not finite")],
+)
+def test_a_vector_that_cannot_be_kept_is_an_error_of_its_row(
+    config: DataConfig, table: TokenTable, teacher: Encoder, value: float, told: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def encode(self: Encoder, texts: list[str], **options: object) -> np.ndarray:
+        vectors = np.ones((len(texts), self.dim), np.float32)
+        vectors[[text == SENTENCES[4] for text in texts]] = value
+        return vectors
+
+    monkeypatch.setattr(vectors, "_AT_ONCE", 3)
+    monkeypatch.setattr(type(teacher), "encode", encode)
+    with pytest.raises(UserError, match=rf"texts\.txt:5: .*{told}") as caught:
+        text_vectors(teacher, config, table, "sentence", "cpu")
+    assert ("method.cached=false" in str(caught.value)) == (told == "half precision")
+
+
+def test_a_vector_of_zeros_is_kept(
     config: DataConfig, table: TokenTable, teacher: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        type(teacher), "encode", lambda self, texts, **k: np.full((len(texts), self.dim), 1e6)
+        type(teacher), "encode", lambda self, texts, **k: np.zeros((len(texts), self.dim), np.float32)
     )
-    with pytest.raises(UserError, match=r"half precision.*method\.cached=false"):
-        text_vectors(teacher, config, table, "sentence", "cpu")
+    assert not text_vectors(teacher, config, table, "sentence", "cpu").any()
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden_act": "relu"}, {"num_attention_heads": 2}, {"layer_norm_eps": 0.1}], ids=str
+)
+def test_a_model_that_computes_otherwise_with_the_same_weights_is_another_teacher(
+    config: DataConfig, table: TokenTable, tiny: Callable[..., Path], tmp_path: Path, change: dict[str, Any]
+) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(tiny("bert", seed=1), folder)
+    before = embedlab.load(folder)
+    first = text_vectors(before, config, table, "sentence", "cpu")
+    file = folder / "config.json"
+    values = json.loads(file.read_text())
+    file.write_text(json.dumps(values | {"transformers_version": "0.0.0", "dtype": "float16"}))
+    assert embedlab.load(folder).identity() == before.identity(), "of another release"
+    file.write_text(json.dumps(values | change))
+    other = embedlab.load(folder)
+    found = text_vectors(other, config, table, "sentence", "cpu")
+    np.testing.assert_allclose(found, other.encode(KEPT), rtol=1e-3, atol=1e-3)
+    assert not np.allclose(found, first, atol=1e-3)

@@ -113,6 +113,7 @@ def test_what_is_no_encoder(tmp_path: Path, path: str, part: str) -> None:
         ("mini_sentence", "did you mean mini-sentence? Or "),
         ("mini-sentense", "did you mean mini-sentence? Or "),
         ("minisentence", "did you mean mini-sentence? Or "),
+        ("mini-sentence/", "did you mean mini-sentence? Or "),
         ("mini_multi", "mini or mini-sentence, which are in the box; or "),
         ("runs/frist", "did you mean runs/first? Or "),
         ("./runs/frist", "did you mean runs/first?"),
@@ -128,6 +129,15 @@ def test_a_slip_of_the_pen_is_answered(
     with pytest.raises(UserError, match="no such file or folder") as caught:
         embedlab.load(name)
     assert caught.value.fix.startswith(fix)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_the_working_folder(
+    name: str, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(saved)
+    with pytest.raises(UserError, match=r"an empty name \(ckpt="):
+        embedlab.load(name)
 
 
 def test_a_folder_named_like_the_shipped_encoder_wins(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers.normalizers import BertNormalizer
 from transformers import AutoModel, AutoTokenizer
 
 import embedlab
@@ -32,6 +33,25 @@ def encoder(
     return SentenceEncoder(
         backbone, build_pooling(pooling, backbone.info), Tokenization(tokenizer, template)
     ).eval()
+
+
+@pytest.mark.parametrize(
+    "differs", ["handle_chinese_chars", "clean_text", "strip_accents", "lowercase", "side"]
+)
+def test_tokenizers_of_one_vocabulary_that_read_some_text_otherwise_are_told_apart(
+    tiny: Tiny, differs: str
+) -> None:
+    first, second = encoder(tiny), encoder(tiny)
+    assert same_tokenizer(first.tokenization, second.tokenization)
+    if differs == "side":
+        second.tokenizer.truncation_side = "left"
+    else:
+        settings = dict.fromkeys(("handle_chinese_chars", "clean_text", "strip_accents", "lowercase"), True)
+        for one, values in ((first, settings), (second, settings | {differs: False})):
+            one.tokenizer.backend_tokenizer.normalizer = BertNormalizer(**values)
+    assert not same_tokenizer(first.tokenization, second.tokenization)
+    with pytest.raises(UserError, match="reads text differently"):
+        check_addable(first, second, "the second")
 
 
 def twin(tiny: Tiny, kind: str = "bert", pooling: str = "cls") -> TwinEncoder:

@@ -15,6 +15,7 @@ import embedlab
 from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.usage import Usage
+from embedlab.errors import UserError
 from embedlab.methods.supervised import view_names
 from embedlab.methods.teachers import TaughtMethod
 from embedlab.run.run import build, train
@@ -102,6 +103,26 @@ def test_vectors_computed_once_are_those_of_a_guide_in_the_step(
         np.testing.assert_allclose(cached.teachers[0](same, names), expected, rtol=1e-3, atol=1e-3)
         seen += 1
     assert seen >= 4
+
+
+@pytest.mark.parametrize("cached", ["true", "false"])
+def test_a_run_goes_on_with_its_teacher_and_no_other_at_its_place(
+    tiny: Tiny, compose_run: Compose, tmp_path: Path, cached: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    teacher, other = embedlab.load(tiny("roberta", seed=5)), embedlab.load(tiny("roberta", seed=6))
+    teacher.usage = Usage({"text": "a cat "}, "text", truncate_dim=8)
+    teacher.save(tmp_path / "teacher")
+    own = (
+        "method=distil", f"method.teacher={tmp_path / 'teacher'}", "method.k1=null", "method.similarity=1",
+        f"method.cached={cached}", "pooling=mean",
+    )  # fmt: skip
+    train(compose_run(*own, "trainer.max_steps=2"), tmp_path / "run")
+    assert "default prompt 'a cat ' is not added" in caplog.text
+    assert "keeps 8 features teaches all" in caplog.text
+    train(compose_run(*own, "trainer.max_steps=3", "ckpt_path=last"), tmp_path / "run")
+    other.save(tmp_path / "teacher")
+    with pytest.raises(UserError, match=r"a teacher has changed since.*ckpt_path"):
+        train(compose_run(*own, "trainer.max_steps=4", "ckpt_path=last"), tmp_path / "run")
 
 
 def losses(folder: Path) -> list[float]:

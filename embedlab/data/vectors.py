@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -66,31 +68,77 @@ def text_vectors(
     content = f"{encoder.identity()} {table.report['content']} {role}" + (prompt and f" {prompt}")
     digest = hashlib.blake2b(content.encode(), digest_size=12)
 
+    name = digest.hexdigest()
+
     def build(folder: Path) -> None:
         log.info("The vectors of %s texts are computed once.", f"{shape[0]:,}")
         texts = ([prompt + text for text in block] for block in _texts(config, table, role, overlap))
-        with (folder / _FILE).open("wb") as file:  # written, not mapped: a full disk would end the process
-            write_header(file, np.float16, shape)
-            total = _fill(file, table, encoder, texts, device)
-        (folder / _SUM).write_text(f"{total}\n", encoding="utf-8")
+        _save(folder, shape, _blocks(texts, table, encoder, device, name, config.cache_dir))
 
-    def read(folder: Path) -> Vectors:
-        try:
-            # Copy on write: torch takes no array that is read-only.
-            found = np.load(folder / _FILE, mmap_mode="c", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as bad:
-            raise Damaged(f"{folder / _FILE}: {bad}") from bad
-        if found.shape != shape or found.dtype != np.float16:
-            raise Damaged(f"{folder / _FILE} has vectors of {found.shape}, {found.dtype}")
-        try:
-            total = (folder / _SUM).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError) as bad:
-            raise Damaged(f"{folder / _SUM}: {bad}") from bad
-        if total != str(_sum_of(found)):
-            raise Damaged(f"{folder / _FILE} is not as it was written")
-        return found
+    found = cached("vector", name, build, partial(_open, shape), config.cache_dir)
+    for block in Path(str(found.filename)).parent.parent.glob(f"{name}-*"):  # which the whole has now
+        shutil.rmtree(block, ignore_errors=True) if block.is_dir() else block.unlink(missing_ok=True)
+    return found
 
-    return cached("vector", digest.hexdigest(), build, read, config.cache_dir)
+
+def _blocks(
+    texts: Iterable[list[str]],
+    table: TokenTable,
+    encoder: Encoder,
+    device: torch.device | str,
+    name: str,
+    cache_dir: str | None,
+) -> Iterator[Vectors]:
+    """The vectors of blocks of texts, kept one by one where there are many: what a killed run has is the next one's."""
+    done = 0
+    with progress_bar("teacher", "texts", table.n_rows) as move:
+        for block in texts:
+            make = partial(_half, encoder, block, device, table, done)
+            size = len(block), encoder.dim
+            if table.n_rows <= _AT_ONCE:
+                yield make()
+            else:
+                keep = partial(_save_one, make, size)
+                yield cached("vector", f"{name}-{done}", keep, partial(_open, size), cache_dir)
+            done += len(block)
+            move(done, done)
+
+
+def _save_one(make: Callable[[], Vectors], shape: tuple[int, int], folder: Path) -> None:
+    _save(folder, shape, [make()])
+
+
+def _save(folder: Path, shape: tuple[int, int], blocks: Iterable[Vectors]) -> None:
+    """Write blocks of vectors as one array, and the CRC-32 of their bytes."""
+    total = 0
+    with (folder / _FILE).open("wb") as file:  # written, not mapped: a full disk would end the process
+        write_header(file, np.float16, shape)
+        for block in blocks:
+            file.write(block.data)
+            total = zlib.crc32(block.data, total)
+    (folder / _SUM).write_text(f"{total}\n", encoding="utf-8")
+
+
+def _open(shape: tuple[int, int], folder: Path) -> np.memmap[Any, np.dtype[np.float16]]:
+    """What `_save` wrote, mapped into memory.
+
+    Raises:
+        Damaged: it is not whole.
+    """
+    try:
+        # Copy on write: torch takes no array that is read-only.
+        found = np.load(folder / _FILE, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as bad:
+        raise Damaged(f"{folder / _FILE}: {bad}") from bad
+    if found.shape != shape or found.dtype != np.float16:
+        raise Damaged(f"{folder / _FILE} has vectors of {found.shape}, {found.dtype}")
+    try:
+        total = (folder / _SUM).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as bad:
+        raise Damaged(f"{folder / _SUM}: {bad}") from bad
+    if total != str(_sum_of(found)):
+        raise Damaged(f"{folder / _FILE} is not as it was written")
+    return found
 
 
 def _sum_of(vectors: Vectors) -> int:
@@ -101,30 +149,19 @@ def _sum_of(vectors: Vectors) -> int:
     return total
 
 
-def _fill(
-    file: IO[bytes],
-    table: TokenTable,
-    encoder: Encoder,
-    texts: Iterator[list[str]],
-    device: torch.device | str,
-) -> int:
-    """Write the vectors of texts; their CRC-32."""
-    done = total = 0
-    with progress_bar("teacher", "texts", table.n_rows) as move:
-        for block in texts:
-            vectors = encoder.encode(block, device=device)
-            with np.errstate(over="ignore"):
-                half = np.ascontiguousarray(vectors.astype(np.float16))
-            largest = np.abs(half).max(1)
-            bad = ~np.isfinite(largest) | ((largest < _LEAST) & vectors.any(1))
-            if bad.any():
-                row = int(np.flatnonzero(bad)[0])
-                raise _not_kept(vectors[row], table.describe([done + row]))
-            file.write(half.data)
-            total = zlib.crc32(half.data, total)
-            done += len(block)
-            move(done, done)
-    return total
+def _half(
+    encoder: Encoder, texts: list[str], device: torch.device | str, table: TokenTable, before: int
+) -> Vectors:
+    """The vectors of texts, so many after the first of the table."""
+    vectors = encoder.encode(texts, device=device)
+    with np.errstate(over="ignore"):
+        half = np.ascontiguousarray(vectors.astype(np.float16))
+    largest = np.abs(half).max(1)
+    bad = ~np.isfinite(largest) | ((largest < _LEAST) & vectors.any(1))
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        raise _not_kept(vectors[row], table.describe([before + row]))
+    return half
 
 
 def _not_kept(vector: NDArray[np.float32], place: str) -> UserError:

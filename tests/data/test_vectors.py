@@ -94,6 +94,34 @@ def test_damaged_ones_are_computed_anew(
     assert "The vector cache is built anew" in caplog.text
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_killed_run_leaves_its_blocks_to_the_next(
+    config: DataConfig, table: TokenTable, teacher: Encoder, damaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "_AT_ONCE", 5)
+    encode = type(teacher).encode
+    asked: list[list[str]] = []
+
+    def stopped(self: Encoder, texts: list[str], **options: Any) -> np.ndarray:
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        asked.append(texts)
+        return encode(self, texts, **options)
+
+    monkeypatch.setattr(type(teacher), "encode", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        text_vectors(teacher, config, table, "sentence", "cpu")
+    if damaged:
+        file = sorted(Path(str(config.cache_dir)).glob("*/vectors.npy"))[0]
+        file.write_bytes(file.read_bytes()[:-2])
+    asked.insert(0, [])  # 4 of them: none is refused any more
+    found = text_vectors(teacher, config, table, "sentence", "cpu")
+    assert sum(map(len, asked)) == len(KEPT) + (5 if damaged else 0)
+    np.testing.assert_allclose(found, encode(teacher, KEPT), rtol=1e-3, atol=1e-4)
+    (whole,) = Path(str(config.cache_dir)).glob("*/vectors.npy")
+    assert not list(whole.parent.parent.glob(f"{whole.parent.name}-*"))
+
+
 @pytest.mark.parametrize(
     "change", [lambda t: [*t[:4], "Another one.", *t[5:]], lambda t: t[:-1], lambda t: [*t, "More."]]
 )

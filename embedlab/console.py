@@ -90,14 +90,20 @@ SAID = "EMBEDLAB_SAID"
 
 def say_once(line: str) -> None:
     """Print a line on stderr, unless another rank has."""
+    if is_new(line):
+        print(line, file=sys.stderr)
+
+
+def is_new(line: str) -> bool:
+    """Whether no rank of this command has said a line; it then counts as said."""
     path = os.environ.get(SAID)
     if path is not None:
         with locked(Path(path)), open(path, "a+", encoding="utf-8") as said:
             said.seek(0)
             if line in said.read().splitlines():
-                return
+                return False
             said.write(f"{line}\n")
-    print(line, file=sys.stderr)
+    return True
 
 
 def say(line: str) -> None:

@@ -272,7 +272,7 @@ def has_mask_token(config: BackboneConfig, source: Source) -> bool:
             file = Path(source.location, name)
             if file.is_file():
                 with reading(config):
-                    if read_values(file, "another copy of the model", any_number=True).get("mask_token"):
+                    if read_values(file, "another copy of the model", any_value=True).get("mask_token"):
                         return True
     return read_tokenizer(config, source).mask_token is not None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import stat
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +38,7 @@ def main(subcommand: str, argv: Sequence[str]) -> int:
         fix = f"embedlab {subcommand} --config FILE, which embedlab train … --cli-config prints"
         raise UserError(f"{subcommand} reads a run from a file", key="config", fix=fix)
     with _as_written(subcommand):
-        _check_named(argv)
+        argv = _named(argv)
         if not any(map(_NOT_LOOKED_AT.match, argv)):
             _check(subcommand, argv)
         with first_import("embedlab.cli.lightning_cli"):
@@ -45,8 +47,13 @@ def main(subcommand: str, argv: Sequence[str]) -> int:
         return EmbedlabCLI(subcommand, argv).status
 
 
-_NOT_LOOKED_AT = re.compile(r"-h$|--help\b|--print_|--trainer(=|$)|--[\w.]+\.help(=|$)")
-"""Arguments that print something, and a trainer's file of its own: Lightning reads these."""
+_NOT_LOOKED_AT = re.compile(r"-h$|--help\b|--print_|--[\w.]+\.help(=|$)")
+"""Arguments that print something: Lightning reads these."""
+_MAY_BE_FILES = re.compile(
+    r"(-c|--config|--trainer|--data|--logger|--callbacks(?:\.\w+)?|--evaluation|--model(?:\.\w+)?)(?:=(.*)|$)",
+    re.S,
+)
+_WRITTEN = "a file that embedlab train … --cli-config printed"
 
 
 def _check(subcommand: str, argv: Sequence[str]) -> None:
@@ -55,11 +62,10 @@ def _check(subcommand: str, argv: Sequence[str]) -> None:
     try:
         parsed = parser.parse_args(argv).as_dict()
     except argparse.ArgumentError as error:
-        keys = [*parser.get_defaults().keys(), *(f"trainer.{key}" for key in trainer_defaults())]
-        raise _not_parsed(error, keys, subcommand) from None
+        raise _not_parsed(error, list(parser.get_defaults().keys()), subcommand) from None
     values, _ = from_file(parsed)
     check_permission(values, argv)
-    folder = folder_of(parsed["trainer"], values)
+    folder = folder_of(parsed["trainer"] or {}, values)
     if subcommand == "fit":
         check_own(folder, "trainer.default_root_dir")
         check_free(folder, values["ckpt_path"], "trainer.default_root_dir")
@@ -69,13 +75,18 @@ def _check(subcommand: str, argv: Sequence[str]) -> None:
 
 def _parser(subcommand: str) -> Any:
     """jsonargparse's, which reads arguments as Lightning's does, but of the trainer any: they may name classes."""
-    from jsonargparse import ArgumentParser
+    from jsonargparse import ActionParser, ArgumentParser
 
-    parser = ArgumentParser(exit_on_error=False)
+    # Of a part of a key Lightning's makes the whole one, with a warning; here it is a slip of the pen.
+    parser, trainer = (ArgumentParser(exit_on_error=False, allow_abbrev=False) for _ in range(2))
+    # Key by key: in the place of one dictionary a second file's would come.
+    for key, default in {**trainer_defaults(), "max_epochs": 1}.items():
+        hint = str | None if key == "default_root_dir" else dict[str, Any] | list[Any] | Any
+        trainer.add_argument(f"--{key}", type=hint, default=default)
     parser.add_argument("-c", "--config", action="config")
     parser.add_argument("--seed_everything", type=bool | int, default=42)
     parser.add_argument("--ckpt_path", type=str | None, default=None)
-    parser.add_argument("--trainer", type=dict[str, Any], default={})
+    parser.add_argument("--trainer", action=ActionParser(parser=trainer))
     if subcommand in ("validate", "test"):
         parser.add_argument("--verbose", type=bool, default=True)
     if subcommand == "predict":
@@ -84,17 +95,51 @@ def _parser(subcommand: str) -> Any:
     return parser
 
 
-def _check_named(argv: Sequence[str]) -> None:
-    """UserError where ``--config`` names no file, or one that cannot be read."""
-    written = "a file that embedlab train … --cli-config printed"
+def _named(argv: Sequence[str]) -> list[str]:
+    """The arguments, with its text in the place of a file that can be read once only (a pipe, or ``-``): this look, the
+    run and each of its ranks read it.
+
+    Raises:
+        UserError: ``--config`` names no file, or one that cannot be read.
+    """
+    named = list(argv)
     for place, argument in enumerate(argv):
-        flag, equals, value = argument.partition("=")
-        if flag in ("-c", "--config") and (equals or place + 1 < len(argv)):
-            path = Path(value if equals else argv[place + 1]).expanduser()
-            if not path.exists() and ":" not in str(path):  # the values themselves may stand there
-                raise UserError("no such file", key="config", value=str(path), fix=like(path) or written)
-            if path.suffix in (".yaml", ".yml") and not isinstance(read_values(path, written), dict):
-                raise UserError("holds no keys with values", file=path, key="config", fix=written)
+        if (found := _MAY_BE_FILES.match(argument)) is None or (found[2] is None and place + 1 == len(argv)):
+            continue
+        given = argv[place + 1] if found[2] is None else found[2]
+        is_config, path = found[1] in ("-c", "--config"), Path(given).expanduser()
+        if (given == "-" and is_config) or stat.S_ISFIFO(_mode(path)):
+            text = sys.stdin.read() if given == "-" else path.read_text(encoding="utf-8")
+            if not text.strip():
+                raise UserError(
+                    "holds no keys with values", file=given, key=found[1].lstrip("-"), fix=_WRITTEN
+                )
+            if found[2] is None:
+                named[place + 1] = text
+            else:
+                named[place] = f"{found[1]}={text}"
+        elif is_config:
+            _check_file(path)
+    return named
+
+
+def _mode(path: Path) -> int:
+    """What lies at a path; 0: nothing, as where it is no path but the values themselves."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):
+        return 0
+
+
+def _check_file(path: Path) -> None:
+    if not _mode(path):
+        # The values themselves may stand there.
+        if ":" not in str(path) or re.fullmatch(r"\S+\.ya?ml", str(path)):
+            raise UserError("no such file", key="config", value=str(path), fix=like(path) or _WRITTEN)
+        return
+    is_yaml = path.suffix in (".yaml", ".yml")
+    if is_yaml and not isinstance(read_values(path, _WRITTEN, any_value=True), dict):
+        raise UserError("holds no keys with values", file=path, key="config", fix=_WRITTEN)
 
 
 @contextmanager
@@ -117,8 +162,9 @@ def _as_written(subcommand: str) -> Iterator[None]:
 
 
 _MISFIT = re.compile(r'Parser key "([\w.]+)":.* (?:Got|Given) value: (.*)')
+_NESTED = re.compile(r"NestedArg\(key='(.+?)', val='?(.*?)'?\)$")
 _UNKNOWN = re.compile(
-    r"unrecognized arguments: --(?P<key>[\w.]+)"
+    r"unrecognized arguments: --(?P<key>[\w.]+\+?)"
     r"|Group '(?P<group>.+)' does not accept option '(?P<inner>.+)'|Option '(?P<whole>.+)' is not accepted"
 )
 
@@ -127,11 +173,21 @@ def _not_parsed(error: argparse.ArgumentError, keys: Iterable[str], subcommand: 
     """What jsonargparse says, in the words of the other commands; ``keys`` are what there is."""
     text = " ".join(str(error).split())
     misfit, unknown = _MISFIT.match(text), _UNKNOWN.match(text)
+    if misfit and (nested := _NESTED.match(misfit[2])):
+        group = f"{misfit[1]}.{nested[1]}".rpartition(".")
+        fix = f'--{group[0]}="{{{group[2]}: {nested[2]}, …}}"'
+        return UserError("this group is given as a whole", key="".join(group), value=nested[2], fix=fix)
     if misfit and (hint := hint_of(misfit[1])) is not None:
         return refused(misfit[1], misfit[2], hint)
     if unknown and keys:
         key = unknown["key"] or unknown["whole"] or f"{unknown['group']}.{unknown['inner']}"
-        return unknown_key(key, keys)
+        if key.removesuffix("+") in keys:
+            fix = f"--{key.removesuffix('+')}=VALUE, the whole of it"
+            return UserError("nothing can be added to this key", key=f"--{key}", fix=fix)
+        problem = unknown_key(key, keys)
+        if key.partition(".")[0] in _OF_MODEL:  # one of `embedlab train`, which `_as_flag` would mend
+            problem.key = f"--{key}"
+        return problem
     return UserError(text[:400], fix=f"embedlab {subcommand} --help")
 
 

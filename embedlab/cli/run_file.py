@@ -17,11 +17,12 @@ import yaml
 from embedlab.cli.compose import compose
 from embedlab.config.adapter import AdapterConfig
 from embedlab.config.backbone import BackboneConfig
+from embedlab.config.build import section
 from embedlab.config.data import DataConfig
 from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.trainer import CallbacksConfig, LoggerConfig, ScoringConfig, TrainerConfig
 from embedlab.distributed.devices import launched
-from embedlab.errors import UserError, one_of
+from embedlab.errors import UserError
 from embedlab.run.parse import parse_run
 
 MODEL = ("backbone", "adapter", "method", "pooling", "template", "optimizer", "step", "unpad")
@@ -138,9 +139,10 @@ def from_file(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         The values, and the arguments of Lightning's trainer that go beyond them.
 
     Raises:
-        UserError: an argument that the trainer does not have, or whose part this project does by itself.
+        UserError: an argument of the trainer whose part this project does by itself.
     """
-    given = {k: _lists(v) for k, v in content["trainer"].items() if k != "default_root_dir"}
+    given = _lists(dict(section(content["trainer"] or {}, "trainer")))
+    given.pop("default_root_dir", None)
     content = {key: _plain(value) for key, value in content.items() if key not in ("config", "trainer")}
     own = {key: given.pop(key) for key in _OWN if key in given}
     defaults = {f.name: f.default for f in fields(TrainerConfig)}
@@ -160,11 +162,7 @@ def from_file(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
 
 def _extra(given: dict[str, Any]) -> dict[str, Any]:
     defaults = trainer_defaults()
-    for key in given:
-        if (name := key.rstrip("+")) not in defaults:  # `callbacks+` adds one to a list
-            fix = one_of(name, defaults, "trainer.")
-            raise UserError("unknown key", key=f"trainer.{name}", value=given[key], fix=fix)
-    extra = {k: v for k, v in given.items() if k not in defaults or v != defaults[k]}
+    extra = {k: v for k, v in given.items() if v != defaults[k]}
     for key in sorted(set(extra) & set(_OWNED)):
         raise UserError(
             "this project does that by itself",
@@ -214,8 +212,8 @@ def _plain(section: Any) -> Any:
 
 
 def _lists(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _lists(v) for k, v in value.items()}
+    if isinstance(value, dict):  # `__path__`: of the section's own file, which a parser adds
+        return {k: _lists(v) for k, v in value.items() if k != "__path__"}
     if isinstance(value, list | tuple):
         return [_lists(v) for v in value]
     return str(value) if isinstance(value, Path) else value

@@ -14,7 +14,7 @@ from embedlab.cli.imports import first_import
 from embedlab.cli.permission import check_permission
 from embedlab.config.read import read_values
 from embedlab.config.run import RunConfig
-from embedlab.console import say_once, show_log
+from embedlab.console import quiet, say_once, show_log
 from embedlab.data.sources import check_source
 from embedlab.distributed.devices import device_count
 from embedlab.errors import UserError
@@ -102,7 +102,8 @@ def train_one(
             check_recipe(checkpoint, config.plain)
         if finished(config, folder, checkpoint) is not None:
             return 0
-        check_source(config.data)
+        with quiet("embedlab.data.readers"):  # the ranks say it
+            check_source(config.data)
         check_rows(config, config.data.most_rows)
         if extra and command is None:
             raise UserError("a run with stages on several devices", key="stages", fix="embedlab train")

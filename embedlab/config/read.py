@@ -63,13 +63,14 @@ def record(cls: type[R], values: Any, file: Path, key: str = "", fix: str = _FIX
         raise
 
 
-def read_values(path: Path, fix: str = _FIX, any_number: bool = False) -> Any:
+def read_values(path: Path, fix: str = _FIX, any_value: bool = False) -> Any:
     """What a JSON or YAML file (by its suffix) says: dictionaries with text keys, lists and scalars.
 
     Args:
         path: of the file.
         fix: what the user can do about a bad one.
-        any_number: also of more than 64 bits, as transformers' ``model_max_length`` for no limit is.
+        any_value: also what JSON could not say (dates, keys that are no text), and numbers of more than 64 bits, as
+            transformers' ``model_max_length`` for no limit is.
 
     Raises:
         UserError: no such file, or one that is no regular file, too large, not UTF-8, not JSON or YAML, nested too
@@ -90,7 +91,7 @@ def read_values(path: Path, fix: str = _FIX, any_number: bool = False) -> Any:
         raise UserError(
             f"is not {'YAML' if is_yaml else 'JSON'} ({problem})", file=path, row=row, fix=fix
         ) from None
-    _check_plain(values, path, fix, any_number)
+    _check_plain(values, path, fix, any_value)
     return values
 
 
@@ -118,7 +119,7 @@ def _text(path: Path, most: int, fix: str) -> str:
         raise UserError("is not UTF-8", file=path, row=row, fix=fix) from None
 
 
-def _check_plain(values: Any, path: Path, fix: str, any_number: bool) -> None:
+def _check_plain(values: Any, path: Path, fix: str, any_value: bool) -> None:
     """Refuse what JSON could not say, and more than anything could be done with."""
     left, seen = [(values, 0)], 0
     while left:
@@ -129,16 +130,16 @@ def _check_plain(values: Any, path: Path, fix: str, any_number: bool) -> None:
         if isinstance(value, dict):
             left += [(key, depth + 1) for key in value]
             left += [(inner, depth + 1) for inner in value.values()]
-            if not all(isinstance(key, str) for key in value):
+            if not (any_value or all(isinstance(key, str) for key in value)):
                 raise UserError("has a key that is no text", file=path, fix=fix)
         elif isinstance(value, list):
             left += [(inner, depth + 1) for inner in value]
         elif isinstance(value, str):
             if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
                 raise UserError("has half a surrogate pair in a text", file=path, value=value, fix=fix)
-        elif isinstance(value, int) and not (any_number or -(1 << 63) <= value < 1 << 64):
+        elif isinstance(value, int) and not (any_value or -(1 << 63) <= value < 1 << 64):
             raise UserError("has a number of more than 64 bits", file=path, fix=fix)
-        elif not isinstance(value, bool | int | float | None):
+        elif not (any_value or isinstance(value, bool | int | float | None)):
             raise UserError("has a value that is neither text nor number", file=path, value=value, fix=fix)
 
 

@@ -17,14 +17,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from embedlab.console import is_new
 from embedlab.data.parquet import ParquetFile
 from embedlab.data.reader import LONGEST_LINE, OPENERS, FileReader, Layout, Values, in_words
-from embedlab.errors import UserError
+from embedlab.errors import UserError, one_line
 
 log = logging.getLogger(__name__)
 _BLOCK = 1 << 18  # bytes that are looked through for line ends at a time
 _OBJECT = 'a JSON object a line, such as {"text": "a cat"}'
 _LOOKED_AT = 20  # lines that show whether a .txt file is a table
+
+
+def _warn(text: str) -> None:
+    """Of a file that every rank opens, one does."""
+    if log.isEnabledFor(logging.WARNING) and is_new(one_line(text)):
+        log.warning("%s", one_line(text))
 
 
 class TextFile(FileReader):
@@ -127,7 +134,7 @@ class DelimitedFile(FileReader):
         if layout.header is not None:
             named = layout.header
         elif not named and not layout.by_place:
-            log.warning("%s: its first line is read as text; header=true if it names the column", self.name)
+            _warn(f"{self.name}: its first line is read as text; header=true if it names the column")
         return names, named
 
     @property
@@ -193,7 +200,7 @@ class DelimitedFile(FileReader):
             sure = delimiter in (self._usual, "\t") or (names and not any(" " in text for text in fields))
             if len(fields) > 1 and sure:
                 if delimiter != self._usual:
-                    log.warning("%s: its columns are parted by %r, and are read so", self.name, delimiter)
+                    _warn(f"{self.name}: its columns are parted by {delimiter!r}, and are read so")
                 return delimiter
         return self._usual
 

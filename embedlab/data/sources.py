@@ -63,6 +63,9 @@ def find_files(files: str | Sequence[str], key: str = "data.files") -> list[Path
             found[path] = None
         elif path.is_dir():
             raise UserError("this is a folder", key=key, value=given, fix=f"{key}='{given}/*.txt'")
+        elif path.is_fifo():
+            fix = "a file: its text is read more than once"
+            raise UserError("this is a pipe", key=key, value=given, fix=fix)
         elif glob.has_magic(str(path)):
             matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
             if not any(match.is_file() for match in matches):

@@ -231,7 +231,7 @@ def read_results(folder: Path) -> dict[str, Result]:
     for path in sorted(folder.rglob("*.json")):
         if path.name.endswith(_PREDICTIONS):
             continue
-        values = read_values(path, any_number=True)
+        values = read_values(path, any_value=True)
         if not isinstance(values, dict) or not {"task_name", "scores"} <= values.keys():
             continue  # model_meta.json, and other files
         result = _result(path, values)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import inspect
+import io
 import json
+import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +124,14 @@ def test_lightning_callbacks_and_limits_pass_through(run_file, tmp_path):  # typ
         (["--data.limit=many"], "not a whole number (data.limit=many). Fix: a whole number, or null"),
         (["--trainer.max_step=3"], "did you mean trainer.max_steps"),
         (["--max_steps=3"], "did you mean trainer.max_steps"),
+        (["--data.lim=3"], "did you mean data.limit"),
+        (["--optimizer.lr=3"], "no such key (--optimizer.lr). Fix: did you mean model.optimizer.lr"),
+        (["--evaluation.final+=sts"], "nothing can be added to this key (--evaluation.final+)"),
+        (
+            ["--data.mix.a.files=x"],
+            'given as a whole (data.mix.a.files=x). Fix: --data.mix.a="{files: x, …}"',
+        ),
+        (["--config", "trainer: [1]"], "a group of keys is meant here"),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments, part, run_file, capsys):  # type: ignore[no-untyped-def]
@@ -189,10 +200,7 @@ def test_the_first_look_knows_what_lightning_does(subcommand: str, run_file: Any
 
     monkeypatch.setattr(EmbedlabCLI, "instantiate_classes", lambda self: None)
     of_lightning = EmbedlabCLI(subcommand, ["--config", str(run_file())])._parser(subcommand)
-    whole = set(of_lightning.get_defaults().keys())
-    first = set(_parser(subcommand).get_defaults().keys())
-    assert first - {"trainer"} == {key for key in whole if not key.startswith("trainer.")}
-    assert {f"trainer.{key}" for key in trainer_defaults()} == {k for k in whole if k.startswith("trainer.")}
+    assert _parser(subcommand).get_defaults() == of_lightning.get_defaults()
 
 
 def test_the_trainers_defaults_are_lightnings() -> None:
@@ -204,3 +212,76 @@ def test_what_names_a_class_of_lightnings_is_left_to_it(run_file, tmp_path):  # 
     more = ["--trainer.callbacks+=Timer", "--trainer.callbacks.duration=00:01:00:00", "--trainer.max_steps=1"]
     assert fit("--config", str(run_file()), f"--trainer.default_root_dir={tmp_path / 'fit'}", *more) == 0
     assert "Timer" in torch.load(tmp_path / "fit" / "last.ckpt", weights_only=True)["callbacks"]
+
+
+def _looks(subcommand: str, *arguments: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values and the folder that the first look and Lightning read."""
+    import embedlab.cli.fit as quick
+    from embedlab.cli.lightning_cli import EmbedlabCLI
+
+    parsed = quick._parser(subcommand).parse_args(quick._named(arguments)).as_dict()
+    values, _ = from_file(parsed)
+    read: list[Any] = []
+
+    def begin(self: Any, values: dict[str, Any], folder: Path, extra: dict[str, Any]) -> int:
+        read.append(values | {"folder": folder})
+        return 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EmbedlabCLI, "_begin", begin)
+        EmbedlabCLI(subcommand, arguments)
+    return values | {"folder": folder_of(parsed["trainer"] or {}, values)}, read[0]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--config", "trainer: {max_steps: 7}"],
+        ["--config", "trainer.max_steps: 7"],
+        ["--trainer.log_every_n_steps=3", "--config", "trainer: {max_steps: 7}"],
+        ["--config", "trainer: part.yaml"],
+        ["--config", "ckpt_path: x.yaml"],
+        ["--trainer", "part.yaml"],
+        ["--data=data.yaml"],
+        ["--model.optimizer", "optimizer.yaml"],
+        ["--trainer.default_root_dir=2024"],
+        ["--trainer.default_root_dir=1e3"],
+        ["--trainer.max_time.minutes=1"],
+        ["--trainer.callbacks+=Timer", "--trainer.callbacks.duration=00:01:00:00"],
+        ["--config", "trainer: {callbacks+: [Timer]}"],
+        ["--config", "dates.yaml"],
+        ["--config", "whole numbers.yaml"],
+    ],
+    ids=" ".join,
+)
+def test_the_first_look_reads_what_lightning_reads(more, run_file, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(tmp_path)
+    Path("part.yaml").write_text("max_steps: 7\ndefault_root_dir: other\n")
+    Path("data.yaml").write_text("limit: 5\n")
+    Path("optimizer.yaml").write_text("lr: 3e-4\n")
+    Path("dates.yaml").write_text("model:\n  backbone:\n    revision: 2024-05-01\n")
+    scheduler = "{class_path: GradientAccumulationScheduler, init_args: {scheduling: {4: 2}}}"
+    Path("whole numbers.yaml").write_text(f"trainer:\n  callbacks: [{scheduler}]\n")
+    run_file(default_root_dir=str(tmp_path / "fit"), max_steps=3)
+    first, whole = _looks("fit", "--config", "run.yaml", *more)
+    assert first == whole
+
+
+@pytest.mark.parametrize("name", ["fifo", "-"])
+def test_a_file_that_can_be_read_once_is_read_once(name, run_file, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    """As in `embedlab fit --config <(embedlab train … --cli-config)`."""
+    text = run_file(max_steps=1).read_text() + "#" * 5000  # longer than a path may be
+    if name == "-":
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    else:
+        name = str(tmp_path / name)
+        os.mkfifo(name)
+        threading.Thread(target=Path(name).write_text, args=[text], daemon=True).start()
+    assert fit("--config", name, f"--trainer.default_root_dir={tmp_path / 'fit'}") == 0
+    assert len(losses(tmp_path / "fit")) == 1
+
+
+def test_text_in_a_pipe_is_refused_by_that_name(run_file, tmp_path, capsys):  # type: ignore[no-untyped-def]
+    os.mkfifo(tmp_path / "text.txt")
+    assert fit("--config", str(run_file()), f"--data.files={tmp_path / 'text.txt'}") == 2
+    assert "this is a pipe (data.files=" in capsys.readouterr().err

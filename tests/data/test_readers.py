@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from embedlab import console
 from embedlab.data.readers import open_reader
 from embedlab.data.sources import find_files
 from embedlab.errors import UserError
@@ -247,3 +248,14 @@ def test_a_file_that_is_not_there_says_a_fix(given: str, fix: str, tmp_path: Pat
     (tmp_path / "other.txt").write_text("a")
     with pytest.raises(UserError, match=rf"(no such file|matches no file).*Fix: .*{fix}"):
         find_files(str(tmp_path / given), "input")
+
+
+def test_of_all_ranks_one_warns_of_a_file(tmp_path, monkeypatch, caplog):  # type: ignore[no-untyped-def]
+    path = tmp_path / "text.csv"
+    path.write_text("a cat\na dog\n")
+    monkeypatch.setenv(console.SAID, str(tmp_path / "said"))
+    with console.quiet("embedlab.data.readers"):  # a look that says nothing counts for nothing
+        assert open_reader(path).columns is None
+    for _ in range(3):
+        assert open_reader(path).columns is None
+    assert caplog.text.count("its first line is read as text") == 1

@@ -19,7 +19,7 @@ from embedlab.config.build import refused
 from embedlab.config.read import read_values
 from embedlab.console import show_log
 from embedlab.errors import UserError
-from embedlab.files import like
+from embedlab.files import check_writable, like
 from embedlab.run.parse import parse_shared
 from embedlab.run.places import check_places
 from embedlab.run.processes import end_with_starter
@@ -69,6 +69,7 @@ def _check(subcommand: str, argv: Sequence[str]) -> None:
     if subcommand == "fit":
         check_own(folder, "trainer.default_root_dir")
         check_free(folder, values["ckpt_path"], "trainer.default_root_dir")
+        check_writable(folder, "trainer.default_root_dir")
     if not values["stages"]:  # whose results may be values that are not there yet
         check_places(parse_shared(values), subcommand)
 

@@ -63,9 +63,11 @@ def find_files(files: str | Sequence[str], key: str = "data.files") -> list[Path
             found[path] = None
         elif path.is_dir():
             raise UserError("this is a folder", key=key, value=given, fix=f"{key}='{given}/*.txt'")
-        elif path.is_fifo():
-            fix = "a file: its text is read more than once"
-            raise UserError("this is a pipe", key=key, value=given, fix=fix)
+        elif path.exists():
+            kind = "a pipe" if path.is_fifo() else "a device"
+            raise UserError(
+                f"this is {kind}", key=key, value=given, fix="a file: its text is read more than once"
+            )
         elif glob.has_magic(str(path)):
             matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
             if not any(match.is_file() for match in matches):

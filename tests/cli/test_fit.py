@@ -285,3 +285,11 @@ def test_text_in_a_pipe_is_refused_by_that_name(run_file, tmp_path, capsys):  # 
     os.mkfifo(tmp_path / "text.txt")
     assert fit("--config", str(run_file()), f"--data.files={tmp_path / 'text.txt'}") == 2
     assert "this is a pipe (data.files=" in capsys.readouterr().err
+    assert fit("--config", str(run_file()), f"--data.files={os.devnull}") == 2
+    assert "this is a device (data.files=" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc, in which nobody makes a folder")
+def test_a_folder_that_cannot_be_made_is_refused(run_file, capsys):  # type: ignore[no-untyped-def]
+    assert fit("--config", str(run_file()), "--trainer.default_root_dir=/proc/x/run") == 2
+    assert "/proc/x/run: cannot be written (/proc: " in capsys.readouterr().err

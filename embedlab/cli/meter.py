@@ -38,11 +38,12 @@ class Meter:
         self._began = time.monotonic()
         self._before, self._at = 0, 0.0  # texts of earlier chunks, and where the last of them ended
         self.count = self.tokens = 0
+        self._read_ahead = 0  # texts of this chunk that are not done
         self.position = 0.0
 
     def move(self, done: int, of: int, tokens: int) -> None:
         """So many texts of a chunk are done, and so many tokens in all."""
-        self.count, self.tokens = self._before + done, tokens
+        self.count, self.tokens, self._read_ahead = self._before + done, tokens, of - done
         self.position = self._at + (self.texts.position - self._at) * done / of
         if done == of:
             self._before, self._at = self.count, self.position
@@ -58,7 +59,7 @@ class Meter:
         row = self.texts.row
         ahead = sum(rows for number, rows in self._whole.items() if number * self._part_rows > row)
         rows = (self.texts.expected - row) / self._workers - ahead
-        return max(0.0, rows) * self.seconds / max(1, self.count)
+        return (max(0.0, rows) + self._read_ahead) * self.seconds / max(1, self.count)
 
     def __str__(self) -> str:
         rates = f"{self.count / self.seconds:,.0f} texts/s, {self.tokens / self.seconds:,.0f} tokens/s"

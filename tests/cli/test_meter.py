@@ -79,6 +79,14 @@ def test_what_is_there_already_takes_no_time(texts: Texts, clock: Clock) -> None
     assert meter.left == pytest.approx(4400 / 200, rel=0.05)
 
 
+def test_what_was_read_ahead_is_not_done(texts: Texts, clock: Clock) -> None:
+    meter, stream = Meter(texts, parts(), 0, 1), texts.lines()
+    read(stream, ROWS)  # one chunk has the whole file
+    clock.now += 8
+    meter.move(1600, ROWS, tokens=1)
+    assert meter.left == pytest.approx((ROWS - 1600) / 200)
+
+
 def test_a_line_comes_in_the_first_seconds_and_then_now_and_then(
     texts: Texts, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:

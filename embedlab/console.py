@@ -88,8 +88,23 @@ SAID = "EMBEDLAB_SAID"
 """The variable that names the file, in the environment of ranks that one command has started."""
 
 
+_spelling: list[Callable[[str], str]] = []
+
+
+@contextmanager
+def spelling(change: Callable[[str], str]) -> Iterator[None]:
+    """Lines of `say_once` have the keys as a command spells them, inside."""
+    _spelling.append(change)
+    try:
+        yield
+    finally:
+        _spelling.pop()
+
+
 def say_once(line: str) -> None:
     """Print a line on stderr, unless another rank has."""
+    for change in _spelling:
+        line = change(line)
     if is_new(line):
         print(line, file=sys.stderr)
 

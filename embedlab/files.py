@@ -106,8 +106,8 @@ def like(path: Path, also: Sequence[str] = ()) -> str:
         beside = os.listdir(path.parent)
     except OSError:
         beside = []
-    others = [name for name in [*beside, *also] if name != path.name]  # itself: a pipe, a link to nothing
-    near = [n for n in nearest(path.name, others, n=3) if nearest(path.stem, [Path(n).stem])]
+    others = [name for name in beside if name != path.name]  # itself: a pipe, a link to nothing
+    near = [n for n in nearest(path.name, [*others, *also], n=3) if nearest(path.stem, [Path(n).stem])]
     return f"did you mean {path.with_name(near[0])}?" if near else ""
 
 

@@ -17,7 +17,7 @@ from embedlab.cli.permission import check_permission
 from embedlab.cli.run_file import add_sections, folder_of, from_file, hint_of, trainer_defaults
 from embedlab.config.build import refused
 from embedlab.config.read import read_values
-from embedlab.console import show_log
+from embedlab.console import show_log, spelling
 from embedlab.errors import UserError
 from embedlab.files import check_writable, like
 from embedlab.run.parse import parse_shared
@@ -133,6 +133,8 @@ def _mode(path: Path) -> int:
 
 
 def _check_file(path: Path) -> None:
+    if stat.S_ISDIR(_mode(path)):
+        raise UserError("this is a folder", key="config", value=str(path), fix=_WRITTEN)
     if not _mode(path):
         # The values themselves may stand there.
         if ":" not in str(path) or re.fullmatch(r"\S+\.ya?ml", str(path)):
@@ -145,11 +147,12 @@ def _check_file(path: Path) -> None:
 
 @contextmanager
 def _as_written(subcommand: str) -> Iterator[None]:
-    """Refusals in one line, with keys as this command spells them."""
+    """Refusals in one line, and what is said of a run that ended, with keys as this command spells them."""
     try:
-        yield
+        with spelling(_in_flags):
+            yield
     except UserError as error:
-        error.key, error.fix = _as_flag(error.key), _BARE.sub("model.", _KEY.sub(_flag, error.fix))
+        error.key, error.fix = _as_flag(error.key), _in_flags(error.fix)
         raise
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
@@ -164,6 +167,7 @@ def _as_written(subcommand: str) -> Iterator[None]:
 
 _MISFIT = re.compile(r'Parser key "([\w.]+)":.* (?:Got|Given) value: (.*)')
 _NESTED = re.compile(r"NestedArg\(key='(.+?)', val='?(.*?)'?\)$")
+_PLACE = re.compile(r"unrecognized arguments: (?!-)(\S+)")
 _UNKNOWN = re.compile(
     r"unrecognized arguments: --(?P<key>[\w.]+\+?)"
     r"|Group '(?P<group>.+)' does not accept option '(?P<inner>.+)'|Option '(?P<whole>.+)' is not accepted"
@@ -178,6 +182,12 @@ def _not_parsed(error: argparse.ArgumentError, keys: Iterable[str], subcommand: 
         group = f"{misfit[1]}.{nested[1]}".rpartition(".")
         fix = f'--{group[0]}="{{{group[2]}: {nested[2]}, …}}"'
         return UserError("this group is given as a whole", key="".join(group), value=nested[2], fix=fix)
+    if place := _PLACE.match(text):
+        what = place[1]
+        fix = f"--config {what}" if Path(what).exists() else f"--{what}" if "=" in what else "--KEY=VALUE"
+        return UserError(f"{what} is an argument without a flag", fix=fix)
+    if text.startswith(("Problems parsing config", "Unexpected config")):
+        return UserError("what it names has no keys with values", key="config", fix=_WRITTEN)
     if misfit and (hint := hint_of(misfit[1])) is not None:
         return refused(misfit[1], misfit[2], hint)
     if unknown and keys:
@@ -198,7 +208,7 @@ _CHOICES = {"trainer": "accelerator", "backbone": "source", **dict.fromkeys(("st
 """The key that a group's choice mostly stands for, where it is not its name."""
 _KEY = re.compile(
     rf"(?<![\w.-])((?:{'|'.join((*_OF_MODEL, *_OTHERS, 'trainer', 'data', 'logger', 'callbacks', 'evaluation'))})"
-    r"(?:\.\w+)*)=(?=\w|\[)"
+    r"(?:\.\w+)*)=(?=[\w\[/.~])"
 )
 _BARE = re.compile(rf"(?<![\w.-])(?=(?:{'|'.join(_OF_MODEL)})\.\w)")
 """Before a key of the model that has no value."""
@@ -210,6 +220,10 @@ def _flag(found: re.Match[str]) -> str:
     if key in ("trainer", "data", *_OF_MODEL):
         key = f"{key}.{_CHOICES.get(key, 'name')}".rstrip(".")
     return f"--{_as_flag(key)}="
+
+
+def _in_flags(text: str) -> str:
+    return _BARE.sub("model.", _KEY.sub(_flag, text))
 
 
 def _as_flag(key: str | None) -> str | None:

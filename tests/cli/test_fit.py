@@ -21,8 +21,9 @@ from lightning.pytorch import Trainer
 
 import embedlab
 from embedlab.cli import main as command
-from embedlab.cli.fit import _parser, main
+from embedlab.cli.fit import _as_written, _parser, main
 from embedlab.cli.run_file import as_file, folder_of, from_file, trainer_defaults
+from embedlab.console import say_once
 from embedlab.errors import UserError
 from embedlab.run.run import train
 from tests.tiny_run import compose_run, sts_dir, text_file  # noqa: F401
@@ -293,3 +294,29 @@ def test_text_in_a_pipe_is_refused_by_that_name(run_file, tmp_path, capsys):  # 
 def test_a_folder_that_cannot_be_made_is_refused(run_file, capsys):  # type: ignore[no-untyped-def]
     assert fit("--config", str(run_file()), "--trainer.default_root_dir=/proc/x/run") == 2
     assert "/proc/x/run: cannot be written (/proc: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["run.yaml"], "run.yaml is an argument without a flag. Fix: --config run.yaml"),
+    (["--config", "run.yaml", "trainer.max_steps=4"], "without a flag. Fix: --trainer.max_steps=4"),
+    (["--config", "words.txt"], "has no keys with values (config). Fix: a file that embedlab train"),
+    (["--config", "listed.txt"], "has no keys with values (config). Fix: a file that embedlab train"),
+    (["--config", "."], "this is a folder (config=.). Fix: a file that embedlab train"),
+    (["--config", "run.yaml", "--ckpt_path=last", "--trainer.default_root_dir=here"],
+     "Fix: --ckpt_path=auto to begin, or --trainer.default_root_dir=FOLDER of the run (now here)"),
+])  # fmt: skip
+def test_a_slip_of_the_pen_is_answered(arguments, says, run_file, tmp_path, monkeypatch, capsys):  # type: ignore[no-untyped-def]
+    run_file()
+    (tmp_path / "words.txt").write_text("a cat\na dog: two: three\n")
+    (tmp_path / "listed.txt").write_text("a cat\na dog\n")
+    monkeypatch.chdir(tmp_path)
+    assert fit(*arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_what_is_said_of_an_interrupted_run_is_in_its_own_flags(capsys):  # type: ignore[no-untyped-def]
+    with _as_written("fit"):
+        say_once("embedlab: interrupted; go on with ckpt_path=last hydra.run.dir=/a/run")
+    say_once("ckpt_path=last")
+    flags = "--ckpt_path=last --trainer.default_root_dir=/a/run"
+    assert capsys.readouterr().err == f"embedlab: interrupted; go on with {flags}\nckpt_path=last\n"

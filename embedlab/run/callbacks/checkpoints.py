@@ -319,7 +319,7 @@ def find_checkpoint(ckpt_path: str | None, folder: Path) -> Path | None:
             "there is no checkpoint to resume from in the run's folder",
             key="ckpt_path",
             value="last",
-            fix=f"ckpt_path=auto to begin, or set hydra.run.dir to the folder of the run (now {folder})",
+            fix=f"ckpt_path=auto to begin, or hydra.run.dir=FOLDER of the run (now {folder})",
         )
     for path in found:
         problem = unreadable(path)

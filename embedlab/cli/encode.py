@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
 from embedlab.cli.encoders import Configured, check_encoding, load_encoder, named, placed, reference
+from embedlab.cli.exits import going_on
 from embedlab.cli.texts import open_texts
 from embedlab.data.sources import find_files
 from embedlab.distributed.devices import global_rank, launched, local_rank, world_size
@@ -225,7 +226,7 @@ def _encode(job: Job, config: dict[str, Any], place: Place | str, codes: Codes) 
     told = f" (process {rank} of {ranks})" if ranks > 1 else ""
     meter = Meter(job.texts, parts, worker, workers)
     try:
-        with metered(configured, meter, told) as telling:
+        with going_on(), metered(configured, meter, told) as telling:
             encode_parts(job.texts, parts, telling, chunks, worker, workers)
     except (
         UserError

@@ -6,7 +6,8 @@ import errno
 import os
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from embedlab.cli.config_errors import explain
 from embedlab.console import say_once
@@ -61,11 +62,11 @@ def guarded(command: Callable[[], int | None]) -> int:
         status = command()
         sys.stdout.flush()
         return status or 0
-    except KeyboardInterrupt:
-        return _interrupted()
+    except KeyboardInterrupt as stop:
+        return _interrupted(stop)
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning's answer to Ctrl-C is sys.exit(1)
-            return _interrupted()
+            return _interrupted(stop.__context__)
         if isinstance(stop.__context__, BrokenPipeError):  # and Rich's to a closed pipe
             return _reader_left()
         raise
@@ -115,8 +116,19 @@ def _missing_extra(error: ModuleNotFoundError) -> UserError | None:
     )
 
 
-def _interrupted() -> int:
-    print("embedlab: interrupted", file=sys.stderr)
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Around work that is kept: where Ctrl-C ends the command, it says that the same one goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        stop.args = ("interrupted; the same command goes on",)
+        raise
+
+
+def _interrupted(stop: KeyboardInterrupt) -> int:
+    said = stop.args[0] if stop.args else "interrupted"
+    print(f"embedlab: {said}", file=sys.stderr)
     return INTERRUPTED
 
 

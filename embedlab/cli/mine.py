@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from embedlab.cli.compose import compose
 from embedlab.cli.encoders import Configured, check_device, check_encoding, load_encoder, named, placed
+from embedlab.cli.exits import going_on
 from embedlab.config.mine import MineSettings, check_output
 from embedlab.console import print_table, progress_bar
 from embedlab.corpus.index_folder import check_index
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     encoder = Configured.of(load_encoder(place, config["max_length"], dim=config["dim"]), config)
     teacher = _teacher(config)
     index = _index(config, encoder, teacher)
-    with sole_writer(out, "output"), folder.held(work, "work", stays=config["work"] is not None):
+    with going_on(), sole_writer(out, "output"), folder.held(work, "work", stays=config["work"] is not None):
         _check_work(work, tables, encoder, teacher, index)
         _mine(config, settings, tables, work, out, encoder, teacher, index)
     return 0

@@ -117,6 +117,14 @@ def test_interrupt_is_one_line_and_status_130(body: str) -> None:
     assert (done.returncode, done.stderr) == (130, "embedlab: interrupted\n")
 
 
+def test_work_that_is_kept_is_said_to_go_on() -> None:
+    done = call_stub(
+        "from embedlab.cli.exits import going_on\n"
+        "def main(argv):\n  with going_on():\n    raise KeyboardInterrupt"
+    )
+    assert (done.returncode, done.stderr) == (130, "embedlab: interrupted; the same command goes on\n")
+
+
 def test_a_closed_pipe_ends_quietly() -> None:
     read, write = os.pipe()
     os.close(read)

@@ -82,7 +82,7 @@ data: {name: wikipedia, files: in.txt}
         ("mine in.csv out.csv ckpt=mini columns.anchor=x", "(columns.anchor"),
         ("fit", "(config"),
         ("fit --config none.yaml", "(config"),
-        ("fit --config in.csv", "Unexpected config: anchor,positive a cat,a dog"),
+        ("fit --config in.csv", "what it names has no keys with values (config)"),
         ("fit --config list.yaml", "list.yaml: holds no keys"),
         ("fit --config cut.yaml", "cut.yaml:1: is not YAML"),
         ("fit --config run.yaml --no.such.key=1", "(no.such.key"),

@@ -123,6 +123,8 @@ def test_a_start_without_a_seed_is_what_each_seed_is_compared_with(
         shown.table()
     (row,) = TOOL.replace(shown, pairs=(("arm", "start"),)).table().rows
     assert row[:5] == ("arm", "start", "Avg. 7", "+2.00 [-10.71, +14.71]", "2")
+    (finer,) = TOOL.replace(shown, pairs=(("arm", "start"),), digits=4).table().rows
+    assert finer[3] == "+2.0000 [-10.7062, +14.7062]"
 
 
 def test_the_summary_states_no_other_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

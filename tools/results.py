@@ -49,7 +49,7 @@ class Block:
             files of scores (``*.json``, or ``*.csv``, whose last values count), which are taken together by seed.
             Scores of a run's last weights, beside those of the selected ones, are called ``last/…``.
         metrics: scores to show, with their headings; none: those that `embedlab report` shows.
-        digits: after the point; given, rows keep their order and nothing is compared.
+        digits: after the point (of pairs two, if not given); given, rows keep their order and only pairs are compared.
         baseline: the row that all others are compared with.
         metric: to sort and compare by; none: as `embedlab report`.
         pairs: rows to compare by each of the metrics, first minus second; of a second without a seed (a start), its one
@@ -101,7 +101,7 @@ class Block:
         return column
 
     def _differences(self, groups: Mapping[str, Group]) -> Table:
-        rows = []
+        rows, digits = [], 2 if self.digits is None else self.digits
         for one, other in self.pairs:
             for key, heading in self.metrics.items():
                 found = paired_difference(*_by_seed(groups[one].values(key), groups[other].values(key)))
@@ -109,8 +109,9 @@ class Block:
                     raise UserError(
                         f"no seed in common: {one}, {other}", key=key, fix="runs of the same seeds"
                     )
-                detectable = "–" if math.isnan(found.detectable) else f"{found.detectable:.2f}"
-                rows.append((one, other, heading, found.text(), str(found.n), detectable, found.verdict))
+                detectable = "–" if math.isnan(found.detectable) else f"{found.detectable:.{digits}f}"
+                shown = (heading, found.text(digits), str(found.n), detectable, found.verdict)
+                rows.append((one, other, *shown))
         columns = ("", "minus", "score", "difference [95 % CI]", "n", "detectable", "verdict")
         return Table(self.title, columns, tuple(rows), "Paired by seed.", left=3)
 

@@ -133,9 +133,10 @@ def _mode(path: Path) -> int:
 
 
 def _check_file(path: Path) -> None:
-    if stat.S_ISDIR(_mode(path)):
+    mode = _mode(path)
+    if stat.S_ISDIR(mode):
         raise UserError("this is a folder", key="config", value=str(path), fix=_WRITTEN)
-    if not _mode(path):
+    if not mode:
         # The values themselves may stand there.
         if ":" not in str(path) or re.fullmatch(r"\S+\.ya?ml", str(path)):
             raise UserError("no such file", key="config", value=str(path), fix=like(path) or _WRITTEN)

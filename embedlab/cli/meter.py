@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,12 +29,13 @@ class Meter:
         texts: that are read.
         count, tokens: encoded so far.
         position: how much of `texts.size` they are.
+        pace: since when, and when a line is due.
     """
 
     def __init__(self, texts: Texts, parts: Parts, worker: int, workers: int) -> None:
         self.texts, self._part_rows, self._workers = texts, parts.manifest.part_rows, workers
         self._whole = {n: c.rows for n, c in parts.whole().items() if n % workers == worker}
-        self._began = time.monotonic()
+        self.pace = Pace()
         self._before, self._at = 0, 0.0  # texts of earlier chunks, and where the last of them ended
         self.count = self.tokens = 0
         self._read_ahead = 0  # texts of this chunk that are not done
@@ -49,20 +49,16 @@ class Meter:
             self._before, self._at = self.count, self.position
 
     @property
-    def seconds(self) -> float:
-        """Since the beginning."""
-        return max(1e-3, time.monotonic() - self._began)
-
-    @property
     def left(self) -> float:
         """Seconds until this process's share is done, as far as what was read tells how much there is."""
         row = self.texts.row
         ahead = sum(rows for number, rows in self._whole.items() if number * self._part_rows > row)
         rows = (self.texts.expected - row) / self._workers - ahead
-        return (max(0.0, rows) + self._read_ahead) * self.seconds / max(1, self.count)
+        return (max(0.0, rows) + self._read_ahead) * self.pace.seconds / max(1, self.count)
 
     def __str__(self) -> str:
-        rates = f"{self.count / self.seconds:,.0f} texts/s, {self.tokens / self.seconds:,.0f} tokens/s"
+        seconds = self.pace.seconds
+        rates = f"{self.count / seconds:,.0f} texts/s, {self.tokens / seconds:,.0f} tokens/s"
         return f"{self.count:,} texts, {rates}, {timedelta(seconds=round(self.left))} left"
 
 
@@ -76,12 +72,12 @@ def metered(encoder: Configured, meter: Meter, who: str = "") -> Iterator[Config
         who: the process, at the end of a line.
     """
     model, first = encoder.encoder, local_rank() == 0
-    read, pace = model.tokens_read, Pace()
+    read = model.tokens_read
 
     def on_batch(done: int, of: int) -> None:
         meter.move(done, of, model.tokens_read - read)
-        move(meter.count, meter.position, f"{meter.tokens / meter.seconds:,.0f} tokens/s")
-        if first and pace.is_due() and not has_bars():
+        move(meter.count, meter.position, f"{meter.tokens / meter.pace.seconds:,.0f} tokens/s")
+        if first and meter.pace.is_due() and not has_bars():
             say(f"{meter}{who}")
 
     size = meter.texts.size

@@ -12,7 +12,7 @@ from typing import Any
 from embedlab.config.data import DataConfig
 from embedlab.console import quiet
 from embedlab.data.contamination.overlap import Overlap
-from embedlab.data.kinds import DataKind, check_unread, data_kind, in_set
+from embedlab.data.kinds import DataKind, by_set, check_unread, data_kind
 from embedlab.data.reader import Reader
 from embedlab.data.sources import check_source, open_source
 from embedlab.encoders.windows import windows
@@ -221,17 +221,14 @@ def read_rows(
     return RowStream(config, kind, roles, readers, list(groups), list(groups.values()), overlap=overlap)
 
 
+@by_set
 def check_first_rows(config: DataConfig) -> None:
     """Read the first rows of files, without torch: a bad one among them need not wait until the encoder is made.
 
     Raises:
         UserError: as `read_rows`.
     """
-    if config.mix:
-        for name, one in config.sets.items():
-            with in_set(name):
-                check_first_rows(one.config)
-    elif config.files:
+    if config.files:
         most = min(_LOOKED_AT, config.limit or _LOOKED_AT)
         with quiet("embedlab.data.readers"):  # what it warns of, it says when the text is read in earnest
             for _ in islice(read_rows(config).clean(), most):

@@ -10,7 +10,7 @@ from typing import Any
 
 from embedlab.backbones.hub import quiet_hub
 from embedlab.config.data import DataConfig
-from embedlab.data.kinds import check_unread, column_kinds, data_kind, in_set
+from embedlab.data.kinds import by_set, check_unread, column_kinds, data_kind
 from embedlab.data.reader import Layout, Reader, Values
 from embedlab.data.readers import open_reader
 from embedlab.errors import UserError
@@ -34,17 +34,14 @@ def open_source(config: DataConfig) -> list[Reader]:
     return readers + _open_files(config, config.also or [], "data.also")
 
 
+@by_set
 def check_source(config: DataConfig) -> None:
     """See that what a configuration names is there, before it is read. Nothing is looked for on the hub.
 
     Raises:
         UserError: as `open_source`.
     """
-    if config.mix:
-        for name, one in config.sets.items():
-            with in_set(name):
-                check_source(one.config)
-    elif config.files or not config.hub:
+    if config.files or not config.hub:
         check_unread(data_kind(config.name), open_source(config), config)
     else:
         _open_files(config, config.also or [], "data.also")

@@ -66,9 +66,7 @@ def text_vectors(
     shape = table.n_rows, encoder.dim
     prompt = data_kind(config.name).prompts_of(config).get(role, "")
     content = f"{encoder.identity()} {table.report['content']} {role}" + (prompt and f" {prompt}")
-    digest = hashlib.blake2b(content.encode(), digest_size=12)
-
-    name = digest.hexdigest()
+    name = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
 
     def build(folder: Path) -> None:
         log.info("The vectors of %s texts are computed once.", f"{shape[0]:,}")

@@ -215,7 +215,7 @@ class Encoding:
         self.tokens_read = 0
         self.device = encoder.device
         self._reader = encoder.reader(skip)
-        # On the host NumPy takes the rows: torch's index_copy_ is 6 to 150 times slower there.
+        # On the host NumPy takes the rows: index_copy_ has threads, which would wait for the tokenizer's.
         self._rows = np.empty(0) if out.is_cuda else out.numpy()
         self._waiting: deque[tuple[Numbers, Tensor, torch.cuda.Event]] = deque()
 

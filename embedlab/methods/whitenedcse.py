@@ -26,7 +26,6 @@ from embedlab.methods.contrast import ContrastConfig, check_dropout, contrast
 from embedlab.methods.heads import Head, new_head
 from embedlab.methods.simcse import encode_views
 from embedlab.objectives.group_whitening import group_whitening
-from embedlab.pooling import build_pooling
 
 VIEWS = 3
 
@@ -49,7 +48,7 @@ class WhitenedCSEConfig(ContrastConfig):
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if not self.eps >= 0:
             raise UserError("must not be negative", key="method.eps", value=self.eps, fix="1e-5")
-        width = build_pooling(run.pooling, info).dim
+        width = self.width(info, run)
         if self.groups < 1 or width % self.groups:
             raise UserError(
                 f"{width} features make no such groups of one size",

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from embedlab import console
-from embedlab.cli import meter as module
 from embedlab.cli.encoders import Configured
 from embedlab.cli.main import main
 from embedlab.cli.meter import Meter, metered, told
@@ -35,8 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for each in (module, console):
-        monkeypatch.setattr(each, "time", clock)
+    monkeypatch.setattr(console, "time", clock)
     return clock
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -181,6 +182,21 @@ def in_set(name: str) -> Iterator[None]:
         raise
 
 
+def by_set(check: Callable[[DataConfig], None]) -> Callable[[DataConfig], None]:
+    """A check that of a mix is made of each set, in whose name its errors are."""
+
+    @wraps(check)
+    def checked(config: DataConfig) -> None:
+        if not config.mix:
+            check(config)
+            return
+        for name, one in config.sets.items():
+            with in_set(name):
+                checked(one.config)
+
+    return checked
+
+
 def check_unread(kind: DataKind, readers: Sequence[Reader], config: DataConfig) -> None:
     """Refuse a table with a rating that a kind of several texts does not read: its low rows would train as positives.
 
@@ -228,17 +244,13 @@ def column_kinds() -> dict[str, str]:
     return found
 
 
+@by_set
 def check_kind(config: DataConfig) -> None:
     """Hold a configuration to its kind of data.
 
     Raises:
         UserError: an unknown kind, a column, package text or key that it has not; by key.
     """
-    if config.mix:
-        for name, one in config.sets.items():
-            with in_set(name):
-                check_kind(one.config)
-        return
     kind = data_kind(config.name)
     kinds = [data_kind(name) for name in part_names("data")]
     for role in config.chosen:

@@ -85,10 +85,22 @@ def _dispatch(argv: list[str]) -> int:
     from embedlab.cli.encoders import notices
 
     notices.clear()
+    joined = _in_gloo_group()
     status = _command(name)(rest)
+    if not status and not joined and _in_gloo_group():
+        # A thread of gloo that lets go of the last tensors while Python shuts down aborts the process (PyTorch's
+        # pull request 179291). After a failure the others may still wait for this rank, and leaving would hang.
+        sys.modules["torch.distributed"].destroy_process_group()
     for notice in notices:
         print(notice, file=sys.stderr)
     return status
+
+
+def _in_gloo_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")  # not imported here: `embedlab --help` does without torch
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return False
+    return bool(distributed.get_backend() == "gloo")
 
 
 def _command(name: str) -> Callable[[Sequence[str]], int]:

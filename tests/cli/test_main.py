@@ -193,3 +193,28 @@ def test_forked_children_tokenise_in_one_thread(given: str | None, expected: str
     if given is not None:
         environment["TOKENIZERS_PARALLELISM"] = given
     assert call_stub(FORK, env=environment).stdout == expected
+
+
+GROUP = """
+import torch.distributed as dist
+def join():
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+def main(argv):
+    if not dist.is_initialized():
+        join()
+    return int(argv[0])
+import atexit
+atexit.register(lambda: print("in a group" if dist.is_initialized() else "alone"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "status", "then"),
+    [("", 0, "alone"), ("", 3, "in a group"), ("join()", 0, "in a group")],
+    ids=["its own", "failed", "the caller's"],
+)
+def test_a_group_that_a_command_has_joined_is_left_after_success_alone(before: str, status: int, then: str) -> None:
+    """A process that exits in a group of gloo may abort; after a failure, leaving would wait for the others."""
+    done = call_stub(GROUP + before, str(status))
+    assert (done.returncode, done.stdout.strip()) == (status, then), done.stderr

@@ -90,6 +90,7 @@ def _dispatch(argv: list[str]) -> int:
     if not status and not joined and _in_gloo_group():
         # A thread of gloo that lets go of the last tensors while Python shuts down aborts the process (PyTorch's
         # pull request 179291). After a failure the others may still wait for this rank, and leaving would hang.
+        # Lightning leaves a group of NCCL, and no other.
         sys.modules["torch.distributed"].destroy_process_group()
     for notice in notices:
         print(notice, file=sys.stderr)

@@ -150,15 +150,19 @@ def test_a_replay_stands_for_the_step() -> None:
     assert not torch.equal(p.detach(), torch.ones(2))
 
 
+@pytest.mark.parametrize("captured", [True, False])
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_checkpoint_of_another_device_leaves_the_kernel(fused: bool) -> None:
-    """On CUDA it is the fused one, by which captured steps clip."""
+def test_a_checkpoint_of_another_device_leaves_the_kernel(fused: bool, captured: bool) -> None:
+    """On CUDA it is the fused one, by which captured steps clip; a captured step's cannot run on the CPU."""
     parameters = [nn.Parameter(torch.randn(n)) for n in (3, 4)]
     there, here = (ReplayableAdamW(parameters, lr=1e-3, fused=f) for f in (not fused, fused))
     for p in parameters:
         p.grad = torch.ones_like(p)
     there.step()
+    if captured:
+        for group in there.param_groups:
+            group["lr"], group["capturable"] = torch.tensor(group["lr"]), True
     here.load_state_dict(there.state_dict())
-    assert [g["fused"] for g in here.param_groups] == [fused]
+    assert [(g["fused"], g["capturable"]) for g in here.param_groups] == [(fused, False)]
     here.step()
     assert all(float(s["step"]) == 2 for s in here.state_dict()["state"].values())

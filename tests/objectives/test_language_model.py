@@ -69,7 +69,9 @@ def test_every_exact_share_has_its_labels(length: int) -> None:
         predicted = masked.positions[masked.labels != IGNORED]
         most = max(1, math.floor(length * share))
         assert torch.bincount(predicted // length, minlength=3).tolist() == [most] * 3, share
-        assert set((masked.input_ids != ids).flatten().nonzero().flatten().tolist()) <= set(predicted.tolist())
+        assert set((masked.input_ids != ids).flatten().nonzero().flatten().tolist()) <= set(
+            predicted.tolist()
+        )
 
 
 def test_a_row_with_nothing_to_mask_is_left_alone() -> None:

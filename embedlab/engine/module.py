@@ -73,6 +73,9 @@ class Method(LightningModule):
         super().__init__()
         self.encoder: Any = encoder
         self.encoder.chunk = optimizer.chunk
+        if not config.pools:  # weights without a gradient stop DDP
+            for tower in self.encoder.towers:
+                tower.pooling.requires_grad_(False)
         self.config = config
         self.optimizer_config = optimizer
         self.meter = Meter()

@@ -148,6 +148,10 @@ class Method(LightningModule):
         """Tokens of the longest row that a step encodes, from those of each view."""
         return max(lengths.values())
 
+    def pads(self, view: str) -> bool:
+        """Whether a view is computed with its padding also where a step leaves out that of the others."""
+        return False
+
     def dev_rows(self, sentences: Sequence[str]) -> list[list[int]]:
         """Token ids of the sentences that are scored while training."""
         return self.encoder.tokenization.ids(sentences)

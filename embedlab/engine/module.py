@@ -27,6 +27,7 @@ from embedlab.engine.fsdp import shard, whole
 from embedlab.engine.meter import Meter
 from embedlab.engine.optimizer import build_optimizer, parameter_groups
 from embedlab.engine.step import EagerStep, StepRunner
+from embedlab.errors import UserError
 from embedlab.pooling import build_pooling
 
 Batch = dict[str, Any]
@@ -125,11 +126,20 @@ class Method(LightningModule):
         Args:
             fields: as `fields` gives them.
             max_length: tokens of a sentence.
+
+        Raises:
+            UserError: the model takes fewer, or they leave no room for a sentence.
         """
-        return {
-            view: (column, Tokenization(self.encoder.tokenizer, template, max_length))
-            for view, (column, template) in fields.items()
-        }
+        tokenizer = self.encoder.tokenizer
+        try:
+            return {
+                view: (column, Tokenization(tokenizer, template, max_length))
+                for view, (column, template) in fields.items()
+            }
+        except UserError as error:
+            if error.key == "max_length":
+                error.key = "data.max_length"
+            raise
 
     def losses(self, batch: Batch) -> LossOutput:
         """Named losses of one batch whose views are token tensors on the device."""

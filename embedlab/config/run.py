@@ -49,6 +49,11 @@ class MethodConfig:
     name: str
 
     @property
+    def pools(self) -> bool:
+        """Whether the loss reads sentence vectors, so that weights of the pooling are trained."""
+        return True
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to train: the encoder is exported and scored as it is."""
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -15,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import OptimStateKeyType
 
+from embedlab.distributed.gather import world_size
 from embedlab.engine.step import backbones_of
 
 
@@ -61,6 +63,14 @@ def shard(method: nn.Module, mesh: Any, precision: str) -> None:
     for part in (encoder.pooling, *(child for child in method.children() if child is not encoder)):
         if any(True for _ in part.parameters()):
             fully_shard(part, **options)
+    for p in method.parameters(recurse=False):  # numbers by themselves, which have no shares
+        p.register_hook(_mean_over_ranks)
+
+
+def _mean_over_ranks(grad: Tensor) -> Tensor:
+    mean = grad.clone()
+    dist.all_reduce(mean)
+    return mean / world_size()
 
 
 def sharded(method: nn.Module) -> bool:

@@ -27,6 +27,7 @@ from embedlab.engine.fsdp import shard, whole
 from embedlab.engine.meter import Meter
 from embedlab.engine.optimizer import build_optimizer, parameter_groups
 from embedlab.engine.step import EagerStep, StepRunner
+from embedlab.errors import UserError
 from embedlab.pooling import build_pooling
 
 Batch = dict[str, Any]
@@ -73,6 +74,9 @@ class Method(LightningModule):
         super().__init__()
         self.encoder: Any = encoder
         self.encoder.chunk = optimizer.chunk
+        if not config.pools:  # weights without a gradient stop DDP
+            for tower in self.encoder.towers:
+                tower.pooling.requires_grad_(False)
         self.config = config
         self.optimizer_config = optimizer
         self.meter = Meter()
@@ -122,11 +126,20 @@ class Method(LightningModule):
         Args:
             fields: as `fields` gives them.
             max_length: tokens of a sentence.
+
+        Raises:
+            UserError: the model takes fewer, or they leave no room for a sentence.
         """
-        return {
-            view: (column, Tokenization(self.encoder.tokenizer, template, max_length))
-            for view, (column, template) in fields.items()
-        }
+        tokenizer = self.encoder.tokenizer
+        try:
+            return {
+                view: (column, Tokenization(tokenizer, template, max_length))
+                for view, (column, template) in fields.items()
+            }
+        except UserError as error:
+            if error.key == "max_length":
+                error.key = "data.max_length"
+            raise
 
     def losses(self, batch: Batch) -> LossOutput:
         """Named losses of one batch whose views are token tensors on the device."""
@@ -144,6 +157,10 @@ class Method(LightningModule):
     def longest(self, lengths: dict[str, int]) -> int:
         """Tokens of the longest row that a step encodes, from those of each view."""
         return max(lengths.values())
+
+    def pads(self, view: str) -> bool:
+        """Whether a view is computed with its padding also where a step leaves out that of the others."""
+        return False
 
     def dev_rows(self, sentences: Sequence[str]) -> list[list[int]]:
         """Token ids of the sentences that are scored while training."""

@@ -33,9 +33,9 @@ class ReplayableAdamW(torch.optim.AdamW):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
         """The kernel stays that of this device, whatever the device of the checkpoint had: clipping in a captured step
-        is the fused one's."""
+        is the fused one's, and a CPU refuses one that a graph can hold."""
         groups = [
-            {**saved, "fused": group["fused"]}
+            {**saved, "fused": group["fused"], "capturable": group["capturable"]}
             for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=False)
         ]
         if len(groups) == len(state_dict["param_groups"]):

@@ -34,7 +34,8 @@ class Shapes:
     Args:
         rows: of this device.
         lengths: tokens of the longest row of each view.
-        token_budgets: at least the true tokens of each view; None: padding is computed.
+        token_budgets: at least the true tokens of each view that goes through the model without padding, all of them in
+            one pass; None: padding is computed.
         rows_per_rank: where the devices have not equally many.
         updates: whether the batch ends in an update, and is not only added up.
     """
@@ -139,7 +140,9 @@ class WholeStep:
         self._rows[len(rows)][0].copy_(rows, non_blocking=True)
         lengths, budgets = batch["lengths"], None
         if self._packs(self.method.longest(lengths)):
-            lengths, budgets = joint_shapes(lengths, batch["token_budgets"])
+            # Of views in one pass alone: a graph is known by their sum.
+            told = {v: n for v, n in batch["token_budgets"].items() if not self.method.pads(v)}
+            lengths, budgets = joint_shapes(lengths, told)
         updates = not self.method.runner.accumulating(self.method)
         self.shapes = Shapes(len(rows), lengths, budgets, batch.get("rows_per_rank"), updates)
         return updates
@@ -335,7 +338,7 @@ def joint_shapes(lengths: dict[str, int], budgets: dict[str, int]) -> tuple[dict
 
     Args:
         lengths: tokens of the longest row of each view.
-        budgets: at least the true tokens of each view.
+        budgets: at least the true tokens of each view of that pass.
 
     Returns:
         The width of a row, equal for all views (padding costs next to nothing), and budgets that are no smaller.

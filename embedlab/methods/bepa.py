@@ -69,8 +69,16 @@ class BEPAConfig(AlignmentConfig):
     updates, so that with accumulation it stops far from its end."""
 
     @property
+    def pools(self) -> bool:
+        return self.lam > 0
+
+    @property
     def needs_others(self) -> bool:
-        return self.loss == "infonce" and self.lam > 0
+        return self.loss == "infonce" and self.pools
+
+    @property
+    def nests(self) -> bool:
+        return self.needs_others
 
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         super().check(info, run)
@@ -136,12 +144,8 @@ class BEPA(Averaging):
         super().__init__(encoder, config, optimizer)
         rule: Rule = "exact" if config.mlm_pack == "mono" else "bernoulli"
         self.prediction = MaskedPrediction(encoder.tokenizer, config.mlm_prob, rule, optimizer.chunk)
-        aligns = config.lam > 0
-        self.predictor = predictor(config.predictor if aligns else "identity", encoder.dim)
-        self.target = moving_average(encoder) if aligns and config.target == "ema" else None
-        if not aligns:
-            # Weights without a gradient stop DDP.
-            encoder.pooling.requires_grad_(False)
+        self.predictor = predictor(config.predictor if config.pools else "identity", encoder.dim)
+        self.target = moving_average(encoder) if config.pools and config.target == "ema" else None
 
     @property
     def forward_passes(self) -> float:

@@ -23,6 +23,10 @@ class CausalLMConfig(MethodConfig):
 
     name: str = "causal_lm"
 
+    @property
+    def pools(self) -> bool:
+        return False
+
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if run.template is not None:
             raise UserError("running text has no template", key="template", fix="template=none")

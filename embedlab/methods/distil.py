@@ -63,6 +63,10 @@ class DistilConfig(ContrastConfig):
         """A teacher in the step computes padded rows."""
         return self.cached
 
+    @property
+    def nests(self) -> bool:
+        return self.k1 is not None
+
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if self.k1 is None and not self.cosine + self.similarity + self.kl:
             raise UserError("there is no loss", key="method.k1", fix="method.cosine=1, or method.k1=0.01")

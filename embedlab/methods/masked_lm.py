@@ -42,6 +42,10 @@ class MaskedLMConfig(MethodConfig):
     rule: Rule = "bernoulli"
     """``bernoulli``: each token by itself; ``exact``: a fixed number of each row."""
 
+    @property
+    def pools(self) -> bool:
+        return False
+
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         check_masking(info, run)
         return super().check(info, run)

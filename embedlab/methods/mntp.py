@@ -35,6 +35,10 @@ class MNTPConfig(MethodConfig):
     mask_token: str = "_"
     """A token of the vocabulary that stands for a masked one; a decoder has none of its own."""
 
+    @property
+    def pools(self) -> bool:
+        return False
+
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         if info.model_type not in BOTH_WAYS or info.kind != "encoder":
             raise UserError(

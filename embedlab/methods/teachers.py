@@ -119,6 +119,10 @@ class Teacher:
                 found |= {f"{name}_{view}": (role, read) for view, role in roles.items()}
         return found
 
+    def owns(self, view: str) -> bool:
+        """Whether a view of a batch is one of its own."""
+        return view.startswith(tuple(f"{name}_" for name in self._names))
+
     @torch.no_grad()
     def __call__(self, batch: Batch, views: Sequence[str] = ("sentence",)) -> Tensor:
         """Vectors ``[V * B, D]`` of V views of a batch, one view after the other, in one pass."""
@@ -220,6 +224,9 @@ class TaughtMethod(Method):
         for teacher in self.teachers:
             found |= teacher.views(roles, max_length)
         return found
+
+    def pads(self, view: str) -> bool:
+        return any(teacher.owns(view) for teacher in self.teachers)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint.setdefault("embedlab", {})["teachers"] = self._identities

@@ -53,7 +53,8 @@ def mask_tokens(
     draw = torch.rand(input_ids.shape, device=input_ids.device, generator=generator)
     if rule == "exact":
         order = draw.masked_fill(~maskable, 2.0).argsort(1).argsort(1)
-        count = (maskable.sum(1, keepdim=True) * probability).floor().clamp(min=1)
+        # In fp64, as `most`: in fp32 .29 of 100 are 29 tokens, of which the last rows' would have no label.
+        count = (maskable.sum(1, keepdim=True).double() * probability).floor().clamp(min=1)
         selected = (order < count) & maskable
         most = input_ids.shape[0] * max(1, math.floor(input_ids.shape[1] * probability))
     else:

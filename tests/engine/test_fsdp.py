@@ -42,15 +42,19 @@ def fsdp(folder: Path, tmp: Path, *more: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "method", [(), ("method=supervised", "method.objective=sigmoid")], ids=["simcse", "sigmoid"]
+)
 def test_two_shards_train_as_one_process_and_resume(
-    tiny: Callable[..., Path], sts_dir: Path, tmp_path: Path
+    method: tuple[str, ...], tiny: Callable[..., Path], sts_dir: Path, tmp_path: Path
 ) -> None:
-    folder, dev = tiny("llama"), f"evaluation.sts_dir={sts_dir}"
-    run(settings(folder, tmp_path, 1, *MORE[:4], "data.batch_size=8", dev), tmp_path / "one", 1)
-    run(fsdp(folder, tmp_path, dev), tmp_path / "two", 2, trainer={"max_steps": 2})
+    """Also what is learned beside the encoder and is too small to have shares: a scale and a bias."""
+    folder, dev = tiny("llama"), (f"evaluation.sts_dir={sts_dir}", *method)
+    run(settings(folder, tmp_path, 1, *MORE[:4], "data.batch_size=8", *dev), tmp_path / "one", 1)
+    run(fsdp(folder, tmp_path, *dev), tmp_path / "two", 2, trainer={"max_steps": 2})
     half = torch.load(tmp_path / "two" / "last.ckpt", weights_only=True)
     assert half["global_step"] == 2
-    run(fsdp(folder, tmp_path, dev), tmp_path / "two", 2, ckpt_path="last")
+    run(fsdp(folder, tmp_path, *dev), tmp_path / "two", 2, ckpt_path="last")
     one, two = (torch.load(tmp_path / d / "last.ckpt", weights_only=True) for d in ("one", "two"))
     assert one["state_dict"].keys() == two["state_dict"].keys()
     for name, value in one["state_dict"].items():

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+from embedlab.config.run import RunConfig
 from embedlab.engine.cuda_graph import StepGraphs
 from embedlab.engine.fused_adamw import _Addresses
-from embedlab.engine.whole_step import joint_shapes
+from embedlab.engine.whole_step import WholeStep, joint_shapes
 from embedlab.kernels.packing import token_capacity
+from embedlab.run.run import build
 
 
 def test_one_view_keeps_its_capacity() -> None:
@@ -39,6 +44,32 @@ def test_three_views_need_few_graphs() -> None:
         alone.add(tuple(capacities.values()))
     assert len(alone) > 20
     assert len(seen) <= 8
+
+
+@pytest.mark.parametrize("teachers", ["roberta", "roberta roberta", "bert roberta"])
+def test_a_graph_has_room_for_every_batch_that_it_computes(
+    compose_run: Callable[..., RunConfig], tiny: Callable[..., Path], tmp_path: Path, teachers: str
+) -> None:
+    """Also beside teachers that read text otherwise, whose own tokens the student's pass has not."""
+    named = zip(("teacher", "teacher2"), teachers.split(), strict=False)
+    more = [f"method.{key}={tiny(kind, seed=1)}" for key, kind in named]
+    config = compose_run("method=rankcse", "method.teacher_pooling=mean", *more)
+    method, _ = build(config, tmp_path)
+    method.runner = SimpleNamespace(accumulating=lambda method: False)  # type: ignore[assignment]
+    names = method.views({"sentence": ("sentence", None)}, 32)
+    assert len(names) == 1 + teachers.count("roberta")
+    rows = torch.arange(64)
+    work: Any = SimpleNamespace(
+        method=method, _rows={64: (rows.clone(), rows.clone())}, _packs=lambda n: True
+    )
+    draw, graphs = torch.Generator().manual_seed(0), {}
+    for _ in range(300):
+        true = {name: int(torch.randint(1600, 1900, (), generator=draw)) for name in names}
+        budgets = {name: token_capacity(n) for name, n in true.items()}
+        WholeStep.load(work, {"rows": rows, "lengths": dict.fromkeys(names, 30), "token_budgets": budgets})
+        graph = graphs.setdefault(work.shapes.key, work.shapes)
+        assert graph.token_budgets["sentence"] >= true["sentence"]
+        assert set(graph.lengths) == set(names)
 
 
 def test_a_graphs_addresses_stay_its_own() -> None:

@@ -89,6 +89,12 @@ def test_norms_and_biases_may_go_without_decay() -> None:
         torch.testing.assert_close(p.detach(), matrices.get(name, 1.0) * before[name])
 
 
+class Layer(nn.Linear):
+    """In an encoder's place."""
+
+    towers = ()
+
+
 class TenSteps(Method):
     """What every method has of the base, around any module."""
 
@@ -113,7 +119,7 @@ def test_the_releases_decide_what_is_decayed(method: str, given: bool | None) ->
     config = method_class(method).config_class(name=method)
     for decay in (0.01, 0.0):
         settings = OptimizerConfig(weight_decay=decay, decay_norms_and_biases=given)
-        groups = TenSteps(nn.Linear(3, 3), config, settings).configure_optimizers()["optimizer"].param_groups
+        groups = TenSteps(Layer(3, 3), config, settings).configure_optimizers()["optimizer"].param_groups
         assert [g["weight_decay"] for g in groups] == ([decay] if decays or not decay else [decay, 0.0])
 
 
@@ -150,15 +156,19 @@ def test_a_replay_stands_for_the_step() -> None:
     assert not torch.equal(p.detach(), torch.ones(2))
 
 
+@pytest.mark.parametrize("captured", [True, False])
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_checkpoint_of_another_device_leaves_the_kernel(fused: bool) -> None:
-    """On CUDA it is the fused one, by which captured steps clip."""
+def test_a_checkpoint_of_another_device_leaves_the_kernel(fused: bool, captured: bool) -> None:
+    """On CUDA it is the fused one, by which captured steps clip; a captured step's cannot run on the CPU."""
     parameters = [nn.Parameter(torch.randn(n)) for n in (3, 4)]
     there, here = (ReplayableAdamW(parameters, lr=1e-3, fused=f) for f in (not fused, fused))
     for p in parameters:
         p.grad = torch.ones_like(p)
     there.step()
+    if captured:
+        for group in there.param_groups:
+            group["lr"], group["capturable"] = torch.tensor(group["lr"]), True
     here.load_state_dict(there.state_dict())
-    assert [g["fused"] for g in here.param_groups] == [fused]
+    assert [(g["fused"], g["capturable"]) for g in here.param_groups] == [(fused, False)]
     here.step()
     assert all(float(s["step"]) == 2 for s in here.state_dict()["state"].values())

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from embedlab.config.run import RunConfig
 from embedlab.config.template import Template
 from embedlab.errors import UserError
 from embedlab.methods import method_config
 from embedlab.parts import part_names
+from embedlab.run.run import build
 from tests.methods.baselines import Tiny, encoder
 from tests.methods.runs import run_of
 
@@ -75,6 +80,7 @@ FACTS: dict[str, dict[str, Any]] = {
         False,
     ),
     "needs_others": dict.fromkeys((*CONTRASTS, "sncse"), True),
+    "pools": dict.fromkeys(("masked_lm", "causal_lm", "mntp"), False),
     "idle": dict.fromkeys(("ensemble", "whitening", "metaeol"), True),
 }
 USUAL = {
@@ -85,6 +91,7 @@ USUAL = {
     "towers": 1,
     "shardable": True,
     "needs_others": False,
+    "pools": True,
     "idle": False,
 }
 
@@ -137,3 +144,53 @@ def test_two_passes_over_one_text_need_dropout(
 )
 def test_bepa_needs_others_for_its_contrast(change: dict[str, Any], needs: bool) -> None:
     assert method_config({"name": "bepa", **change}).needs_others is needs
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "nests"),
+    [
+        ("bepa", {"lam": 0.0}, False),
+        ("bepa", {"loss": "mse"}, False),
+        ("bepa", {}, True),
+        ("distil", {"k1": None, "similarity": 5.0, "teacher": "x"}, False),
+        ("distil", {"teacher": "x"}, True),
+    ],
+)
+def test_dims_that_no_term_of_a_loss_has_are_refused(
+    tiny: Tiny, name: str, change: dict[str, Any], nests: bool
+) -> None:
+    run, info = (
+        run_of("parallel" if name == "bepa" else "wikipedia", max_length=32),
+        encoder(tiny).backbone.info,
+    )
+    config = method_config({"name": name, "matryoshka": {"dims": [info.width, 8]}, **change})
+    if nests:
+        config.check(info, run)
+        return
+    with pytest.raises(UserError, match=r"whole vectors alone.*method\.matryoshka\.dims"):
+        config.check(info, run)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("bert", ("method=masked_lm", "data.pack=16", "data.max_length=null")),
+        ("llama", ("method=causal_lm", "data.pack=16", "data.max_length=null")),
+        ("gpt2", ("method=mntp", "backbone.bidirectional=true", "data.pack=16", "data.max_length=null")),
+        ("bert", ("method=bepa", "method.lam=0", "data=parallel", "data.max_length=32")),
+    ],
+)
+def test_a_loss_without_sentence_vectors_trains_no_pooling(
+    compose_run: Callable[..., RunConfig], tmp_path: Path, model_type: str, settings: tuple[str, ...]
+) -> None:
+    """A weight that has no gradient stops the other processes of a run."""
+    method, _ = build(
+        compose_run(*settings, "pooling=scalar_mix", "pooling.n=2", model_type=model_type), tmp_path
+    )
+    ids = torch.randint(8, 100, (4, 16), generator=torch.Generator().manual_seed(0))
+    view = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "hash": torch.arange(4)}
+    loss, _ = method.total(dict.fromkeys(("sentence", "source", "target"), view))
+    loss.backward()
+    trained = {name for name, p in method.named_parameters() if p.requires_grad}
+    assert trained == {name for name, p in method.named_parameters() if p.grad is not None}
+    assert not any("pooling" in name for name in trained)

@@ -60,6 +60,20 @@ def test_exact_count_in_every_row() -> None:
     assert per_row.tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("length", [100, 300, 400])
+def test_every_exact_share_has_its_labels(length: int) -> None:
+    """Whole numbers of tokens, at which fp32 and fp64 round to different sides."""
+    ids = torch.full((3, length), 10)
+    for share in (percent / 100 for percent in range(1, 100)):
+        masked = mask_tokens(ids, torch.ones_like(ids, dtype=torch.bool), MASK, VOCAB, share, "exact")
+        predicted = masked.positions[masked.labels != IGNORED]
+        most = max(1, math.floor(length * share))
+        assert torch.bincount(predicted // length, minlength=3).tolist() == [most] * 3, share
+        assert set((masked.input_ids != ids).flatten().nonzero().flatten().tolist()) <= set(
+            predicted.tolist()
+        )
+
+
 def test_a_row_with_nothing_to_mask_is_left_alone() -> None:
     ids, maskable = batch(rows=2, length=20)
     maskable[:] = False

@@ -136,6 +136,12 @@ def test_a_bad_configuration_is_refused_before_anything_is_loaded(override, key,
         check_run(compose_run(override))
 
 
+@pytest.mark.parametrize("tokens", [2, 65, 9999])
+def test_a_length_that_the_model_has_not_is_refused_by_its_key(tokens, compose_run, tmp_path):  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=rf"\(data\.max_length={tokens}\)"):
+        build(compose_run(f"data.max_length={tokens}"), tmp_path)
+
+
 def logged(folder, name):  # type: ignore[no-untyped-def]
     with (folder / "metrics.csv").open() as file:
         return [float(row[name]) for row in csv.DictReader(file) if row[name]]

@@ -105,7 +105,9 @@ def test_a_search_goes_on_in_its_folder(tmp_path: Path) -> None:
 def test_a_search_that_goes_on_tries_nothing_again(parts: tuple[int, ...], seed: int, tmp_path: Path) -> None:
     space = ["quality=1", "slow=0", "lr=interval(0.1,0.9)"]
     for trials in parts:
-        study = tune(TuneConfig(trials=trials, pruner="none", seed=seed), Space(space), compose, tmp_path / "a")
+        study = tune(
+            TuneConfig(trials=trials, pruner="none", seed=seed), Space(space), compose, tmp_path / "a"
+        )
     assert len({t.params["lr"] for t in study.trials}) == parts[-1]
     whole = tune(TuneConfig(trials=parts[0], seed=seed), Space(space), compose, tmp_path / "b")
     assert [t.params for t in whole.trials] == [t.params for t in study.trials[: parts[0]]], "the seed counts"

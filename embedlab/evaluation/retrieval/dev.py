@@ -7,6 +7,7 @@ from torch import Tensor
 
 from embedlab.evaluation.core.geometry import effective_rank, mean_cosine
 from embedlab.evaluation.core.nearest import largest
+from embedlab.evaluation.core.protocol import plain_hash
 from embedlab.evaluation.core.vectors import unique
 from embedlab.evaluation.retrieval.beir import Collection
 
@@ -24,6 +25,7 @@ class DevRetrieval:
     Attributes:
         sentences: the distinct texts, in the order in which `score` wants their vectors.
         metric: the score that selects.
+        fingerprint: hex hash of the texts and judgements.
     """
 
     metric = "ndcg@10"
@@ -40,6 +42,7 @@ class DevRetrieval:
             for query, gains in enumerate(collection.qrels.values())
             for document, gain in gains.items()
         ]
+        self.fingerprint = plain_hash([documents, queries, judged])
         self._judged = torch.tensor([pair[:2] for pair in judged]).T  # [2, n]: query, document
         self._gains = torch.tensor([float(gain) for *_, gain in judged], dtype=torch.float64)
         ideal = [sorted(gains.values(), reverse=True)[:_DEPTH] for gains in collection.qrels.values()]

@@ -19,6 +19,7 @@ from embedlab.config.run_files import TRIAL, TrialEnd, read_scores_of_run
 from embedlab.errors import UserError, printable
 from embedlab.evaluation import suite_names
 from embedlab.evaluation.core.protocol import read_scores
+from embedlab.evaluation.core.suite import joined
 from embedlab.files import existing_folder
 
 log = logging.getLogger(__name__)
@@ -157,17 +158,17 @@ def read_run(path: Path) -> Run | None:
     if found is None:
         return None
     config, protocol = found.config or {}, found.protocol or {}
-    later, protocols = _scored_later(path.parent, protocol, config)
-    return Run(path.parent, later | found.numbers, config, found.training or {}, protocols | protocol)
+    scores, protocols = _with_later(path.parent, found.numbers, protocol, config)
+    return Run(path.parent, scores, config, found.training or {}, protocols)
 
 
-def _scored_later(
-    folder: Path, protocol: Mapping[str, Any], config: Mapping[str, Any]
+def _with_later(
+    folder: Path, scores: dict[str, float], protocol: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """What ``embedlab evaluate`` put into the run's ``scores/``: scores and protocols of the encoder that the run
-    made, read as it reads it (another pooling, or weights of later training, make another encoder). What is left out
-    is logged."""
-    scores: dict[str, float] = {}
+    """A run's scores and protocols with what ``embedlab evaluate`` put into its ``scores/``: those of the encoder that
+    the run made, read as it reads it (another pooling, or weights of later training, make another encoder). What is
+    left out is logged."""
+    later: dict[str, dict[str, float]] = {}
     protocols: dict[str, Any] = {}
     for path in sorted((folder / "scores").glob("*.json")):
         try:
@@ -187,15 +188,22 @@ def _scored_later(
         if limited:
             log.warning("Left out: %s (%s)", printable(str(path)), printable(str(limited[0])))
             continue
-        scores |= found
+        later[block["suite"]] = later.get(block["suite"], {}) | found
         protocols[block["suite"]] = block
-    return scores, protocols
+    for suite, found in later.items():
+        # The run's own stand where it scored the suite itself (runs of before protocols do not tell).
+        own = suite in protocol or not protocol
+        scores = {**found, **scores} if own else joined(scores, found, suite)
+    return scores, protocols | protocol
 
 
 def _of_this_run(
     block: Mapping[str, Any], stem: str, protocol: Mapping[str, Any], config: Mapping[str, Any]
 ) -> bool:
-    """Whether the scores in the file ``stem`` are of the encoder that the run made, read as it reads it."""
+    """Whether the scores in the file ``stem`` are of the encoder that the run made, read as it reads it, and of its
+    vectors, not of codes."""
+    if block.get("store") is not None:
+        return False
     own = [of["checkpoint"] for of in protocol.values() if of.get("checkpoint") is not None]
     if own:
         return block["checkpoint"] in own

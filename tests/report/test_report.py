@@ -368,6 +368,39 @@ def test_where_the_run_names_its_weights_those_decide(sweep: Path, caplog: pytes
     assert [line for line in caplog.messages if "glue.json is of another checkpoint" in line]
 
 
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ("transfer", {"sst2/accuracy": 50.0, "glue-sst2/accuracy": 90.0}),
+        ("glue", {"sst2/accuracy": 50.0, "transfer-sst2/accuracy": 80.0}),
+        ("lee", {"sst2/accuracy": 90.0, "transfer-sst2/accuracy": 80.0}),
+    ],
+)
+def test_one_name_of_two_suites_is_two_scores(own: str, expected: dict[str, float], sweep: Path) -> None:
+    """SST-2 is a task of both; what the run itself scored has the plain name."""
+    path = sweep / "1-0" / "scores.json"
+    content = json.loads(path.read_text()) | {"protocol": {own: {"checkpoint": "mine"}}}
+    content["scores"] |= {"sst2/accuracy": 50.0} if own != "lee" else {}
+    path.write_text(json.dumps(content))
+    evaluated(path.parent, "glue", {"sst2/accuracy": 90.0}, "mine", "s2sent")
+    evaluated(path.parent, "transfer", {"sst2/accuracy": 80.0}, "mine", "s2sent")
+    scores = find_runs([path.parent])[0][0].scores
+    assert {key: value for key, value in scores.items() if "sst2" in key} == expected
+
+
+def test_scores_of_codes_are_none_of_the_run(sweep: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`embedlab evaluate suite=retrieval +store=binary` has the checkpoint's hash, too."""
+    path = sweep / "1-0" / "scores.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"protocol": {"sts": {"checkpoint": "mine"}}}))
+    evaluated(path.parent, "retrieval", {"scifact/ndcg@10": 40.0}, "mine", "s2sent")
+    file = path.parent / "scores" / "retrieval.json"
+    content = json.loads(file.read_text())
+    content["protocol"] |= {"store": "binary"}
+    file.rename(file.with_name("retrieval-binary.json")).write_text(json.dumps(content))
+    assert "scifact/ndcg@10" not in find_runs([path.parent])[0][0].scores
+    assert "another reading of it" in caplog.text
+
+
 def test_what_is_no_score_of_the_run_is_left_out(sweep: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = sweep / "1-0"
     evaluated(folder, "compare", {"sts12/change": 1.0}, "later", "s2sent")

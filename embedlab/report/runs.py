@@ -232,7 +232,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     Returns: a group a recipe, labelled by the keys in which the recipes differ.
     """
     flat = [_recipe(run) for run in runs]
-    keys = sorted({key for config in flat for key in config if key not in _SAME_RECIPE})
+    keys = sorted({key for config in flat for key in config})
     absent = object()
     varied = [k for k in keys if len({_hashable(c.get(k, absent)) for c in flat}) > 1]
     groups: dict[tuple[Any, ...], dict[int, tuple[dict[str, Any], Run]]] = {}
@@ -275,9 +275,16 @@ def _with_arms(groups: Sequence[Group]) -> list[Group]:
 def _recipe(run: Run) -> dict[str, Any]:
     """What makes the recipe of a run, by dotted keys. Neither the seed does, nor the seed in the path of another run
     that the method begins with (a tower, a teacher)."""
-    settings = _flatten({k: v for k, v in run.config.items() if k not in _SAME_RECIPE})
+    every = _flatten({k: v for k, v in run.config.items() if k not in _SAME_RECIPE})
+    settings = {key: value for key, value in every.items() if key not in _SAME_RECIPE}
     scoring = run.config.get("evaluation") or {}
-    if scoring.get("select") in ("last", "loss") or scoring.get("sts_dir") is None:
+    # What ``auto`` came to; and what the weights were selected by does more than watch.
+    if (selected := run.training.get("select")) is not None:
+        settings["evaluation.select"] = selected
+    if selected == "dev" and scoring.get("dev") is not None:
+        settings["evaluation.dev"] = scoring["dev"]
+    unscored = scoring.get("sts_dir") is None and scoring.get("dev") is None
+    if (how := settings.get("evaluation.select")) == "last" or (unscored and how != "loss"):
         settings.pop("evaluation.every", None)  # scorings that select nothing
     of_seed = re.compile(rf"(?:(?<=seed)|(?<=[-_=/])){run.seed}(?=/|$)")
     return {

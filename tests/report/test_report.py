@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from scipy.stats import ttest_rel
 
 from embedlab.cli.report import main
 from embedlab.config.run import SAME_RECIPE
+from embedlab.config.trainer import ScoringConfig
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import REQUIRED
 from embedlab.evaluation.core.ratings import separation, written
@@ -168,6 +171,38 @@ def test_what_is_scored_and_where_files_are_makes_no_other_recipe(
         content["config"][section] = {name: seed} if name else seed
         path.write_text(json.dumps(content))
     assert len(group_runs(find_runs([tmp_path])[0])) == recipes
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "recipes"),
+    [
+        ({"sts_dir": "/x"}, {"sts_dir": None}, 2),
+        ({"sts_dir": "/x"}, {"sts_dir": "/y"}, 1),
+        ({"sts_dir": "/x"}, {"dev": "a.csv"}, 2),
+        ({"dev": "a.csv"}, {"dev": "b.csv"}, 2),
+        ({"dev": "a.csv", "select": "last"}, {"dev": "b.csv", "select": "last"}, 1),
+        ({"sts_dir": "/x", "select": "last"}, {"sts_dir": None, "select": "auto"}, 1),
+        ({"sts_dir": "/x", "select": "dev"}, {"sts_dir": "/x", "select": "auto"}, 1),
+        ({"dev": "a.csv", "every": 2}, {"dev": "a.csv", "every": 5}, 2),
+        ({"select": "loss", "every": 2}, {"select": "loss", "every": 5}, 2),
+        ({"sts_dir": "/x", "select": "last", "every": 2}, {"select": "last", "every": 5}, 1),
+    ],
+)
+def test_other_selections_make_other_recipes(
+    one: dict[str, Any], other: dict[str, Any], recipes: int, tmp_path: Path
+) -> None:
+    """The last weights and the best of a dev set are no two seeds of one recipe; of one seed, one was dropped."""
+    for seed, scoring in enumerate((one, other)):
+        config = ScoringConfig(**scoring)
+        write_run(tmp_path / str(seed), 0, 70.0)
+        path = tmp_path / str(seed) / "scores.json"
+        content = json.loads(path.read_text())
+        content["config"]["evaluation"] = dataclasses.asdict(config)
+        content["training"]["select"] = config.selection
+        path.write_text(json.dumps(content))
+    groups = group_runs(find_runs([tmp_path])[0])
+    assert len(groups) == recipes
+    assert len({g.label for g in groups}) == recipes
 
 
 def test_paired_difference_is_the_paired_t_interval() -> None:

@@ -194,7 +194,7 @@ def _with_later(
         # The run's own stand where it scored the suite itself (runs of before protocols do not tell).
         own = suite in protocol or not protocol
         scores = {**found, **scores} if own else joined(scores, found, suite)
-    return scores, protocols | protocol
+    return scores, {**protocols, **protocol}
 
 
 def _of_this_run(

@@ -285,6 +285,13 @@ def test_a_file_that_ends_as_a_variant_has_its_own_row(columns: int, tmp_path: P
     assert [row[1] for row in shown.rows] == [f"{scores[key]:.2f}" for key in keys]
 
 
+@pytest.mark.parametrize("rating", [None, [1], "x", float("nan")])
+def test_a_rating_of_the_hub_that_is_no_number_is_one_line(rating: Any) -> None:
+    pairs = STSPairs("mine", "test", "raw", ["a", "b"], ["c", "d"], np.zeros(2), None, "hub:x")
+    with pytest.raises(UserError, match=r"hub:x:3: rating is not a number"):
+        sts.rated_pairs(pairs, [1.0, rating])
+
+
 def test_bad_names_and_folders(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"stsbench \(test\).*did you mean stsb"):
         load_sts("stsbench", tmp_path)

@@ -237,7 +237,7 @@ def _rated(
     kept = [i for i, rating in enumerate(ratings) if str(rating).strip()]
     gold = np.empty(len(kept))
     for place, i in enumerate(kept):
-        with suppress(ValueError):
+        with suppress(TypeError, ValueError):  # a hub's null is no text
             gold[place] = np.nan
             gold[place] = float(ratings[i])
         if not np.isfinite(gold[place]):

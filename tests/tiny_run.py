@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,17 @@ def sts_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pairs = zip(texts[::2], texts[1::2], strict=True)
         rows += [f"{draw.uniform(0, 5):.2f}\t{a}\t{b}\t{a}\t{b}" for a, b in pairs]
         (folder / f"{name}.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return folder
+
+
+def all_sts_files(sts_dir: Path, folder: Path) -> Path:
+    """The seven tasks, small."""
+    shutil.copytree(sts_dir, folder)
+    pairs = (sts_dir / "stsb_test.tsv").read_text(encoding="utf-8")
+    for name in ("sts12", "sts13", "sts14", "sts15", "sts16"):
+        (folder / f"{name}_test.tsv").write_text(pairs, encoding="utf-8")
+    sick = pairs.replace("score", "relatedness", 1).replace("\n0.", "\n1.")  # whose scale begins at 1
+    (folder / "sick_test.tsv").write_text(sick, encoding="utf-8")
     return folder
 
 

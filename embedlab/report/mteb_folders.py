@@ -126,7 +126,6 @@ class Comparison:
 def _line(row: Row) -> str:
     paired = row.paired
     assert paired is not None
-    interval = "" if math.isnan(paired.low) else f"[{paired.low:+.2f}, {paired.high:+.2f}]"
     p = "" if math.isnan(paired.p) else f"{paired.p:.3f}"
     counts = f"{paired.wins}/{paired.ties}/{paired.losses}"
     cells = [
@@ -136,13 +135,18 @@ def _line(row: Row) -> str:
         f"{row.second:.2f}",
         f"{paired.mean:+.2f}",
     ]
-    return "| " + " | ".join(map(str, [*cells, interval, p, counts, paired.verdict])) + " |"
+    return "| " + " | ".join(map(str, [*cells, _interval(paired).strip(), p, counts, paired.verdict])) + " |"
+
+
+def _interval(paired: Paired) -> str:
+    """After a mean; "" of too few pairs for one."""
+    return "" if math.isnan(paired.low) else f" [{paired.low:+.2f}, {paired.high:+.2f}]"
 
 
 def _task_line(row: Row) -> str:
     told = ""
     if (paired := row.paired) is not None:
-        told = f"{paired.mean:+.2f} [{paired.low:+.2f}, {paired.high:+.2f}], n={paired.n}: {paired.verdict}"
+        told = f"{paired.mean:+.2f}{_interval(paired)}, n={paired.n}: {paired.verdict}"
     scores = f"{row.first:.2f} | {row.second:.2f} | {row.second - row.first:+.2f}"
     return f"| {markdown_text(row.name)} | {row.kind} | {scores} | {told} |"
 

@@ -19,6 +19,7 @@ from embedlab.config.run_files import TRIAL, TrialEnd, read_scores_of_run
 from embedlab.errors import UserError, printable
 from embedlab.evaluation import suite_names
 from embedlab.evaluation.core.protocol import read_scores
+from embedlab.evaluation.core.suite import joined
 from embedlab.files import existing_folder
 
 log = logging.getLogger(__name__)
@@ -157,17 +158,17 @@ def read_run(path: Path) -> Run | None:
     if found is None:
         return None
     config, protocol = found.config or {}, found.protocol or {}
-    later, protocols = _scored_later(path.parent, protocol, config)
-    return Run(path.parent, later | found.numbers, config, found.training or {}, protocols | protocol)
+    scores, protocols = _with_later(path.parent, found.numbers, protocol, config)
+    return Run(path.parent, scores, config, found.training or {}, protocols)
 
 
-def _scored_later(
-    folder: Path, protocol: Mapping[str, Any], config: Mapping[str, Any]
+def _with_later(
+    folder: Path, scores: dict[str, float], protocol: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """What ``embedlab evaluate`` put into the run's ``scores/``: scores and protocols of the encoder that the run
-    made, read as it reads it (another pooling, or weights of later training, make another encoder). What is left out
-    is logged."""
-    scores: dict[str, float] = {}
+    """A run's scores and protocols with what ``embedlab evaluate`` put into its ``scores/``: those of the encoder that
+    the run made, read as it reads it (another pooling, or weights of later training, make another encoder). What is
+    left out is logged."""
+    later: dict[str, dict[str, float]] = {}
     protocols: dict[str, Any] = {}
     for path in sorted((folder / "scores").glob("*.json")):
         try:
@@ -187,15 +188,22 @@ def _scored_later(
         if limited:
             log.warning("Left out: %s (%s)", printable(str(path)), printable(str(limited[0])))
             continue
-        scores |= found
+        later[block["suite"]] = later.get(block["suite"], {}) | found
         protocols[block["suite"]] = block
-    return scores, protocols
+    for suite, found in later.items():
+        # The run's own stand where it scored the suite itself (runs of before protocols do not tell).
+        own = suite in protocol or not protocol
+        scores = {**found, **scores} if own else joined(scores, found, suite)
+    return scores, {**protocols, **protocol}
 
 
 def _of_this_run(
     block: Mapping[str, Any], stem: str, protocol: Mapping[str, Any], config: Mapping[str, Any]
 ) -> bool:
-    """Whether the scores in the file ``stem`` are of the encoder that the run made, read as it reads it."""
+    """Whether the scores in the file ``stem`` are of the encoder that the run made, read as it reads it, and of its
+    vectors, not of codes."""
+    if block.get("store") is not None:
+        return False
     own = [of["checkpoint"] for of in protocol.values() if of.get("checkpoint") is not None]
     if own:
         return block["checkpoint"] in own
@@ -224,7 +232,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     Returns: a group a recipe, labelled by the keys in which the recipes differ.
     """
     flat = [_recipe(run) for run in runs]
-    keys = sorted({key for config in flat for key in config if key not in _SAME_RECIPE})
+    keys = sorted({key for config in flat for key in config})
     absent = object()
     varied = [k for k in keys if len({_hashable(c.get(k, absent)) for c in flat}) > 1]
     groups: dict[tuple[Any, ...], dict[int, tuple[dict[str, Any], Run]]] = {}
@@ -267,9 +275,16 @@ def _with_arms(groups: Sequence[Group]) -> list[Group]:
 def _recipe(run: Run) -> dict[str, Any]:
     """What makes the recipe of a run, by dotted keys. Neither the seed does, nor the seed in the path of another run
     that the method begins with (a tower, a teacher)."""
-    settings = _flatten({k: v for k, v in run.config.items() if k not in _SAME_RECIPE})
+    every = _flatten({k: v for k, v in run.config.items() if k not in _SAME_RECIPE})
+    settings = {key: value for key, value in every.items() if key not in _SAME_RECIPE}
     scoring = run.config.get("evaluation") or {}
-    if scoring.get("select") in ("last", "loss") or scoring.get("sts_dir") is None:
+    # What ``auto`` came to; and what the weights were selected by does more than watch.
+    if (selected := run.training.get("select")) is not None:
+        settings["evaluation.select"] = selected
+    if selected == "dev" and scoring.get("dev") is not None:
+        settings["evaluation.dev"] = scoring["dev"]
+    unscored = scoring.get("sts_dir") is None and scoring.get("dev") is None
+    if (how := settings.get("evaluation.select")) == "last" or (unscored and how != "loss"):
         settings.pop("evaluation.every", None)  # scorings that select nothing
     of_seed = re.compile(rf"(?:(?<=seed)|(?<=[-_=/])){run.seed}(?=/|$)")
     return {

@@ -17,7 +17,7 @@ from embedlab.config.run_files import read_numbers
 from embedlab.data.contamination.overlap import Overlap
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import write_json
-from embedlab.evaluation.core.suite import final_metrics, keys_named, suite
+from embedlab.evaluation.core.suite import final_metrics, joined, keys_named, suite
 from embedlab.evaluation.core.table import before_after_table
 from embedlab.evaluation.held_out import held_out
 from embedlab.run.callbacks.train_log import held_gib
@@ -177,12 +177,15 @@ class FinalEvaluation:
         if self.config.evaluation.last:
             last = scores if self._last is None else self._last
             content["last"] = {"step": trainer.global_step, "scores": last}
-            content["dev_minus_test"] = {"selected": dev_minus_test(scores), "last": dev_minus_test(last)}
+            own = self.config.evaluation.dev is not None  # no set that STS-B's test goes with
+            gaps = {"selected": scores, "last": last}
+            content["dev_minus_test"] = {k: None if own else dev_minus_test(v) for k, v in gaps.items()}
         write_json(self.folder / "data_report.json", self.data.report)
         write_json(self.folder / AFTER, content)
         self._print(scores, training)
         if self.config.evaluation.last:
-            print(beside_the_last(content))
+            metric = "spearman" if self.dev is None else self.dev.metric
+            print(beside_the_last(content, self.config.evaluation.dev or "STS-B dev", metric))
         return scores
 
     def _export(self) -> None:
@@ -198,7 +201,7 @@ class FinalEvaluation:
             if self.dev is not None:
                 vectors = self.encoder.encode(self.dev.sentences, prompt="", output="tensor")
                 scores |= {f"dev/{k}": v for k, v in self.dev.score(vectors).items()}
-            suites = self.suites()
+            suites = list(dict.fromkeys(self.suites()))
             for i, name in enumerate(suites, start=1):
                 if suites != ["lee"]:  # which takes seconds
                     log.info("Scoring %s (suite %d of %d).", name, i, len(suites))
@@ -206,10 +209,9 @@ class FinalEvaluation:
                 if self._loaded.get(name) is None:
                     self._loaded[name] = load_final(scoring, name)
                 with keys_named(KEYS, None):
-                    some, protocols[name] = suite(name).score(
-                        self.encoder, self._loaded[name], settings_of(scoring, name)
-                    )
-                scores |= some
+                    settings = settings_of(scoring, name) | {"device": str(self.encoder.device)}
+                    some, protocols[name] = suite(name).score(self.encoder, self._loaded[name], settings)
+                scores = joined(scores, some, name)
         finally:
             self.encoder.to(home)
         return scores, protocols
@@ -241,18 +243,19 @@ def dev_minus_test(scores: dict[str, float]) -> float | None:
     return None if dev is None or test is None else dev - test
 
 
-def beside_the_last(content: dict[str, Any]) -> str:
-    """A line for the terminal: the selected weights of ``scores.json`` against the last ones."""
-    gaps = content["dev_minus_test"]
+def beside_the_last(content: dict[str, Any], dev: str, metric: str) -> str:
+    """A line for the terminal: the selected weights of ``scores.json`` against the last ones, by a score of the
+    development set ``dev``."""
+    gaps, key = content["dev_minus_test"], f"dev/{metric}"
     parts = []
     for name, step, scores in (
         ("selected", content["training"]["selected_step"], content["scores"]),
         ("last", content["last"]["step"], content["last"]["scores"]),
     ):
-        dev = f"{scores['dev/spearman']:.2f}" if "dev/spearman" in scores else "not scored"
+        value = f"{scores[key]:.2f}" if key in scores else "not scored"
         gap = "" if gaps[name] is None else f", minus test {gaps[name]:+.2f}"
-        parts.append(f"{name} (step {step}) {dev}{gap}")
-    return f"STS-B dev: {'; '.join(parts)}"
+        parts.append(f"{name} (step {step}) {value}{gap}")
+    return f"{dev}: {'; '.join(parts)}"
 
 
 def this_python() -> str:

@@ -66,7 +66,7 @@ from embedlab.run.dev import early_stopping, load_dev
 from embedlab.run.finish import FinalEvaluation, check_final, overlap_of
 from embedlab.run.loggers import finish, quiet_loggers, run_loggers
 from embedlab.run.resume import check_recipe, finished
-from embedlab.run.run_folder import Record, check_free, check_own, owned
+from embedlab.run.run_folder import Record, check_free, check_own, given_checkpoint, owned
 
 log = logging.getLogger(__name__)
 _OF_STRUCTURE = (AttributeError, ArithmeticError, AssertionError, LookupError, TypeError, ValueError)
@@ -262,13 +262,15 @@ def build_trainer(
     keeper = LastCheckpoint(folder, saving.every_minutes, saving.every_steps, saving.at_end, config.plain)
     callbacks: list[Callback] = [Randomness(config.seed), GracefulStop(keeper)]
     selection: Selection | None = None
+    given = None if config.ckpt_path is None else given_checkpoint(config.ckpt_path)
+    before = None if given is None else given.parent
     # Without training there is nothing to select, and what the fit adds (a whitening) is not in the weights before it.
     select = "last" if config.method.idle else scoring.selection
     if finale.dev is not None:
-        selection = DevScoring(finale.dev, folder, select="dev" if select == "dev" else "last")
+        selection = DevScoring(finale.dev, folder, "dev" if select == "dev" else "last", before=before)
         callbacks.append(selection)
     if select == "loss":
-        selection = LossSelection(folder, scoring.every)
+        selection = LossSelection(folder, scoring.every, before)
         callbacks.append(selection)
     if config.callbacks.early_stopping is not None:
         callbacks.append(early_stopping(finale.dev, config.callbacks.early_stopping))

@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from embedlab.config.build import check_values
 from embedlab.config.read import read_values
-from embedlab.config.run import differences
+from embedlab.config.run import RunConfig, differences
 from embedlab.config.run_files import read_numbers
 from embedlab.distributed.devices import launched
 from embedlab.errors import UserError, one_of
@@ -88,7 +89,7 @@ class Stage:
         if not isinstance(result, str) or "." not in result:
             told, fix = "a stage names the key that gets its result", f"{key}.result=method.tower1"
             raise UserError(told, key=f"{key}.result", value=result, fix=fix)
-        if not isinstance(offset, int) or offset < 0:
+        if type(offset) is not int or offset < 0:
             what: dict[str, Any] = {"key": f"{key}.seed_offset", "value": offset}
             raise UserError("must be a number from 0 on", **what, fix=f"{key}.seed_offset=0")
         if unknown := sorted(set(rest) - set(_SECTIONS)):
@@ -149,6 +150,7 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
             "stages start their own processes", key="stages", fix="call embedlab train without torchrun"
         )
     home = _home(values, folder)
+    check_values(RunConfig, {"seed": values.get("seed")}, "")  # to which those of the stages are added
     content = copy.deepcopy(values)
     wanted = _wanted(content)
     _check(content, wanted, home)
@@ -180,7 +182,10 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
 
 def _home(values: dict[str, Any], folder: Path) -> Path:
     """Where the stages' folders are."""
-    return Path(os.path.normpath(folder / (values.get("stages_dir") or "")))
+    given = values.get("stages_dir")
+    if not isinstance(given, str | None):
+        raise UserError("not a path", key="stages_dir", value=given, fix="stages_dir=FOLDER, or null")
+    return Path(os.path.normpath(folder / (given or "")))
 
 
 def _result(place: Path) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,8 @@ class Running:
     began: float
 
 
-Devices = tuple[int, ...]
-"""Indices of CUDA devices; none on the CPU."""
+Devices = tuple[str, ...]
+"""CUDA devices as CUDA_VISIBLE_DEVICES names them; none on the CPU."""
 
 
 def free_devices(parallel: int | None, wanted: int = 1) -> list[Devices]:
@@ -262,16 +263,18 @@ def _recorded(path: Path) -> dict[str, Any] | None:
     return there if isinstance(there, dict) else None
 
 
-def _devices() -> list[int]:
-    """Indices of the CUDA devices that this process may use; asked without starting CUDA in this process."""
+def _devices() -> list[str]:
+    """The CUDA devices that this process may use, by index or UUID (a cluster's, or a slice of a card); asked without
+    starting CUDA in this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [int(d) for d in visible.split(",") if d.strip().isdigit()]
+        names = map(str.strip, visible.split(","))  # CUDA sees those before the first that is none
+        return list(takewhile(lambda name: name.isdecimal() or name.startswith(("GPU-", "MIG-")), names))
     try:
         found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
     except OSError:
         return []
-    return list(range(sum(line.startswith("GPU ") for line in found.splitlines())))
+    return [str(i) for i in range(sum(line.startswith("GPU ") for line in found.splitlines()))]
 
 
 def start_trial(trial: Trial, devices: Devices, same: Collection[str] = ()) -> Running:
@@ -291,9 +294,9 @@ def start_trial(trial: Trial, devices: Devices, same: Collection[str] = ()) -> R
     # Trials are grouped by their sweep on W&B, unless the configuration or the environment says otherwise.
     environment = {"WANDB_RUN_GROUP": os.environ.get("WANDB_RUN_GROUP", trial.folder.parent.name)}
     if devices:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     process = start([*RUNNER, str(path), str(trial.folder)], environment, trial.folder / OUTPUT)
-    where = f" on GPU {' and '.join(map(str, devices))}" if devices else ""
+    where = f" on GPU {' and '.join(devices)}" if devices else ""
     log.info(
         "started %s%s: %s", trial.folder.name, where, " ".join(o for o in trial.overrides if o not in same)
     )

@@ -43,7 +43,7 @@ class TuneConfig(Record):
         pruner: ``median`` (ends a trial that is below the median of the others at its step), ``halving``
             (asynchronous successive halving) or ``none``.
         warmup: scorings of a trial before it may be ended.
-        seed: of the sampler (TPE).
+        seed: of the sampler (TPE), to which a search that goes on adds its trials so far.
         parallel: trials at once; None: one for each CUDA device, else one.
         retries: further tries for a trial whose process fails; each goes on from its checkpoint.
         folder: of the search; the same one again goes on with it.
@@ -56,7 +56,7 @@ class TuneConfig(Record):
     direction: Literal["maximize", "minimize"] = "maximize"
     pruner: Literal["median", "halving", "none"] = "median"
     warmup: int = within(1, least=0)
-    seed: int = within(0, least=0)
+    seed: int = within(0, least=0, below=2**32)
     parallel: int | None = within(None, least=1)
     retries: int = within(0, least=0)
     folder: str | None = None
@@ -175,9 +175,11 @@ def _study(config: TuneConfig, folder: Path) -> optuna.Study:
         study_name="embedlab",
         load_if_exists=True,
         direction=StudyDirection[config.direction.upper()],
-        sampler=optuna.samplers.TPESampler(seed=config.seed),
         pruner=pruners[config.pruner],
     )
+    # A stream of its own for a search that goes on: from the start again it would suggest what has been tried.
+    begun = len(study.get_trials(deepcopy=False))
+    study.sampler = optuna.samplers.TPESampler(seed=(config.seed + begun) % 2**32)
     for left in study.get_trials(deepcopy=False, states=(_states().RUNNING,)):
         launcher.wait_for_orphan(folder / str(left.number))
         study.tell(left.number, state=_states().FAIL)

@@ -41,9 +41,22 @@ def test_it_is_the_score_of_the_suite(seed: int) -> None:
     vectors = torch.randn(len(dev.sentences), 5, generator=torch.Generator().manual_seed(seed))
     expected = measure(search(Fixed(dev, vectors), data), data.qrels)["ndcg@10"]  # type: ignore[arg-type]
     found = dev.score(vectors)
-    assert found["ndcg@10"] == pytest.approx(expected, rel=1e-6)
+    assert found["ndcg@10"] == pytest.approx(expected, abs=1e-9)
     assert set(found) == {"ndcg@10", "mean_cosine", "effective_rank"}
     assert set(dev.score(vectors, rank=False)) == {"ndcg@10", "mean_cosine"}
+
+
+@pytest.mark.parametrize("documents", [12, 500, 5000])
+def test_of_equal_documents_the_first_are_found(documents: int) -> None:
+    """`Tensor.topk` takes any of them, others by the number of documents."""
+    texts = {f"d{i}": f"document {i}" for i in range(documents)}
+    for first in (0, 2, documents - 10):
+        judged = {f"d{i}": 1 for i in range(first, first + 10)}
+        dev = DevRetrieval(Collection("own", "x", "dev", texts, {"q": "question"}, {"q": judged}, 0))
+        vectors = torch.eye(2)[[0] * documents + [1]] + 1  # a collapsed corpus
+        hits = sum(1 / np.log2(i + 2) for i in range(10) if i >= first)
+        ideal = sum(1 / np.log2(i + 2) for i in range(10))
+        assert dev.score(vectors, rank=False)["ndcg@10"] == pytest.approx(100 * hits / ideal, abs=1e-9)
 
 
 def test_fewer_documents_than_ranks_a_perfect_order_and_prompts() -> None:

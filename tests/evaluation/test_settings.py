@@ -25,4 +25,9 @@ def test_scores_are_computed_on_cuda_where_there_is_one(monkeypatch: pytest.Monk
     for there, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         assert scoring_device(None) == scoring_device("auto") == device
-    assert [scoring_device(name) for name in ("cpu", "cuda:1", "mps")] == ["cpu", "cuda:1", "cpu"]
+    assert [scoring_device(name) for name in ("cpu", "cuda:1", "mps", "mps:0")] == [
+        "cpu",
+        "cuda:1",
+        "cpu",
+        "cpu",
+    ]

@@ -249,13 +249,47 @@ def test_a_file_of_ones_own_has_any_scale(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("tasks", "message"), [
-    (["none.tsv"], "none.tsv: no such file"), (["a/stsb.tsv"], "another task is called stsb"),
-    (["a/one.tsv", "b/one.csv"], "another task is called one"), (["sts7.tsv"], "called sts7"),
+    (["none.tsv"], "none.tsv: no such file"), (["a/stsb.tsv"], "other scores are called stsb"),
+    (["a/one.tsv", "b/one.csv"], "other scores are called one"), (["sts7.tsv"], "called sts7"),
     (["picture.png"], "no such file"),
 ])  # fmt: skip
 def test_own_files_that_cannot_be_are_refused(tasks: list[str], message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         suite("sts").run(HashedWords(), {"data_dir": str(tmp_path), "tasks": tasks})
+
+
+@pytest.mark.parametrize(("name", "files"), [
+    ("sts", ["mine", "mine_tok"]), ("sts", ["mine_tok", "mine"]), ("sts", ["stsb_raw"]), ("sts", ["sts7_tok"]),
+    ("sts", ["sts", "mine"]), ("robustness", ["mine", "mine_typos"]), ("robustness", ["stsb_case"]),
+])  # fmt: skip
+def test_no_file_of_ones_own_takes_the_name_of_other_scores(
+    name: str, files: list[str], tmp_path: Path
+) -> None:
+    """The second would have replaced the first, without a word."""
+    header = ("score", "sentence1", "sentence2", "sentence1_tok", "sentence2_tok")
+    for file in files:
+        table = [(i % 4, f"A {i}", f"B {i % 7}", f"a {i}", f"b {i}") for i in range(9)]
+        write_tsv(tmp_path / f"{file}.tsv", header, table)
+    with pytest.raises(UserError, match=r"other scores are called .* Fix: rename the file"):
+        suite(name).run(HashedWords(), {"tasks": [str(tmp_path / f"{file}.tsv") for file in files]})
+
+
+@pytest.mark.parametrize("columns", [3, 5])
+def test_a_file_that_ends_as_a_variant_has_its_own_row(columns: int, tmp_path: Path) -> None:
+    header = ("score", "sentence1", "sentence2", "sentence1_tok", "sentence2_tok")[:columns]
+    table = [(i % 4, f"A {i}", f"B {i % 7}", f"a {i} x", f"b {i}")[:columns] for i in range(9)]
+    write_tsv(tmp_path / "mine_tok.tsv", header, table)
+    scores, protocol = suite("sts").run(HashedWords(), {"tasks": [str(tmp_path / "mine_tok.tsv")]})
+    (shown,) = suite("sts").tables("me", scores, protocol)
+    keys = ["mine_tok/spearman", "mine_tok_tok/spearman"][: columns - 3 or 1]
+    assert [row[1] for row in shown.rows] == [f"{scores[key]:.2f}" for key in keys]
+
+
+@pytest.mark.parametrize("rating", [None, [1], "x", float("nan")])
+def test_a_rating_of_the_hub_that_is_no_number_is_one_line(rating: Any) -> None:
+    pairs = STSPairs("mine", "test", "raw", ["a", "b"], ["c", "d"], np.zeros(2), None, "hub:x")
+    with pytest.raises(UserError, match=r"hub:x:3: rating is not a number"):
+        sts.rated_pairs(pairs, [1.0, rating])
 
 
 def test_bad_names_and_folders(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from math import ceil
 from pathlib import Path
 
@@ -32,6 +33,25 @@ def test_an_interlingua_finds_everything_and_clusters_pull_the_pool_apart(tmp_pa
     assert block["data"]["xquad"]["questions"] == {"en-en": 12, "de-en": 12, "en-de": 12, "de-de": 12}
     lost, _ = suite("xretrieval").run(Interlingua(clusters=1, meaning=0), {"data_dir": tmp_path})
     assert lost["xquad-same/accuracy"] == pytest.approx(100 / 6)
+
+
+@pytest.mark.parametrize("limit", [None, 8, 24])
+@pytest.mark.parametrize("of", ["passages", "questions"])
+def test_rows_in_another_order_give_the_same_scores(of: str, limit: int | None, tmp_path: Path) -> None:
+    """Ids tell rows apart, so that a language's file may have an order of its own; only the pool of all languages goes
+    by row, and is left out then."""
+    plain, _ = suite("xretrieval").run(
+        Interlingua(), {"data_dir": write_xquad(tmp_path / "a"), "limit": limit}
+    )
+    path = write_xquad(tmp_path / "b") / "xquad" / f"xquad_de_{of}.tsv.gz"
+    header, *rows = gzip.decompress(path.read_bytes()).decode().splitlines()
+    path.write_bytes(gzip.compress("\n".join([header, *rows[::-1], ""]).encode()))
+    found, _ = suite("xretrieval").run(Interlingua(), {"data_dir": tmp_path / "b", "limit": limit})
+    assert set(found.values()) == set(plain.values()) == {100.0}
+    assert ("xquad-pooled/accuracy" in found) == (of == "questions" and limit != 8), (
+        "8: other passages are kept"
+    )
+    assert "xquad-pooled/accuracy" in plain
 
 
 def test_limit_keeps_the_passages_asked_of(tmp_path: Path) -> None:

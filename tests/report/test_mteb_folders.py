@@ -99,8 +99,9 @@ def test_what_is_not_compared_is_said(tmp_path: Path) -> None:
     assert "STS12: scored by mteb 2.1 and 2.2" in found.notes
 
 
-def test_query_by_query(tmp_path: Path) -> None:
-    queries, folders = [f"q{i}" for i in range(12)], {}
+@pytest.mark.parametrize("n", [1, 5, 12])
+def test_query_by_query(n: int, tmp_path: Path) -> None:
+    queries, folders = [f"q{i}" for i in range(n)], {}
     (tmp_path / "qrels").mkdir()
     rows = "".join(f"{q}\tgood\t1\n{q}\tbad\t0\n" for q in queries)
     (tmp_path / "qrels" / "SciFact.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
@@ -109,9 +110,12 @@ def test_query_by_query(tmp_path: Path) -> None:
         ranking = {q: {first: 2.0, "good" if first == "bad" else "bad": 1.0} for q in queries}
         content = {"mteb_model_meta": {"model_name": "x", "revision": None}, "default": {"test": ranking}}
         (folders[name] / "SciFact_predictions.json").write_text(json.dumps(content))
-    (row,) = compare(folders["a"], folders["b"], tmp_path / "qrels").tasks
+    found = compare(folders["a"], folders["b"], tmp_path / "qrels")
+    (row,) = found.tasks
     assert row.paired is not None
-    assert (row.paired.n, row.paired.wins, row.paired.verdict) == (12, 12, "better")
+    assert (row.paired.n, row.paired.wins) == (n, n)
+    assert row.paired.verdict == ("better" if n == 12 else "not resolved")
+    assert "nan" not in found.markdown()
     assert row.paired.mean == pytest.approx(100 * (1 - 1 / math.log2(3)))
     assert compare(folders["a"], folders["b"]).tasks[0].paired is None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from scipy.stats import ttest_rel
 
 from embedlab.cli.report import main
 from embedlab.config.run import SAME_RECIPE
+from embedlab.config.trainer import ScoringConfig
 from embedlab.errors import UserError
 from embedlab.evaluation.core.protocol import REQUIRED
 from embedlab.evaluation.core.ratings import separation, written
@@ -168,6 +171,38 @@ def test_what_is_scored_and_where_files_are_makes_no_other_recipe(
         content["config"][section] = {name: seed} if name else seed
         path.write_text(json.dumps(content))
     assert len(group_runs(find_runs([tmp_path])[0])) == recipes
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "recipes"),
+    [
+        ({"sts_dir": "/x"}, {"sts_dir": None}, 2),
+        ({"sts_dir": "/x"}, {"sts_dir": "/y"}, 1),
+        ({"sts_dir": "/x"}, {"dev": "a.csv"}, 2),
+        ({"dev": "a.csv"}, {"dev": "b.csv"}, 2),
+        ({"dev": "a.csv", "select": "last"}, {"dev": "b.csv", "select": "last"}, 1),
+        ({"sts_dir": "/x", "select": "last"}, {"sts_dir": None, "select": "auto"}, 1),
+        ({"sts_dir": "/x", "select": "dev"}, {"sts_dir": "/x", "select": "auto"}, 1),
+        ({"dev": "a.csv", "every": 2}, {"dev": "a.csv", "every": 5}, 2),
+        ({"select": "loss", "every": 2}, {"select": "loss", "every": 5}, 2),
+        ({"sts_dir": "/x", "select": "last", "every": 2}, {"select": "last", "every": 5}, 1),
+    ],
+)
+def test_other_selections_make_other_recipes(
+    one: dict[str, Any], other: dict[str, Any], recipes: int, tmp_path: Path
+) -> None:
+    """The last weights and the best of a dev set are no two seeds of one recipe; of one seed, one was dropped."""
+    for seed, scoring in enumerate((one, other)):
+        config = ScoringConfig(**scoring)
+        write_run(tmp_path / str(seed), 0, 70.0)
+        path = tmp_path / str(seed) / "scores.json"
+        content = json.loads(path.read_text())
+        content["config"]["evaluation"] = dataclasses.asdict(config)
+        content["training"]["select"] = config.selection
+        path.write_text(json.dumps(content))
+    groups = group_runs(find_runs([tmp_path])[0])
+    assert len(groups) == recipes
+    assert len({g.label for g in groups}) == recipes
 
 
 def test_paired_difference_is_the_paired_t_interval() -> None:
@@ -366,6 +401,39 @@ def test_where_the_run_names_its_weights_those_decide(sweep: Path, caplog: pytes
     assert "xnli-en/accuracy" in scores
     assert "glue/mean" not in scores
     assert [line for line in caplog.messages if "glue.json is of another checkpoint" in line]
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ("transfer", {"sst2/accuracy": 50.0, "glue-sst2/accuracy": 90.0}),
+        ("glue", {"sst2/accuracy": 50.0, "transfer-sst2/accuracy": 80.0}),
+        ("lee", {"sst2/accuracy": 90.0, "transfer-sst2/accuracy": 80.0}),
+    ],
+)
+def test_one_name_of_two_suites_is_two_scores(own: str, expected: dict[str, float], sweep: Path) -> None:
+    """SST-2 is a task of both; what the run itself scored has the plain name."""
+    path = sweep / "1-0" / "scores.json"
+    content = json.loads(path.read_text()) | {"protocol": {own: {"checkpoint": "mine"}}}
+    content["scores"] |= {"sst2/accuracy": 50.0} if own != "lee" else {}
+    path.write_text(json.dumps(content))
+    evaluated(path.parent, "glue", {"sst2/accuracy": 90.0}, "mine", "s2sent")
+    evaluated(path.parent, "transfer", {"sst2/accuracy": 80.0}, "mine", "s2sent")
+    scores = find_runs([path.parent])[0][0].scores
+    assert {key: value for key, value in scores.items() if "sst2" in key} == expected
+
+
+def test_scores_of_codes_are_none_of_the_run(sweep: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`embedlab evaluate suite=retrieval +store=binary` has the checkpoint's hash, too."""
+    path = sweep / "1-0" / "scores.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"protocol": {"sts": {"checkpoint": "mine"}}}))
+    evaluated(path.parent, "retrieval", {"scifact/ndcg@10": 40.0}, "mine", "s2sent")
+    file = path.parent / "scores" / "retrieval.json"
+    content = json.loads(file.read_text())
+    content["protocol"] |= {"store": "binary"}
+    file.rename(file.with_name("retrieval-binary.json")).write_text(json.dumps(content))
+    assert "scifact/ndcg@10" not in find_runs([path.parent])[0][0].scores
+    assert "another reading of it" in caplog.text
 
 
 def test_what_is_no_score_of_the_run_is_left_out(sweep: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from embedlab.config.trainer import ScoringConfig
 from embedlab.errors import UserError
 from embedlab.evaluation.core.files import Hub
 from embedlab.evaluation.core.suite import keys_named, suite, suite_names
 from embedlab.run.dev import KEYS, load_dev
-from embedlab.run.finish import check_final
-from embedlab.run.run import train
+from embedlab.run.finish import FinalEvaluation, check_final
+from embedlab.run.run import build, train
 from tests.evaluation.everything import collection, every_kind
+from tests.tiny_run import all_sts_files
 
 
 @pytest.mark.parametrize(
@@ -119,3 +123,65 @@ def test_a_fix_that_a_run_has_no_key_for_is_not_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="10 folds") as caught:
         check_final(ScoringConfig(sts_dir=str(folder), final=("transfer",)))
     assert caught.value.fix == "give the whole data set"
+
+
+class Stub:
+    """A suite of one score."""
+
+    packages: dict[str, str] = {}  # noqa: RUF012
+    optional = False
+    asked: list[Any] = []  # noqa: RUF012
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def folder(self, data_dir: Any) -> None:
+        return None
+
+    def score(self, encoder: Any, data: Any, settings: dict[str, Any]) -> Any:
+        self.asked.append(settings["device"])
+        return {"sst2/accuracy": self.value}, {"warnings": [], "notes": []}
+
+
+@pytest.mark.parametrize("order", [("transfer", "glue"), ("glue", "transfer"), ("glue", "glue")])
+@pytest.mark.parametrize("device", [None, "meta"])
+def test_no_suite_of_a_run_hides_anothers_score_or_takes_another_device(  # type: ignore[no-untyped-def]
+    order, device, compose_run, tmp_path, monkeypatch
+) -> None:
+    """SST-2 is a task of both; and a run on the fourth card scores there, not on the first."""
+    config = compose_run(f"evaluation.final=[{','.join(order)}]")
+    stubs = {name: Stub(i) for i, name in enumerate(order)}
+    monkeypatch.setattr("embedlab.run.finish.suite", stubs.__getitem__)
+    method, data = build(config, tmp_path)
+    finale = FinalEvaluation(
+        config, tmp_path, method.encoder, data, None, loaded={name: [1] for name in order}
+    )
+    finale.device = device and torch.device(device)
+    Stub.asked.clear()
+    monkeypatch.setattr(method.encoder, "to", lambda device: method.encoder)
+    monkeypatch.setattr(
+        type(method.encoder), "device", property(lambda _: finale.device or torch.device("cpu"))
+    )
+    scores, protocols = finale.score()
+    again = {} if order[0] == order[1] else {f"{order[1]}-sst2/accuracy": 1}
+    assert scores == {"sst2/accuracy": stubs[order[0]].value} | again
+    assert list(protocols) == list(dict.fromkeys(order))
+    assert set(Stub.asked) == {device or "cpu"}
+
+
+@pytest.mark.parametrize("dev", ["sts", "own"])
+def test_the_gap_to_the_test_set_is_of_its_own_dev_set(  # type: ignore[no-untyped-def]
+    dev, compose_run, sts_dir, tmp_path, capsys
+) -> None:
+    """STS-B's test goes with STS-B's dev alone."""
+    own = tmp_path / "mine.tsv"
+    shutil.copy(sts_dir / "stsb_dev.tsv", own)
+    folder = all_sts_files(sts_dir, tmp_path / "sts")
+    more = (f"evaluation.dev={own}",) if dev == "own" else ()
+    settings = (f"evaluation.sts_dir={folder}", "evaluation.final=[sts]", "evaluation.last=true", *more)
+    train(compose_run(*settings, "trainer.max_steps=1"), tmp_path / "run")
+    kept = json.loads((tmp_path / "run" / "scores.json").read_text())
+    gaps, told = kept["dev_minus_test"], capsys.readouterr().out
+    assert (gaps == {"selected": None, "last": None}) == (dev == "own")
+    assert (f"\n{own}: selected (step" in told) == (dev == "own")
+    assert ("STS-B dev: selected (step" in told) == (dev == "sts")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from embedlab.evaluation.sts.sts import load_sts
 from embedlab.run.callbacks.checkpoints import LAST
 from embedlab.run.check import check_run
 from embedlab.run.run import build, train
+from tests.tiny_run import all_sts_files
 
 GOLDEN = [2.6139, 2.1786, 2.1170, 2.1144, 2.1338]
 GOLDEN_UNPADDED = [2.2081, 2.4062, 2.1996, 2.0887, 2.1933]  # dropout draws for other shapes
@@ -217,17 +217,6 @@ def test_the_last_weights_are_scored_beside_the_selected_ones(
     assert (
         not {"last", "dev_minus_test"} & json.loads((tmp_path / "other" / "scores.json").read_text()).keys()
     )
-
-
-def all_sts_files(sts_dir, folder):  # type: ignore[no-untyped-def]
-    """The seven tasks."""
-    shutil.copytree(sts_dir, folder)
-    pairs = (sts_dir / "stsb_test.tsv").read_text(encoding="utf-8")
-    for name in ("sts12", "sts13", "sts14", "sts15", "sts16"):
-        (folder / f"{name}_test.tsv").write_text(pairs, encoding="utf-8")
-    sick = pairs.replace("score", "relatedness", 1).replace("\n0.", "\n1.")  # whose scale begins at 1
-    (folder / "sick_test.tsv").write_text(sick, encoding="utf-8")
-    return folder
 
 
 @pytest.mark.gpu

@@ -72,6 +72,19 @@ def test_each_stage_is_the_main_run_with_its_changes(tmp_path: Path) -> None:
     assert MAIN["method"]["tower1"] is None, "the given configuration is left as it is"
 
 
+@pytest.mark.parametrize("value", ["abc", None, True, 1.5, [1], -1, 2**32])
+@pytest.mark.parametrize("key", ["seed", "stages_dir"])
+def test_what_the_stages_are_made_with_is_looked_at_first(key: str, value: Any, tmp_path: Path) -> None:
+    """Stages are made before the main run's sections are read."""
+    if key == "stages_dir" and (value is None or isinstance(value, str)):
+        assert run_stages({**MAIN, key: value}, tmp_path, Recorder())[0] == 0
+        return
+    with pytest.raises(UserError, match=rf"\({key}=") as caught:
+        run_stages({**MAIN, key: value}, tmp_path, Recorder())
+    assert caught.value.fix
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_stage_whose_result_is_given_is_left_out(tmp_path: Path) -> None:
     train = Recorder()
     values = MAIN | {"method": MAIN["method"] | {"tower1": "/my/tower"}}
@@ -162,6 +175,7 @@ def test_what_only_a_left_out_stage_needs_is_left_out(tmp_path: Path) -> None:
         ({"result": "method.tower3"}, r"stages\.a\.result=method\.tower3"),
         ({"result": None}, r"stages\.a\.result"),
         ({"seed_offset": -1}, r"stages\.a\.seed_offset=-1"),
+        ({"seed_offset": True}, r"stages\.a\.seed_offset=True"),
         ({"optimiser": {}}, r"stages\.a\.optimiser"),
     ],
 )

@@ -22,6 +22,8 @@ from embedlab.run import sweep as launcher
 from embedlab.run.run_folder import LOCK
 from embedlab.run.sweep import Trial, run_trials
 
+own_devices = launcher._devices
+
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,11 +60,27 @@ def test_a_folder_of_another_trial_is_not_taken_over(tmp_path: Path) -> None:
 
 
 def test_one_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "_devices", lambda: [2, 5])
+    monkeypatch.setattr(launcher, "_devices", lambda: ["2", "5"])
     found = trials(tmp_path, "go", "go", "go")
     run_trials(found, tmp_path)
     assert {(t.folder / "device").read_text() for t in found} <= {"2", "5"}
     assert {(t.folder / "device").read_text() for t in found[:2]} == {"2", "5"}
+
+
+@pytest.mark.parametrize(("visible", "seen"), [
+    ("2,5", ["2", "5"]), (" 0 , 1", ["0", "1"]), ("", []), ("-1", []), ("0,-1,1", ["0"]),
+    ("GPU-8932f937,GPU-1f2e", ["GPU-8932f937", "GPU-1f2e"]), ("MIG-a1/3/0,MIG-a1/4/0", ["MIG-a1/3/0", "MIG-a1/4/0"]),
+])  # fmt: skip
+def test_devices_are_those_that_cuda_sees(
+    visible: str, seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes and MIG name devices by UUID: trials of a sweep on two of them shared the first, one after another."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(launcher, "_devices", own_devices)
+    assert launcher.free_devices(None) == ([(name,) for name in seen] or [()])
+    found = trials(tmp_path, "go", "go")
+    run_trials(found, tmp_path)
+    assert {(t.folder / "device").read_text() for t in found} <= set(seen or [visible])
 
 
 @pytest.mark.parametrize(
@@ -72,7 +90,7 @@ def test_one_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_trials_of_several_gpus(
     devices: object, parallel: int | None, groups: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "_devices", lambda: [0, 1, 2, 3, 4][: 5 if devices != "auto" else 2])
+    monkeypatch.setattr(launcher, "_devices", lambda: list("01234")[: 5 if devices != "auto" else 2])
     config = {"do": "go", "trainer": {"devices": devices}}
     found = [Trial(tmp_path / str(i), {**config, "seed": i}, [f"seed={i}"]) for i in range(3)]
     assert run_trials(found, tmp_path, parallel) == ["finished"] * 3
@@ -82,7 +100,7 @@ def test_trials_of_several_gpus(
 def test_trials_of_more_gpus_than_there_are_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "_devices", lambda: [0, 1])
+    monkeypatch.setattr(launcher, "_devices", lambda: ["0", "1"])
     found = [Trial(tmp_path / "0", {"do": "go", "trainer": {"devices": 3}}, [])]
     with pytest.raises(UserError, match=r"has 2 for a trial.*trainer\.devices=3"):
         run_trials(found, tmp_path)

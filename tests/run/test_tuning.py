@@ -100,6 +100,19 @@ def test_a_search_goes_on_in_its_folder(tmp_path: Path) -> None:
     assert [t.state.name for t in study.trials] == ["COMPLETE", "COMPLETE", "FAIL", "COMPLETE"]
 
 
+@pytest.mark.parametrize("parts", [(1, 2), (3, 6), (2, 3, 5)])
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
+def test_a_search_that_goes_on_tries_nothing_again(parts: tuple[int, ...], seed: int, tmp_path: Path) -> None:
+    space = ["quality=1", "slow=0", "lr=interval(0.1,0.9)"]
+    for trials in parts:
+        study = tune(
+            TuneConfig(trials=trials, pruner="none", seed=seed), Space(space), compose, tmp_path / "a"
+        )
+    assert len({t.params["lr"] for t in study.trials}) == parts[-1]
+    whole = tune(TuneConfig(trials=parts[0], seed=seed), Space(space), compose, tmp_path / "b")
+    assert [t.params for t in whole.trials] == [t.params for t in study.trials[: parts[0]]], "the seed counts"
+
+
 def test_another_space_is_another_search(tmp_path: Path) -> None:
     tune(TuneConfig(trials=1), Space(["quality=1,2", "slow=0"]), compose, tmp_path)
     with pytest.raises(UserError, match=r"tune\.folder"):
@@ -117,6 +130,7 @@ def test_a_metric_that_no_trial_has_ends_the_search(tmp_path: Path) -> None:
     ("arguments", "part"),
     [
         (["tune.trials=0", "seed=1,2"], "tune.trials=0"),
+        (["tune.seed=4294967296", "seed=1,2"], "tune.seed=4294967296"),
         (["tune.pruner=axe", "seed=1,2"], "tune.pruner=axe"),
         (["tune.nonsense=1", "seed=1,2"], "tune.nonsense"),
         (["seed=1"], "nothing varies"),

@@ -44,8 +44,8 @@ class CrossRetrieval(Suite):
     device.
 
     Scores: "xquad-de-en/accuracy" (German questions, English passages), means over pairs
-    "xquad-same/accuracy" (question and passage in one language), "xquad-cross/accuracy" (in two), and
-    "xquad-pooled/accuracy".
+    "xquad-same/accuracy" (question and passage in one language), "xquad-cross/accuracy" (in two), and, where the files
+    of passages have the same rows, "xquad-pooled/accuracy".
     """
 
     name = "xretrieval"
@@ -86,6 +86,14 @@ class CrossRetrieval(Suite):
         )
 
 
+def _same_rows(grid: Grid) -> bool:
+    """Whether the passages are row by row the same in each language, as XQuAD's are and MLQA's are not: then a question
+    has its passage in one row of all."""
+    places: dict[str, list[int]] = {}
+    aligned = all(places.setdefault(by, q.gold) == q.gold for (_, by), q in grid.items())
+    return aligned and len({len(q.passages) for q in grid.values()}) == 1
+
+
 def _scores(asking: Encoder, answering: Encoder, task: str, grid: Grid, place: str) -> dict[str, float]:
     passages: dict[str, list[str]] = {}
     for q in grid.values():
@@ -97,9 +105,7 @@ def _scores(asking: Encoder, answering: Encoder, task: str, grid: Grid, place: s
     vectors = Vectors(asking, [text for several in asked.values() for text in several])
     queries = {pair: vectors.take(several).to(place) for pair, several in asked.items()}
     found, pooled = {}, []
-    # The passages of XQuAD are row by row the same in each language; MLQA's are not.
-    same_rows = len({len(texts) for texts in passages.values()}) == 1 and task == "xquad"
-    everything = torch.cat(list(documents.values())) if same_rows else None
+    everything = torch.cat(list(documents.values())) if task == "xquad" and _same_rows(grid) else None
     for (of, by), q in grid.items():
         gold = torch.tensor(q.gold, device=place)
         found[of, by] = accuracy_and_mrr(queries[of, by], documents[of], gold)

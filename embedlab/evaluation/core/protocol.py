@@ -146,6 +146,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def plain_hash(value: Any) -> str:
+    """Hex hash of plain values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class ScoreFile:
     """What `write_scores` writes; null stands for a score that is no number."""
@@ -216,5 +221,4 @@ class ResultCache:
             write_json(self._path, {"parts": self._parts})
 
     def _key(self, data: Any) -> str:
-        text = json.dumps([self._identity, data], sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return plain_hash([self._identity, data])

@@ -88,4 +88,4 @@ def scoring_device(name: str | None) -> str:
 
     if name in (None, "auto"):
         return "cuda" if torch.cuda.is_available() else "cpu"
-    return "cpu" if str(name) == "mps" else str(name)
+    return "cpu" if str(name).startswith("mps") else str(name)

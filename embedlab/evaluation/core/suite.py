@@ -247,6 +247,17 @@ def check_keys(suites: Sequence[Suite], settings: Settings, also: Sequence[str] 
             raise UserError(f"suite {names} has no such key", key=key, value=value, fix=fix)
 
 
+def joined(scores: Mapping[str, float], more: Mapping[str, float], name: str) -> dict[str, float]:
+    """Scores of several suites in one.
+
+    Args:
+        scores: so far.
+        more: of another suite.
+        name: of that suite, which goes before what both have: SST-2 is a task of ``transfer`` and of ``glue``.
+    """
+    return {**scores, **{f"{name}-{key}" if key in scores else key: value for key, value in more.items()}}
+
+
 @contextmanager
 def keys_named(names: Mapping[str, str], from_hub: str | None) -> Iterator[None]:
     """A message about settings names them by the keys of whoever gives them.

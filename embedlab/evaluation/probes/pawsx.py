@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from embedlab.errors import UserError
-from embedlab.evaluation.core.correlation import flat, group_means
+from embedlab.evaluation.core.correlation import flat, group_means, ranks
 from embedlab.evaluation.core.files import Hub, Labelled, find_file, inner, read_labelled
 from embedlab.evaluation.core.settings import chosen, limit_note, names, row_limit
 from embedlab.evaluation.core.suite import Scored, Settings, Suite
@@ -52,14 +52,21 @@ def load(
 
 
 def score(cosine: Tensor, labels: Tensor) -> dict[str, float]:
-    """average_precision and roc_auc, x100, of cosine [n] for labels [n]."""
-    from torchmetrics.functional.classification import binary_auroc, binary_average_precision
+    """average_precision and roc_auc, x100, of cosine [n] for labels [n], of both kinds; in float64.
 
-    # torchmetrics takes scores outside [0, 1] for logits.
-    scores = (cosine.double() + 1) / 2
+    Pairs of equal cosine stand at one threshold: the first takes the precision at its end, the second counts half of
+    them.
+    """
+    right = labels == 1
+    falling, place = (-cosine.double()).unique(return_inverse=True)
+    hits = torch.zeros_like(falling).index_add_(0, place, right.double())
+    seen = torch.zeros_like(falling).index_add_(0, place, torch.ones_like(cosine, dtype=torch.float64))
+    precision = hits.cumsum(0) / seen.cumsum(0)
+    positive, negative = int(right.sum()), int((~right).sum())
+    above = ranks(cosine)[right].sum() - positive * (positive + 1) / 2  # pairs in order, of one of each label
     return {
-        "average_precision": 100 * float(binary_average_precision(scores, labels)),
-        "roc_auc": 100 * float(binary_auroc(scores, labels)),
+        "average_precision": 100 * float((precision * hits).sum()) / positive,
+        "roc_auc": 100 * float(above) / (positive * negative),
     }
 
 

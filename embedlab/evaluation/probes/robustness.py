@@ -48,7 +48,7 @@ class Robustness(Suite):
         """The tasks without noise."""
         _rates(settings.get("noises"), settings.get("noise_rate"))
         whole(settings, "noise_seed", 0, least=0)
-        return load_tasks(settings)
+        return load_tasks(settings, variants=NOISES)
 
     def score(self, encoder: Encoder, data: list[STSPairs], settings: Settings) -> Scored:
         """Spearman with and without noise, and by length."""

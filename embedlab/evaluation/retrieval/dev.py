@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from embedlab.evaluation.core.geometry import effective_rank, mean_cosine
+from embedlab.evaluation.core.nearest import largest
+from embedlab.evaluation.core.protocol import plain_hash
 from embedlab.evaluation.core.vectors import unique
 from embedlab.evaluation.retrieval.beir import Collection
 
@@ -23,6 +25,7 @@ class DevRetrieval:
     Attributes:
         sentences: the distinct texts, in the order in which `score` wants their vectors.
         metric: the score that selects.
+        fingerprint: hex hash of the texts and judgements.
     """
 
     metric = "ndcg@10"
@@ -39,10 +42,11 @@ class DevRetrieval:
             for query, gains in enumerate(collection.qrels.values())
             for document, gain in gains.items()
         ]
+        self.fingerprint = plain_hash([documents, queries, judged])
         self._judged = torch.tensor([pair[:2] for pair in judged]).T  # [2, n]: query, document
-        self._gains = torch.tensor([float(gain) for *_, gain in judged])
+        self._gains = torch.tensor([float(gain) for *_, gain in judged], dtype=torch.float64)
         ideal = [sorted(gains.values(), reverse=True)[:_DEPTH] for gains in collection.qrels.values()]
-        self._ideal = torch.tensor([_dcg(torch.tensor([gains])).item() for gains in ideal])
+        self._ideal = torch.cat([_dcg(torch.tensor([gains], dtype=torch.float64)) for gains in ideal])
 
     def pair_cosines(self, vectors: Tensor) -> Tensor:
         """Cosine of each query and each of its relevant documents [n_judged], on the vectors' device."""
@@ -74,9 +78,9 @@ class DevRetrieval:
         return scores
 
     def _gained(self, cosines: Tensor, first: int) -> Tensor:
-        """Gains of the best documents of some queries, on the CPU [n, depth]."""
-        best = cosines.topk(min(_DEPTH, cosines.shape[1])).indices.cpu()
-        gains = torch.zeros(cosines.shape)
+        """Gains of the best documents of some queries, of equal ones the first; on the CPU [n, depth]."""
+        best = largest(cosines, min(_DEPTH, cosines.shape[1]))[1].cpu()
+        gains = torch.zeros(cosines.shape, dtype=torch.float64)
         query, document = self._judged
         here = (query >= first) & (query < first + len(cosines))
         gains[query[here] - first, document[here]] = self._gains[here]
@@ -84,5 +88,5 @@ class DevRetrieval:
 
 
 def _dcg(gains: Tensor) -> Tensor:
-    """Discounted gain of ranked gains [n, k]: [n]."""
-    return (gains / torch.log2(torch.arange(gains.shape[1]) + 2.0)).sum(1)
+    """Discounted gain of ranked gains [n, k]: [n], in float64."""
+    return (gains / torch.log2(torch.arange(gains.shape[1], dtype=torch.float64) + 2)).sum(1)

@@ -14,6 +14,7 @@ from embedlab.evaluation.core.geometry import (
     mean_cosine,
     uniformity,
 )
+from embedlab.evaluation.core.protocol import plain_hash
 from embedlab.evaluation.core.vectors import unique
 from embedlab.evaluation.sts.sts import STSPairs, all_sentences
 
@@ -28,6 +29,7 @@ class DevSet:
     Attributes:
         sentences: the distinct sentences, in the order in which `score` wants their vectors.
         metric: the score that selects.
+        fingerprint: hex hash of the pairs and their ratings.
     """
 
     metric = "spearman"
@@ -35,6 +37,7 @@ class DevSet:
     def __init__(self, pairs: STSPairs, positive: float = POSITIVE_RATING) -> None:
         self.pairs = pairs
         self.sentences, position = unique(all_sentences([pairs]))
+        self.fingerprint = plain_hash([pairs.first, pairs.second, pairs.gold.tolist()])
         sides = [[position[s] for s in side] for side in (pairs.first, pairs.second)]
         self._pairs = torch.tensor(sides)  # [2, n_pairs]
         gold = torch.from_numpy(pairs.gold)

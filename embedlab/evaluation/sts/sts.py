@@ -9,7 +9,7 @@ scored by cosine as in SimCSE, not by a trained regressor as in upstream SentEva
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -237,7 +237,7 @@ def _rated(
     kept = [i for i, rating in enumerate(ratings) if str(rating).strip()]
     gold = np.empty(len(kept))
     for place, i in enumerate(kept):
-        with suppress(ValueError):
+        with suppress(TypeError, ValueError):  # a hub's null is no text
             gold[place] = np.nan
             gold[place] = float(ratings[i])
         if not np.isfinite(gold[place]):
@@ -275,8 +275,15 @@ def row_count_warnings(tasks: Sequence[STSPairs]) -> list[str]:
     ]
 
 
-def load_tasks(settings: Settings, text: Text | None = None) -> list[STSPairs]:
-    """The tasks that the key ``tasks`` names, all seven by default; `text` None: that of ``sts_text``, raw by default.
+def load_tasks(
+    settings: Settings, text: Text | None = None, variants: Iterable[str] = ("raw", "tok")
+) -> list[STSPairs]:
+    """The tasks that the key ``tasks`` names, all seven by default.
+
+    Args:
+        settings: of the suite.
+        text: None: that of ``sts_text``, raw by default.
+        variants: of each task that is scored too, as "TASK_VARIANT".
 
     Raises:
         UserError: a wrong setting, a missing or broken file.
@@ -284,11 +291,12 @@ def load_tasks(settings: Settings, text: Text | None = None) -> list[STSPairs]:
     text = text or settings.get("sts_text") or "raw"
     own = [task for task in names(settings, "tasks") or () if is_own(task)]
     called = [own_name(task) for task in own]
-    for i, name in enumerate(called):
-        if name in (*SEVEN, *called[:i], "sts7"):
-            raise UserError(
-                f"another task is called {name}", key="tasks", value=own[i], fix="rename the file"
-            )
+    taken = {*SEVEN, "sts7", "sts"}
+    taken |= {f"{task}_{variant}" for task in (*taken, *called) for variant in variants}
+    for task, name in zip(own, called, strict=True):
+        if name in taken:
+            raise UserError(f"other scores are called {name}", key="tasks", value=task, fix="rename the file")
+        taken.add(name)
     known = (*SEVEN, *own) if own else SEVEN
     return [load_sts(task, settings.get("data_dir"), text) for task in task_names(settings, known, "STS")]
 
@@ -411,8 +419,9 @@ class STS(Suite):
         headline = str(protocol["text"])
         rows = {f"{name} ({headline})": [scores]}
         for other in {"raw", "tok"} - {headline}:
-            mark = f"_{other}/"
-            second = {key.replace(mark, "/"): value for key, value in scores.items() if mark in key}
+            tasks = {f"{task}_{other}": task for task in (*protocol["data"], "sts7")}
+            parts = {key: key.split("/") for key in scores}
+            second = {f"{tasks[t]}/{m}": scores[key] for key, (t, m) in parts.items() if t in tasks}
             rows |= {f"{name} ({other})": [second]} if second else {}
         own = [Metric(f"{t}/spearman", t, "higher") for t in protocol["data"] if t not in SEVEN]
         return [score_table(rows, [*own, *self.metrics], self.title(name), protocol_line(protocol))]

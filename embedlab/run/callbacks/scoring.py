@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from embedlab.distributed.gather import gather_rows, rank, world_size
 from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.engine.fsdp import sharded
+from embedlab.errors import UserError
 from embedlab.evaluation.core.geometry import singular_values
 from embedlab.run.callbacks.train_log import TrainLog
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+BEST = "best"
 COLLAPSED_COSINE = 0.95
 COLLAPSED_RANK = 10.0
 
@@ -33,20 +37,28 @@ class Selection(Callback):
     """Writes the best encoder so far with each checkpoint, and goes on from it after a resume."""
 
     best: BestEncoder | None
+    _trains = False
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         if self.best is not None and trainer.is_global_zero:
             self.best.write(pl_module.encoder)  # type: ignore[arg-type]
+            # The states of callbacks are in the checkpoint already.
+            checkpoint["callbacks"][self.state_key]["files"] = self.best.files
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self._trains = trainer.state.fn == TrainerFn.FITTING
 
     def state_dict(self) -> dict[str, Any]:
         best = self.best
         return {"score": best.score if best else None, "step": best.step if best else None}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self.best is not None and state_dict["score"] is not None:
-            self.best.resume(state_dict["score"], state_dict["step"])
+        if self.best is not None and state_dict["score"] is not None and self._trains:
+            self.best.resume(state_dict["score"], state_dict["step"], state_dict.get("files"))
 
 
 class DevScoring(Selection):
@@ -55,6 +67,7 @@ class DevScoring(Selection):
     Args:
         dev: the set to score; every rank encodes its share.
         folder: of the run; `best/` in it gets the encoder.
+        before: of the run that this one goes on with; None: the same.
         select: ``dev`` keeps the weights of the best score; ``last`` scores without selecting.
         batch_tokens: padded tokens that are encoded at once.
         rank_every: scorings from one effective rank to the next on CUDA, where its eigenvalues take longer than
@@ -71,9 +84,10 @@ class DevScoring(Selection):
         select: Literal["dev", "last"] = "dev",
         batch_tokens: int = 16_384,
         rank_every: int = 4,
+        before: Path | None = None,
     ) -> None:
         self.dev = dev
-        self.best = BestEncoder(folder) if select == "dev" else None
+        self.best = BestEncoder(folder, before) if select == "dev" else None
         self.batch_tokens = batch_tokens
         self.rank_every = rank_every
         self.history: list[dict[str, float]] = []
@@ -132,9 +146,17 @@ class DevScoring(Selection):
         return method.dev_vectors(self._encoder(), self._rows)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": self.history, "scored_at": self._scored_at, **super().state_dict()}
+        own = {"history": self.history, "scored_at": self._scored_at, "dev": self.dev.fingerprint}
+        return {**own, **super().state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        of = state_dict.get("dev", self.dev.fingerprint)
+        if self.best is not None and self._trains and of != self.dev.fingerprint:
+            raise UserError(
+                "the best score so far is of another development set, with which no other can be compared",
+                key="evaluation.dev",
+                fix="the set that the checkpoint was made with (evaluation.dev, or stsb_dev in evaluation.sts_dir)",
+            )
         self.history = state_dict["history"]
         self._scored_at = state_dict["scored_at"]
         super().load_state_dict(state_dict)
@@ -149,8 +171,8 @@ class LossSelection(Selection):
 
     best: BestEncoder
 
-    def __init__(self, folder: Path, every: int) -> None:
-        self.best = BestEncoder(folder)
+    def __init__(self, folder: Path, every: int, before: Path | None = None) -> None:
+        self.best = BestEncoder(folder, before)
         self.every = every
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
@@ -164,10 +186,19 @@ class LossSelection(Selection):
 
 
 class BestEncoder:
-    """The weights of the best score so far, on the device until they are written to `best/`."""
+    """The weights of the best score so far, on the device until they are written to `best/`.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder) / "best"
+    Args:
+        folder: of the run.
+        before: of the run that this one goes on with; None: the same.
+    """
+
+    def __init__(self, folder: Path, before: Path | None = None) -> None:
+        self.folder = Path(folder) / BEST
+        self._before = Path(before or folder) / BEST
+        self._source: Path | None = None
+        self.files: str | None = None
+        """Hash of the weights in `best/`, once they are written."""
         self.score: float | None = None
         self.step: int | None = None
         self._weights: dict[str, Tensor] = {}
@@ -185,15 +216,34 @@ class BestEncoder:
             present = encoder.state_dict()
             # Shares of a weight have no such operation.
             plain = all(type(v) is Tensor for v in present.values())
-            if plain and self._weights.keys() == present.keys():
+            places = {v.device for v in (*present.values(), *self._weights.values())}
+            if plain and len(places) == 1 and self._weights.keys() == present.keys():
                 torch._foreach_copy_(list(self._weights.values()), [present[n] for n in self._weights])
             else:
                 self._weights = copied_weights(encoder)
         return True
 
-    def resume(self, score: float, step: int) -> None:
-        """Go on from a run whose `best/` holds the encoder of this score."""
-        self.score, self.step, self._written = score, step, step
+    def resume(self, score: float, step: int, files: str | None) -> None:
+        """Go on with the best encoder of the run before, which lies in its `best/`.
+
+        That may hold another one: what was scored after a checkpoint that the run goes back to, or nothing where the
+        checkpoint alone was copied. The selection then begins anew; a better encoder of later steps is found again.
+
+        Args:
+            score, step: of the best so far.
+            files: hash of what was written; None: the checkpoint is of before there was one.
+        """
+        there = hash_of(self._before) if self._before.is_dir() else None
+        if there is None or files not in (None, there):
+            log.warning(
+                "%s does not hold the best weights so far, of step %d: what is scored from here on is selected from.",
+                self._before, step,
+            )  # fmt: skip
+            return
+        self.score, self.step = score, step
+        self._source = self._before
+        if self._before.resolve() == self.folder.resolve():
+            self._written, self.files = step, there
 
     def write(self, encoder: Encoder) -> None:
         """Write `best/`, if it is not there yet; the encoder's own weights are as before afterwards."""
@@ -205,16 +255,26 @@ class BestEncoder:
             encoder.save(self.folder, merge=False)
         finally:
             encoder.load_state_dict(current)
-        self._written = self.step
+        self._written, self._source, self.files = self.step, self.folder, hash_of(self.folder)
 
     def load_into(self, encoder: Encoder) -> None:
-        """Give the encoder the best weights (from memory, or from `best/` after a resume)."""
+        """Give the encoder the best weights, where there are any (from memory, or after a resume from a folder)."""
         if self._weights:
             encoder.load_state_dict(self._weights)
-        elif self.step is not None:
+        elif self._source is not None:
             from embedlab.encoders.loading import load
 
-            encoder.load_state_dict(load(self.folder).state_dict())
+            encoder.load_state_dict(load(self._source).state_dict())
+
+
+def hash_of(folder: Path) -> str:
+    """Hex hash of the weights below a folder, and of their names; scores may come beside them later."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.safetensors")):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        found.update(f"{path.relative_to(folder)} {content}\n".encode())
+    return found.hexdigest()
 
 
 def copied_weights(encoder: Encoder) -> dict[str, Tensor]:

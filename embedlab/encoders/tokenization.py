@@ -294,7 +294,8 @@ class Tokenization:
         for i, text in enumerate(texts):
             if len(text) > LONGEST:
                 why = "has no space where this tokenizer could stop reading"
-                why = "would be read to its end, which is what this tokenizer keeps" if self._cuts_left else why
+                if self._cuts_left:
+                    why = "would be read to its end, which is what this tokenizer keeps"
                 problem = f"a text of {len(text):,} characters {why}"
                 fix, value = f"texts of at most {LONGEST:,} characters", text[:20] + "…"
                 raise UserError(problem, key="text", value=value, fix=fix, index=before + i)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import pickle
 import platform
@@ -159,9 +160,10 @@ def whole_file(path: Path) -> Iterator[Path]:
     file or the new one, never a part. A full disk is told as `writing` does."""
     with _beside(path, "new") as new, writing(path, new):
         new.touch()
-        yield new
-        _finish(new)
-        os.replace(new, path)
+        with _in_use(new):
+            yield new
+            _finish(new)
+            os.replace(new, path)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -173,12 +175,14 @@ def write_whole(path: Path, text: str) -> None:
 def write_new(path: Path, content: str | bytes) -> bool:
     """Write a file, whole, unless there is one: of several processes one succeeds. False where there was one."""
     with _beside(path, "new") as new, writing(path, new):
-        new.write_bytes(content.encode() if isinstance(content, str) else content)
-        _finish(new)
-        try:
-            os.link(new, path)
-        except FileExistsError:
-            return False
+        new.touch()
+        with _in_use(new):
+            new.write_bytes(content.encode() if isinstance(content, str) else content)
+            _finish(new)
+            try:
+                os.link(new, path)
+            except FileExistsError:
+                return False
     return True
 
 
@@ -212,13 +216,14 @@ def whole_folder(target: Path, replace: bool = True) -> Iterator[Path]:
     """
     with made(target.parent), _beside(target, "new") as new, writing(target, new):
         new.mkdir()
-        yield new
-        for path in (*new.rglob("*"), new):
-            _finish(path)
-        if not target.exists() or not (replace or target.is_symlink()):
-            new.rename(target)  # which the system refuses where a folder is not empty
-        elif not exchange(new, target):
-            _replace_folder(new, target)
+        with _in_use(new):
+            yield new
+            for path in (*new.rglob("*"), new):
+                _finish(path)
+            if not target.exists() or not (replace or target.is_symlink()):
+                new.rename(target)  # which the system refuses where a folder is not empty
+            elif not exchange(new, target):
+                _replace_folder(new, target)
 
 
 @contextmanager
@@ -249,7 +254,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def _replace_folder(new: Path, target: Path) -> None:
-    with _beside(target, "old") as old:
+    with _in_use(target), _beside(target, "old") as old:
         target.rename(old)
         try:
             new.rename(target)
@@ -266,7 +271,8 @@ def scratch_folder() -> Iterator[Path]:
     """
     with _beside(Path(tempfile.gettempdir(), "embedlab"), "new") as folder, writing(folder):
         folder.mkdir(0o700)
-        yield folder
+        with _in_use(folder):
+            yield folder
 
 
 @contextmanager
@@ -284,6 +290,38 @@ def _beside(target: Path, kind: str) -> Iterator[Path]:
         _own.discard(path.name)
 
 
+@contextmanager
+def _in_use(path: Path) -> Iterator[None]:
+    """Lock a file or folder, so that `_sweep` leaves it alone in another container, too, where the number of this
+    process is nobody's or its own. Where it cannot be locked, the number has to do."""
+    handle = None
+    with suppress(OSError):
+        handle = _opened(path)
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _is_in_use(path: Path) -> bool:
+    handle = None
+    try:
+        handle = _opened(path)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as bad:
+        return bad.errno == errno.EWOULDBLOCK
+    finally:
+        if handle is not None:
+            os.close(handle)
+    return False
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def _sweep(folder: Path) -> None:
     """Put back or remove what dead processes of this machine left in a folder."""
     found = [match for name in os.listdir(folder) if (match := BESIDE.fullmatch(name))]
@@ -291,7 +329,7 @@ def _sweep(folder: Path) -> None:
         if match["host"] == _HOST and match[0] not in _own and not lives(int(match["process"])):
             left, target = folder / match[0], folder / match["name"]
             with suppress(OSError):  # another process sweeps too
-                if not is_ours(left.lstat()):
+                if not is_ours(left.lstat()) or _is_in_use(left):
                     continue
                 if match["kind"] == "old" and not target.exists():
                     left.rename(target)

@@ -150,6 +150,8 @@ def check_replaceable(folder: Path, marks: Sequence[str], what: str, overwrite: 
 BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)\.(?P<process>\d+)\.[a-z0-9_]{8}\.(?P<kind>new|old)")
 """What a process writes beside a target until it is whole (``new``), and what it is about to replace (``old``)."""
 _HOST = re.sub(r"[^\w-]", "-", platform.node()) or "localhost"
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+"""Of file systems without hard links (exFAT, buckets that are mounted): there the last of two that begin at once stays."""
 _own: set[str] = set()
 """Paths in use by this process; others with its number are of an earlier one, as in a container that is restarted."""
 
@@ -181,8 +183,13 @@ def write_new(path: Path, content: str | bytes) -> bool:
             _finish(new)
             try:
                 os.link(new, path)
-            except FileExistsError:
-                return False
+            except OSError as bad:
+                if bad.errno in _NO_LINKS and not path.exists():
+                    os.replace(new, path)
+                elif bad.errno in (*_NO_LINKS, errno.EEXIST):
+                    return False
+                else:
+                    raise
     return True
 
 

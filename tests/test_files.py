@@ -422,3 +422,20 @@ def test_of_several_writers_of_a_new_file_one_succeeds(tmp_path: Path) -> None:
     assert sum(made) == 1
     assert path.read_text() == f"{made.index(True)}" * 1000
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK])
+def test_a_new_file_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refused)
+    assert _paths.write_new(tmp_path / "a", "first")
+    assert not _paths.write_new(tmp_path / "a", "second")
+    assert (tmp_path / "a").read_text() == "first"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output"):
+        _paths.write_new(tmp_path / "b", "")

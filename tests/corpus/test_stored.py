@@ -191,6 +191,24 @@ def test_texts_are_found_where_rows_were_left_out(
     assert "texts for 9 vectors" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["file", "folder"])
+@pytest.mark.parametrize("suffix", [".npy", ".NPY", ".parquet", ".Parquet"])
+def test_what_encode_writes_is_found_by_its_suffix_in_any_case(
+    tmp_path: Path, tiny: Callable[..., Path], suffix: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.txt").write_text("\n".join(TEXTS[:6]) + "\n", encoding="utf-8")
+    (tmp_path / "out").mkdir()
+    out, ckpt = tmp_path / "out" / f"x{suffix}", f"ckpt={tiny('bert')}"
+    assert main(["encode", str(tmp_path / "in.txt"), str(out), ckpt]) == 0
+    given, index = out if form == "file" else out.parent, str(tmp_path / "index")
+    assert main(["search", "index", str(given), index, f"texts={tmp_path / 'in.txt'}"]) == 0
+    capsys.readouterr()
+    if suffix.lower() == ".npy":
+        assert main(["search", "query", index, f"queries={out}", "k=1"]) == 0
+        assert [line.split("\t")[2] for line in capsys.readouterr().out.splitlines()] == [*"123456"]
+    assert Index(index).texts(range(6)) == TEXTS[:6]
+
+
 @pytest.mark.parametrize("block", [1, 3, 100])
 def test_any_rows_in_any_order(tmp_path: Path, block: int) -> None:
     x = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)

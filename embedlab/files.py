@@ -151,7 +151,7 @@ BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)\.(?P<process>\d+)\.[a-z0-9
 """What a process writes beside a target until it is whole (``new``), and what it is about to replace (``old``)."""
 _HOST = re.sub(r"[^\w-]", "-", platform.node()) or "localhost"
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
-"""Of file systems without hard links (exFAT, buckets that are mounted): there the last of two that begin at once stays."""
+"""Of file systems without hard links (exFAT, mounted buckets): there the last of two that begin at once stays."""
 _own: set[str] = set()
 """Paths in use by this process; others with its number are of an earlier one, as in a container that is restarted."""
 

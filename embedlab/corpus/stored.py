@@ -22,6 +22,7 @@ from embedlab.files import write_array
 
 BLOCK = 1 << 16
 """Rows that are read at once."""
+_SAMPLE = 1024
 _DTYPES = ("float16", "float32", "float64")
 _FIX = "build the index again"
 _TEXTS = "vectors of at least one text"
@@ -73,6 +74,14 @@ class Stored:
         place = int(np.searchsorted(self.starts, first, side="right")) - 1
         start = int(self.starts[place])
         return self.parts[place][first - start : end - start]
+
+    def sample(self) -> str:
+        """Hex hash of some rows of every file as they are held: where texts are encoded anew, they are others."""
+        digest, most = hashlib.sha256(), -(-_SAMPLE // len(self.parts))
+        for part in self.parts:
+            rows = np.unique(np.linspace(0, len(part) - 1, most).astype(np.int64))
+            digest.update(f"{part.dtype} {part.shape}".encode() + part[rows].tobytes())
+        return digest.hexdigest()
 
     def take(self, rows: NDArray[np.int64]) -> Tensor:
         """Rows [m] by number, in the order asked for: [m, D]."""

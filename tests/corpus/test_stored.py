@@ -151,6 +151,28 @@ def test_parts_that_were_encoded_anew(
     assert "manifest.json: its parts were encoded anew, or moved" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["file", "folder"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("rows", [1, 2, 3000])
+def test_files_that_were_encoded_anew(
+    tmp_path: Path, form: str, dtype: Any, rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same rows and width, but in another order or of other texts; a copy or a later date is the same file."""
+    (tmp_path / "x").mkdir()
+    x = np.random.default_rng(0).normal(size=(rows, 8)).astype(dtype)
+    files = [tmp_path / "x" / f"{i}.npy" for i in range(1 if form == "file" else 3)]
+    for file in files:
+        np.save(file, x)
+    given, index = files[0] if form == "file" else tmp_path / "x", tmp_path / "index"
+    assert main(["search", "index", str(given), str(index)]) == 0
+    np.save(files[-1], x)
+    assert len(Index(index)) == rows * len(files)
+    np.save(files[-1], x[::-1] if rows > 1 else -x)
+    capsys.readouterr()
+    assert main(["search", "query", str(index), f"queries={files[0]}", "k=1"]) == 2
+    assert f"index: its vectors were encoded anew ({tmp_path / 'x'})" in capsys.readouterr().err
+
+
 def test_rows_keep_their_numbers_where_some_were_left_out(
     tmp_path: Path, encoded: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -298,35 +298,21 @@ def _beside(target: Path, kind: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _in_use(path: Path) -> Iterator[None]:
+def _in_use(path: Path, lock: int = fcntl.LOCK_SH) -> Iterator[bool]:
     """Lock a file or folder, so that `_sweep` leaves it alone in another container, too, where the number of this
-    process is nobody's or its own. Where it cannot be locked, the number has to do."""
-    handle = None
-    with suppress(OSError):
-        handle = _opened(path)
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    process is nobody's or its own; gives False where another has it. Where it cannot be locked, the number has to do.
+    """
+    handle, free = None, True
     try:
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _is_in_use(path: Path) -> bool:
-    handle = None
-    try:
-        handle = _opened(path)
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fcntl.flock(handle, lock | fcntl.LOCK_NB)
     except OSError as bad:
-        return bad.errno == errno.EWOULDBLOCK
+        free = bad.errno != errno.EWOULDBLOCK
+    try:
+        yield free
     finally:
         if handle is not None:
             os.close(handle)
-    return False
-
-
-def _opened(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _sweep(folder: Path) -> None:
@@ -335,8 +321,8 @@ def _sweep(folder: Path) -> None:
     for match in sorted(found, key=lambda m: m["kind"], reverse=True):  # old ones first
         if match["host"] == _HOST and match[0] not in _own and not lives(int(match["process"])):
             left, target = folder / match[0], folder / match["name"]
-            with suppress(OSError):  # another process sweeps too
-                if not is_ours(left.lstat()) or _is_in_use(left):
+            with suppress(OSError), _in_use(left, fcntl.LOCK_EX) as free:  # another process sweeps too
+                if not free or not is_ours(left.lstat()):
                     continue
                 if match["kind"] == "old" and not target.exists():
                     left.rename(target)

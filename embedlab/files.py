@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import pickle
 import platform
@@ -149,6 +150,8 @@ def check_replaceable(folder: Path, marks: Sequence[str], what: str, overwrite: 
 BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)\.(?P<process>\d+)\.[a-z0-9_]{8}\.(?P<kind>new|old)")
 """What a process writes beside a target until it is whole (``new``), and what it is about to replace (``old``)."""
 _HOST = re.sub(r"[^\w-]", "-", platform.node()) or "localhost"
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+"""Of file systems without hard links (exFAT, mounted buckets): there the last of two that begin at once stays."""
 _own: set[str] = set()
 """Paths in use by this process; others with its number are of an earlier one, as in a container that is restarted."""
 
@@ -159,9 +162,10 @@ def whole_file(path: Path) -> Iterator[Path]:
     file or the new one, never a part. A full disk is told as `writing` does."""
     with _beside(path, "new") as new, writing(path, new):
         new.touch()
-        yield new
-        _finish(new)
-        os.replace(new, path)
+        with _in_use(new):
+            yield new
+            _finish(new)
+            os.replace(new, path)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -173,12 +177,19 @@ def write_whole(path: Path, text: str) -> None:
 def write_new(path: Path, content: str | bytes) -> bool:
     """Write a file, whole, unless there is one: of several processes one succeeds. False where there was one."""
     with _beside(path, "new") as new, writing(path, new):
-        new.write_bytes(content.encode() if isinstance(content, str) else content)
-        _finish(new)
-        try:
-            os.link(new, path)
-        except FileExistsError:
-            return False
+        new.touch()
+        with _in_use(new):
+            new.write_bytes(content.encode() if isinstance(content, str) else content)
+            _finish(new)
+            try:
+                os.link(new, path)
+            except OSError as bad:
+                if bad.errno in _NO_LINKS and not path.exists():
+                    os.replace(new, path)
+                elif bad.errno in (*_NO_LINKS, errno.EEXIST):
+                    return False
+                else:
+                    raise
     return True
 
 
@@ -212,13 +223,14 @@ def whole_folder(target: Path, replace: bool = True) -> Iterator[Path]:
     """
     with made(target.parent), _beside(target, "new") as new, writing(target, new):
         new.mkdir()
-        yield new
-        for path in (*new.rglob("*"), new):
-            _finish(path)
-        if not target.exists() or not (replace or target.is_symlink()):
-            new.rename(target)  # which the system refuses where a folder is not empty
-        elif not exchange(new, target):
-            _replace_folder(new, target)
+        with _in_use(new):
+            yield new
+            for path in (*new.rglob("*"), new):
+                _finish(path)
+            if not target.exists() or not (replace or target.is_symlink()):
+                new.rename(target)  # which the system refuses where a folder is not empty
+            elif not exchange(new, target):
+                _replace_folder(new, target)
 
 
 @contextmanager
@@ -249,7 +261,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def _replace_folder(new: Path, target: Path) -> None:
-    with _beside(target, "old") as old:
+    with _in_use(target), _beside(target, "old") as old:
         target.rename(old)
         try:
             new.rename(target)
@@ -266,7 +278,8 @@ def scratch_folder() -> Iterator[Path]:
     """
     with _beside(Path(tempfile.gettempdir(), "embedlab"), "new") as folder, writing(folder):
         folder.mkdir(0o700)
-        yield folder
+        with _in_use(folder):
+            yield folder
 
 
 @contextmanager
@@ -284,14 +297,32 @@ def _beside(target: Path, kind: str) -> Iterator[Path]:
         _own.discard(path.name)
 
 
+@contextmanager
+def _in_use(path: Path, lock: int = fcntl.LOCK_SH) -> Iterator[bool]:
+    """Lock a file or folder, so that `_sweep` leaves it alone in another container, too, where the number of this
+    process is nobody's or its own; gives False where another has it. Where it cannot be locked, the number has to do.
+    """
+    handle, free = None, True
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fcntl.flock(handle, lock | fcntl.LOCK_NB)
+    except OSError as bad:
+        free = bad.errno != errno.EWOULDBLOCK
+    try:
+        yield free
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
 def _sweep(folder: Path) -> None:
     """Put back or remove what dead processes of this machine left in a folder."""
     found = [match for name in os.listdir(folder) if (match := BESIDE.fullmatch(name))]
     for match in sorted(found, key=lambda m: m["kind"], reverse=True):  # old ones first
         if match["host"] == _HOST and match[0] not in _own and not lives(int(match["process"])):
             left, target = folder / match[0], folder / match["name"]
-            with suppress(OSError):  # another process sweeps too
-                if not is_ours(left.lstat()):
+            with suppress(OSError), _in_use(left, fcntl.LOCK_EX) as free:  # another process sweeps too
+                if not free or not is_ours(left.lstat()):
                     continue
                 if match["kind"] == "old" and not target.exists():
                     left.rename(target)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -193,9 +194,57 @@ def test_what_a_living_process_or_another_machine_writes_is_left_alone(tmp_path:
              f".e.{host}.{os.getppid()}.00000000.new", f".e.elsewhere.{dead.pid}.00000000.new", ".e.new"]  # fmt: skip
     for name in names:
         (tmp_path / name).mkdir()
+    (tmp_path / f".e.{host}.{dead.pid}.00000001.new").symlink_to(tmp_path)
     with _paths.whole_folder(tmp_path / "other"):
         pass
     assert {p.name for p in tmp_path.iterdir()} == {"other", "e", *names[2:]}
+
+
+CONTAINER = """
+import pathlib, sys
+from embedlab import files
+kind, target = sys.argv[1], pathlib.Path(sys.argv[2])
+files._HOST = "shared"
+if len(sys.argv) > 3:  # another container of this machine: the same number, or one that is dead there
+    files.lives = lambda process: False
+    files.write_whole(target.with_name("beside"), "")
+elif kind == "file":
+    with files.whole_file(target) as new:
+        new.write_text("whole")
+        print(flush=True)
+        input()
+else:
+    with files.whole_folder(target) as new:
+        (new / "1").write_text("whole")
+        print(flush=True)
+        input()
+"""
+
+
+@pytest.mark.parametrize("there", ["there", "absent"])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_another_container_writes_is_left_alone(tmp_path: Path, kind: str, there: str) -> None:
+    """Containers that share a host name have numbers of processes of their own, often the same ones."""
+    target = tmp_path / "a"
+    inner = target if kind == "file" else target / "1"
+    if there == "there":
+        inner.parent.mkdir(exist_ok=True)
+        inner.write_text("old")
+    command = [sys.executable, "-c", CONTAINER, kind, str(target)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(embedlab.__file__).parents[1])}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    for dies in (False, True):
+        writer = subprocess.Popen(command, env=environment, **pipes)
+        writer.stdout.readline()
+        subprocess.run([*command, "other"], env=environment, check=True)
+        assert [p.name for p in tmp_path.glob(".a.*")], "it is still being written"
+        if dies:
+            writer.kill()
+        writer.communicate("\n")
+        assert (writer.returncode == 0) is not dies
+        assert inner.read_text() == "whole"
+    subprocess.run([*command, "other"], env=environment, check=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "beside"], "what a dead one left is removed"
 
 
 def test_folders_above_need_not_exist_and_are_not_made(tmp_path: Path) -> None:
@@ -373,3 +422,20 @@ def test_of_several_writers_of_a_new_file_one_succeeds(tmp_path: Path) -> None:
     assert sum(made) == 1
     assert path.read_text() == f"{made.index(True)}" * 1000
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK])
+def test_a_new_file_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refused)
+    assert _paths.write_new(tmp_path / "a", "first")
+    assert not _paths.write_new(tmp_path / "a", "second")
+    assert (tmp_path / "a").read_text() == "first"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output"):
+        _paths.write_new(tmp_path / "b", "")

@@ -34,6 +34,8 @@ _OPEN = (
 )  # fmt: skip
 """What keys begin with that are names of one's own, or that the kind of data or the method checks."""
 _COUNTS = ("batch_size", "block", "chunk", "dim", "k", "max_length", "part_rows")
+_SWITCHES = ("header",)
+"""Null by default."""
 _TEXTS = (
     "calibration", "ckpt", "column", "compare", "corpus", "data_dir", "device", "dtype", "factory", "format", "index",
     "input", "kind", "licence", "out", "output", "prompt", "prompt_name", "push", "push_revision", "queries",
@@ -152,7 +154,8 @@ def _check_scalars(config_name: str, values: dict[str, Any], several: str | None
         if key in ("defaults", "hydra"):
             continue
         value = values.get(key)
-        if isinstance(default, bool) and not isinstance(value, bool):
+        is_switch = isinstance(default, bool) or (key in _SWITCHES and value is not None)
+        if is_switch and not isinstance(value, bool):
             message, fix = "not true or false", f"{key}=true or {key}=false"
         elif (
             key in _COUNTS

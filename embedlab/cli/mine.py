@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
 
     encoder = Configured.of(load_encoder(place, config["max_length"], dim=config["dim"]), config)
     teacher = _teacher(config)
-    index = _index(config, encoder, teacher)
+    index = _index(config, settings, encoder, teacher)
     with going_on(), sole_writer(out, "output"), folder.held(work, "work", stays=config["work"] is not None):
         _check_work(work, tables, encoder, teacher, index)
         _mine(config, settings, tables, work, out, encoder, teacher, index)
@@ -122,8 +122,9 @@ def _teacher(config: dict[str, Any]) -> Configured | CrossEncoderScores | None:
 
 
 def _index(
-    config: dict[str, Any], encoder: Configured, teacher: Configured | CrossEncoderScores | None
-) -> Index | None:
+    config: dict[str, Any], settings: MineSettings, encoder: Configured,
+    teacher: Configured | CrossEncoderScores | None,
+) -> Index | None:  # fmt: skip
     """The index that ``search`` names, made by this encoder."""
     from embedlab.corpus.search import Index
 
@@ -138,6 +139,10 @@ def _index(
         raise UserError(told, key="teacher", value=config["teacher"], fix=fix)
     index = Index(str(config["search"]))
     index.check_encoder(encoder.encoder.fingerprint())
+    if index.stored.codes.packed and teacher is None and (settings.filtered or settings.scores):
+        told = "holds a bit a feature, whose scores are no cosines as those of the positives"
+        fix = "teacher=a cross-encoder, an index of 8 bits or floats, or neither filters nor scores"
+        raise UserError(told, file=index.folder, key="search", value=config["search"], fix=fix)
     return index
 
 

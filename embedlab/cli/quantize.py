@@ -24,6 +24,9 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("input and output are the same", file=out, fix="write elsewhere")
     if source.parts is None:
         vector_file(out)
+        if out.suffix.lower() != path.suffix.lower():
+            told = f"is no {path.suffix} file as the input: rows have numbers in .parquet alone"
+            raise UserError(told, file=out, key="output", fix=f"end its name in {path.suffix}")
         check_absent(out, config["overwrite"])
         check_place(out)
     else:

@@ -186,7 +186,7 @@ def _queries(config: Mapping[str, Any], encoder: Any) -> tuple[list[int], Tensor
     from embedlab.evaluation.core.vectors import Prompted, embed
 
     path = Path(str(config["queries"]))
-    if path.suffix == ".npy":
+    if path.suffix.lower() == ".npy":
         try:
             shape = np.load(path, mmap_mode="r").shape
         except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:
@@ -251,7 +251,7 @@ def _query(argv: Sequence[str]) -> int:
     index = Index(str(config["index"]))
     index.tune(config["nprobe"], config["rescore"])
     encoder: Any = None
-    if not str(config["queries"]).endswith(".npy"):
+    if not str(config["queries"]).lower().endswith(".npy"):
         encoder = _encoder(index, config)
     start = time.perf_counter()
     if config["queries"] is None:
@@ -314,7 +314,7 @@ def _serve(argv: Sequence[str]) -> int:
 def _export(argv: Sequence[str]) -> int:
     config = compose("search_export", argv, positional=("index", "output"))
     out = Path(str(config["output"]))
-    if out.suffix != ".parquet":
+    if out.suffix.lower() != ".parquet":
         raise UserError("unknown kind of output", file=out, fix="end its name in .parquet")
     check_absent(out, config["overwrite"])
     check_index(Path(str(config["index"])))

@@ -144,7 +144,12 @@ class Texts:
         for reader, column in self.readers:
             path, status = reader.path, reader.path.stat()
             content = {"modified": status.st_mtime_ns} if by == "stat" else {"sha256": sha256(path)}
-            names = {"path": str(path.resolve()), "column": None if reader.columns is None else column}
+            names: dict[str, Any] = {
+                "path": str(path.resolve()),
+                "column": None if reader.columns is None else column,
+            }
+            if column.isdecimal() and reader.has_header:  # else it is a place
+                names["header"] = True
             found.append({**names, "bytes": status.st_size, **content})
         return found
 

@@ -5,7 +5,7 @@ with `K` candidates each (12 bytes a candidate), and a kill costs one part. The 
 
 1. queries with their positives; corpus and positives without repeats (`write_pairs`);
 2. their vectors (`embedlab.corpus.texts`);
-3. the `K` nearest texts of each query by cosine, block by block;
+3. the `K` nearest texts of each query by cosine, block by block (more where step 4 leaves too few of them);
 4. less those that are the query or a positive of it but for case, spaces and compatible characters;
 5. of these the ranks from `range_min` to below `range_max`;
 6. of these what the score filters leave;
@@ -254,9 +254,13 @@ class Miner:
             yield queries, _read(file)
             on_block(queries.stop)
 
+    @property
+    def _wanted(self) -> int:
+        """Candidates of a query that are searched for."""
+        return self.settings.last + self.pairs.most + 1 + _SPARE
+
     def _mine(self, queries: range) -> Block:
-        k = self.settings.last + self.pairs.most + 1 + _SPARE
-        nearest = self.candidates.nearest(self.model.queries.take(queries), k)
+        nearest = self.candidates.nearest(self.model.queries.take(queries), self._wanted)
         rows, scores, positives = [], [], []
         removed, seen = np.zeros(len(FILTERS), dtype=np.int64), 0
         for query, row in zip(queries, nearest, strict=True):
@@ -276,13 +280,15 @@ class Miner:
         settings, pairs = self.settings, self.pairs
         own = pairs.rows[pairs.bounds[query] : pairs.bounds[query + 1]]
         same = {folded(pairs.queries[query]), *(folded(pairs.corpus[row]) for row in own.tolist())}
-        rows = rows[rows >= 0]
-        cosine = _cosines(self.model.queries.take([query]), self.candidates.take(rows))
-        rows = rows[np.lexsort((rows, -cosine))]
-        texts = self.candidates.texts(rows.tolist())
-        other = np.array([folded(text) not in same for text in texts], dtype=bool)
-        removed[0] += (~other).sum()
-        rows = rows[other][settings.range_min : settings.last]
+        others, left_out = self._others(query, rows, same)
+        wanted = self._wanted
+        while len(others) < settings.last and len(others) + left_out == wanted:
+            # The corpus has a positive many times but for case and spaces: there is more to find.
+            wanted *= 2
+            deeper = self.candidates.nearest(self.model.queries.take([query]), wanted)
+            others, left_out = self._others(query, deeper[0], same)
+        removed[0] += left_out
+        rows = others[settings.range_min : settings.last]
         positives, scores = self.judge.scores(query, own, rows)
         kept = np.ones(len(rows), dtype=bool)
         for i, passes in enumerate(self._filters(scores, float(positives.min())), start=1):
@@ -294,6 +300,15 @@ class Miner:
             chosen = np.sort(draw.choice(chosen, settings.negatives, replace=False))
         chosen = chosen[: settings.negatives]
         return _Found(rows[chosen], scores[chosen], positives, len(rows))
+
+    def _others(self, query: int, rows: NDArray[np.int64], same: set[str]) -> tuple[NDArray[np.int64], int]:
+        """Of rows (below 0: none) those with another text than all of `same`, best first, and how many had one."""
+        rows = rows[rows >= 0]
+        cosine = _cosines(self.model.queries.take([query]), self.candidates.take(rows))
+        rows = rows[np.lexsort((rows, -cosine))]
+        texts = self.candidates.texts(rows.tolist())
+        other = np.array([folded(text) not in same for text in texts], dtype=bool)
+        return rows[other], int((~other).sum())
 
     def _filters(self, scores: NDArray[np.float64], lowest: float) -> Iterator[NDArray[np.bool_]]:
         """Which candidates pass each of the score filters, given the lowest score of a positive.

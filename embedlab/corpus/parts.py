@@ -66,7 +66,8 @@ class Manifest:
         batch_size, chunk, window: how rows are encoded together, which decides last digits.
         part_rows: R.
         files: of the input, in order: ``path`` (not compared), ``column`` with the text (None where there is one
-            without a name), ``bytes``, and ``sha256``, or ``modified`` (nanoseconds) with ``input_hash=stat``.
+            without a name), ``header`` where a number is its name and not its place,
+            ``bytes``, and ``sha256``, or ``modified`` (nanoseconds) with ``input_hash=stat``.
         fingerprint: `Encoder.fingerprint`, of weights and settings.
     """
 

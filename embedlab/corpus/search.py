@@ -49,7 +49,7 @@ class IndexInfo:
     the texts or vectors; kind: of `embedlab.corpus.plan`, or factory; parts, part_rows: files of vectors in their
     order, and the rows of each (none: vectors.npy); texts: whether there are any; numbered: whether there is rows.npy;
     store: of the vectors; int8 and uint8 are decoded by ranges.npy; manifest: sha256 of that of the parts, which lie
-    elsewhere.
+    elsewhere; sample: `Stored.sample` of .npy files elsewhere that have no manifest ("": not known, as in older ones).
     """
 
     encoder: str
@@ -66,6 +66,7 @@ class IndexInfo:
     numbered: bool = False
     store: str = "float32"
     manifest: str = ""
+    sample: str = ""
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,8 @@ def build_vector_index(
             texts=texts is not None, numbered=numbered, store=codes.store,
             manifest="" if numbered else source.manifest,
         )  # fmt: skip
+        if not (numbered or source.manifest):
+            info = replace(info, sample=_stored(work, info).sample())
         return _finished(work, info, layout, told, source.identity())
 
 
@@ -295,7 +298,10 @@ def _stored(folder: Path, info: IndexInfo) -> Stored:
     calibrated = info.store in ("int8", "uint8")
     ranges = read_ranges(folder / RANGES, info.dim, _FIX) if calibrated else None
     codes = Codes(info.store, info.dim, ranges)  # type: ignore[arg-type]  # checked there
-    return Stored([Part(folder / path, rows) for path, rows in files], codes, not info.parts)
+    stored = Stored([Part(folder / path, rows) for path, rows in files], codes, not info.parts)
+    if info.sample and stored.sample() != info.sample:
+        raise UserError(f"its vectors were encoded anew ({stored.paths[0].parent})", file=folder, fix=_FIX)
+    return stored
 
 
 def _vectors(encoder: Encoder, texts: list[str], before: int) -> NDArray[np.float32]:

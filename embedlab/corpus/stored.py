@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.corpus.parts import MANIFEST, Parts, sha256
-from embedlab.corpus.vector_files import NpyFile, read_ranges, read_vectors
+from embedlab.corpus.vector_files import FORMATS, NpyFile, read_ranges, read_vectors
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import unit
@@ -22,6 +22,7 @@ from embedlab.files import write_array
 
 BLOCK = 1 << 16
 """Rows that are read at once."""
+_SAMPLE = 1024
 _DTYPES = ("float16", "float32", "float64")
 _FIX = "build the index again"
 _TEXTS = "vectors of at least one text"
@@ -73,6 +74,14 @@ class Stored:
         place = int(np.searchsorted(self.starts, first, side="right")) - 1
         start = int(self.starts[place])
         return self.parts[place][first - start : end - start]
+
+    def sample(self) -> str:
+        """Hex hash of some rows of every file as they are held: where texts are encoded anew, they are others."""
+        digest, most = hashlib.sha256(), -(-_SAMPLE // len(self.parts))
+        for part in self.parts:
+            rows = np.unique(np.linspace(0, len(part) - 1, most).astype(np.int64))
+            digest.update(f"{part.dtype} {part.shape}".encode() + part[rows].tobytes())
+        return digest.hexdigest()
 
     def take(self, rows: NDArray[np.int64]) -> Tensor:
         """Rows [m] by number, in the order asked for: [m, D]."""
@@ -140,15 +149,13 @@ def find_vectors(path: Path) -> Source | None:
     if (path / MANIFEST).is_file():
         return _of_parts(Parts.read(path))
     if path.is_dir():
-        files = sorted(p for end in (".npy", ".parquet") for p in path.glob(f"*{end}") if p.name[0] != ".")
+        files = sorted(p for p in path.iterdir() if p.suffix.lower() in FORMATS and p.name[0] != ".")
         if not files:
             raise UserError("holds no .npy or .parquet file", file=path, fix="a folder of embedlab encode")
         return Source(files)
-    if path.suffix == ".npy" and path.is_file():
-        return Source([path])
-    if path.suffix == ".parquet" and path.is_file() and _width(path) is not None:
-        return Source([path])
-    return None
+    kind = path.suffix.lower()
+    is_one = path.is_file() and (kind == ".npy" or (kind == ".parquet" and _width(path) is not None))
+    return Source([path]) if is_one else None
 
 
 def _of_parts(parts: Parts) -> Source:
@@ -190,9 +197,9 @@ def gather(source: Source, work: Path) -> tuple[list[Part], Codes, bool]:
     """
     if not source.files:
         raise UserError("there is no vector", key="input", fix=_TEXTS)
-    if len({path.suffix for path in source.files}) > 1:
+    if len({path.suffix.lower() for path in source.files}) > 1:
         raise UserError("holds .npy and .parquet files", file=source.files[0].parent, fix="one kind of file")
-    if source.files[0].suffix == ".parquet":
+    if source.files[0].suffix.lower() == ".parquet":
         return *_copied(source, work), True
     parts, codes = [], source.codes
     for path in source.files:

@@ -140,6 +140,9 @@ class FileReader(Reader):
         except OSError as bad:
             raise self._unreadable(bad) from None
 
+    has_header = False
+    """Whether the first line names the columns, where it might as well be a row."""
+
     @property
     def packed(self) -> bool:
         """Whether the file is compressed."""

@@ -138,6 +138,10 @@ class DelimitedFile(FileReader):
         return names, named
 
     @property
+    def has_header(self) -> bool:  # type: ignore[override]
+        return self._head[1]
+
+    @property
     def columns(self) -> list[str] | None:
         names, named = self._head
         if not named:

@@ -289,16 +289,22 @@ class Tokenization:
     def _needed(self, texts: list[str], before: int) -> list[str]:
         """Prepared texts, so many after the first; of long ones what has more tokens than a row takes, and a word."""
         prepare = TEXT_NORMALIZATIONS[self.preparation]
-        if self._limit is not None and self._splits_at_spaces:
+        if self._limit is not None and not self._cuts_left and self._splits_at_spaces:
             texts = beginnings(texts, self._limit, lambda some: self.plain_ids([prepare(t) for t in some]))
         for i, text in enumerate(texts):
             if len(text) > LONGEST:
-                problem = (
-                    f"a text of {len(text):,} characters has no space where this tokenizer could stop reading"
-                )
+                why = "has no space where this tokenizer could stop reading"
+                if self._cuts_left:
+                    why = "would be read to its end, which is what this tokenizer keeps"
+                problem = f"a text of {len(text):,} characters {why}"
                 fix, value = f"texts of at most {LONGEST:,} characters", text[:20] + "…"
                 raise UserError(problem, key="text", value=value, fix=fix, index=before + i)
         return [prepare(text) for text in texts]
+
+    @property
+    def _cuts_left(self) -> bool:
+        """Whether of a text that is too long the end is kept."""
+        return self.tokenizer.truncation_side == "left" and not self._joins_text
 
     @property
     def _joins_text(self) -> bool:
@@ -311,14 +317,13 @@ class Tokenization:
         lengths = np.fromiter(map(len, plain), np.int64, len(plain))
         flat = np.fromiter(chain.from_iterable(plain), np.int32, int(lengths.sum()))
         prefix, suffix = self.prefix_ids, self.suffix_ids
-        from_left = self.tokenizer.truncation_side == "left"
         if self._between is not None:
             most = self._limit
-            kept = [ids if most is None else ids[-most:] if from_left else ids[:most] for ids in plain]
+            kept = [ids if most is None else ids[-most:] if self._cuts_left else ids[:most] for ids in plain]
             rows = [self._filled(prefix + ids + self._between + ids + suffix) for ids in kept]
             return TokenRows.of(rows, [len(a) < len(b) for a, b in zip(kept, plain, strict=True)])
         filler = 0 if prefix or suffix or lengths.all() else self._filled([])[0]
-        return TokenRows.framed(flat, lengths, prefix, suffix, self._limit, from_left, filler)
+        return TokenRows.framed(flat, lengths, prefix, suffix, self._limit, self._cuts_left, filler)
 
     def _rows_of_text(self, texts: list[str]) -> TokenRows:
         """The sentence cut as a string, put into the template and tokenised with it."""
@@ -417,7 +422,8 @@ class Tokenization:
             "preparation": self.preparation,
         }
         if self.tokenizer.truncation_side != "right":
-            settings["cut"] = self.tokenizer.truncation_side
+            # 2: of a long text, too, the end is kept.
+            settings["cut"] = "left 2" if self._cuts_left else self.tokenizer.truncation_side
         content = vocabulary + json.dumps(settings, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 

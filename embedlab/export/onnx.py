@@ -156,7 +156,7 @@ def load_onnx(
 
     def encode(texts: Sequence[str]) -> np.ndarray[Any, Any]:
         rows = tokenization.ids([before + text for text in texts])
-        parts = []
+        parts = [np.empty((0, session.get_outputs()[0].shape[1]), np.float32)]
         for start in range(0, len(rows), batch_size):
             batch = tokenization.pad(rows[start : start + batch_size])
             parts.append(session.run([OUTPUT], {name: tensor.numpy() for name, tensor in batch.items()})[0])

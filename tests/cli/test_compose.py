@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from embedlab.cli.compose import compose, known_keys, readable
 from embedlab.errors import UserError
+from embedlab.files import conf_dir
 
 GIVEN = ["ckpt=mini", "input=in.txt", "output=out.npy"]
 
@@ -180,3 +182,17 @@ def test_known_keys_include_inner_ones(conf: Path) -> None:
     assert {"limit", "method", "method.tau"} <= set(keys)
     assert "method.lambda_c" not in keys
     assert {"method.lambda_c"} <= set(known_keys("demo", ["nonsense=1"]))
+
+
+@pytest.mark.parametrize("value", ["no", "off", "'false'", "0", "[]"])
+@pytest.mark.parametrize(
+    "name", [p.stem for p in sorted(conf_dir().glob("*.yaml")) if "\nheader: null\n" in p.read_text()]
+)
+def test_a_switch_that_is_null_by_default_is_a_switch(name: str, value: str) -> None:
+    """``header=no`` was taken for true, and the first text for a name."""
+    text = (conf_dir() / f"{name}.yaml").read_text()
+    needed = [f"{key}=x" for key in re.findall(r"^(\w+): \?\?\?$", text, re.MULTILINE)]
+    with pytest.raises(UserError, match=r"not true or false \(header="):
+        compose(name, [*needed, f"header={value}"])
+    for good, found in (("true", True), ("false", False), ("null", None)):
+        assert compose(name, [*needed, f"header={good}"])["header"] is found

@@ -491,3 +491,20 @@ def test_memory_does_not_grow_with_the_rows(ckpt: Path, tmp_path: Path) -> None:
     )
     resident = [int(line) for line in done.stdout.splitlines()[:12]]
     assert resident[11] - resident[2] < 12, resident
+
+
+@pytest.mark.parametrize("first", ["true", "false"])
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_a_name_that_is_a_number_is_no_place(
+    tmp_path: Path, tiny: Callable[..., Path], first: str, suffix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As pandas writes columns without names: with and without the header the same rows have other numbers."""
+    between = "," if suffix == "csv" else "\t"
+    (file := tmp_path / f"in.{suffix}").write_text(f"0{between}1\na cat{between}x\na dog{between}y\n")
+    command = ["encode", str(file), f"{tmp_path / 'out'}/", f"ckpt={tiny('bert')}", "column=0", "part_rows=1"]
+    other = "false" if first == "true" else "true"
+    assert main([*command, f"header={first}"]) == 0
+    assert main([*command, f"header={first}"]) == 0
+    capsys.readouterr()
+    assert main([*command, f"header={other}"]) == 2
+    assert "files[0].header" in capsys.readouterr().err

@@ -71,6 +71,7 @@ def test_onnx_graph_pools_and_normalises(tiny: Callable[..., Path], tmp_path: Pa
 
     out, folder = tmp_path / "onnx", tiny(model_type, layers=1)
     assert main(["export", f"ckpt={folder}", "to=onnx", f"out={out}"]) == 0
+    assert load_onnx(out)([]).shape == (0, embedlab.load(str(folder)).dim)
     vectors = load_onnx(out, batch_size=5)(SENTENCES)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     ours = embedlab.load(str(folder)).encode(list(SENTENCES), normalize=True)

@@ -16,6 +16,7 @@ import torch
 
 from embedlab.cli.main import main
 from embedlab.data.readers import open_reader
+from embedlab.encoders.codes import STORES
 
 PAIRS = [("how do birds fly?", "They flap their wings."), ("what do cats eat?", "Cats eat fish."),
          ("a dog?", "It barks."), ("what do cats eat?", "Cats eat meat."), ("", "No question."),
@@ -167,6 +168,52 @@ def test_an_index_is_searched_in_place_of_a_corpus(
         line = capsys.readouterr().err
         assert told in line
         assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_scores_of_an_index_are_those_of_texts_or_refused(
+    store: str,
+    folder: Path,
+    tiny: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A candidate's score is held against a positive's; with a bit a feature it is of another size."""
+    monkeypatch.chdir(folder)
+    ckpt, texts = f"ckpt={tiny('bert')}", [p for q, p in PAIRS if q and p] + [t for t in MORE if t]
+    (folder / "all.txt").write_text("\n".join(texts) + "\n")
+    assert main(["encode", "all.txt", "floats.npy", ckpt, "device=cpu"]) == 0
+    coded = [f"store={store}", "calibration=floats.npy"]
+    assert main(["encode", "all.txt", "codes/", ckpt, "device=cpu", *coded]) == 0
+    assert main(["search", "index", "codes", "index", "texts=all.txt"]) == 0
+    command = ["mine", "pairs.jsonl", "out.jsonl", ckpt, "device=cpu", "overwrite=true"]
+    assert main([*command, "search=index"]) == 0
+    capsys.readouterr()
+    for more in (
+        "scores=true",
+        "relative_margin=0.05",
+        "absolute_margin=0.1",
+        "max_score=0.9",
+        "min_score=0",
+    ):
+        status = main([*command, more, "search=index"])
+        line = capsys.readouterr().err
+        if store in ("binary", "ubinary"):
+            assert status == 2
+            assert "holds a bit a feature" in line
+            assert line.count("\n") == 1
+        else:
+            assert "holds a bit a feature" not in line
+    if store not in ("binary", "ubinary"):
+        assert main([*command, "scores=true", "search=index"]) == 0
+        coded_rows = rows(folder / "out.jsonl")
+        assert main([*command, "scores=true", "corpus=all.txt"]) == 0
+        scores = [{one["negative"]: one["score_1"] for one in some if one["anchor"] == coded_rows[0]["anchor"]}
+                  for some in (coded_rows, rows(folder / "out.jsonl"))]  # fmt: skip
+        common = scores[0].keys() & scores[1].keys()
+        assert common
+        for text in common:
+            assert scores[0][text] == pytest.approx(scores[1][text], abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ cases = st.fixed_dictionaries(
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     values=cases, seed=st.integers(0, 999), block=st.integers(1, 9), shift=st.sampled_from([0.0, 0.4, 3.0]),
-    taught=st.booleans(),
+    taught=st.booleans(), copies=st.sampled_from([0, 40]),
 )  # fmt: skip
 def test_what_is_mined_is_what_a_plain_loop_finds(
     tmp_path_factory: pytest.TempPathFactory,
@@ -143,9 +143,11 @@ def test_what_is_mined_is_what_a_plain_loop_finds(
     block: int,
     shift: float,
     taught: bool,
+    copies: int,
 ) -> None:
     of = MineSettings(**values, teacher=taught, scores=True)
     pairs, corpus = tables(seed, 5, 12)
+    corpus += [pairs[0][1] + " " * i for i in range(1, copies + 1)]  # no other text than a positive
     encoder, teacher = Moved(shift), Moved(0.2) if taught else None
     miner = run(tmp_path_factory.mktemp("work"), pairs, corpus, of, block, encoder, teacher)
     by = teacher or encoder

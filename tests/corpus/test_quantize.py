@@ -158,13 +158,17 @@ def test_commands_that_cannot_be(file: Path, tmp_path: Path, capsys: pytest.Capt
         assert all("rows or more say more" in warning for warning in warnings)
         return line
 
-    out = tmp_path / "out.npy"
+    out = tmp_path / f"out{file.suffix}"
     assert "(store=int4)" in refused(file, out, "store=int4")
     assert "no such file" in refused(tmp_path / "none.npy", out)
     assert "the same" in refused(file, file)
     for store in ("int8", "ubinary"):
-        assert "nowhere: no such folder" in refused(file, tmp_path / "nowhere" / "x.npy", f"store={store}")
+        assert "nowhere: no such folder" in refused(file, tmp_path / "nowhere" / out.name, f"store={store}")
     assert "unknown kind of output" in refused(file, tmp_path / "out.txt")
+    other = tmp_path / f"out{'.npy' if file.suffix == '.parquet' else '.parquet'}"
+    for store in STORES:  # whose rows would have other numbers, or those of other texts
+        assert f"end its name in {file.suffix}" in refused(file, other, f"store={store}")
+    assert not other.exists()
     np.save(tmp_path / "narrow.npy", X[:, :5])
     assert "width 5, the vectors are of width 13" in refused(
         file, out, f"calibration={tmp_path / 'narrow.npy'}"

@@ -151,6 +151,28 @@ def test_parts_that_were_encoded_anew(
     assert "manifest.json: its parts were encoded anew, or moved" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("form", ["file", "folder"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("rows", [1, 2, 3000])
+def test_files_that_were_encoded_anew(
+    tmp_path: Path, form: str, dtype: Any, rows: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same rows and width, but in another order or of other texts; a copy or a later date is the same file."""
+    (tmp_path / "x").mkdir()
+    x = np.random.default_rng(0).normal(size=(rows, 8)).astype(dtype)
+    files = [tmp_path / "x" / f"{i}.npy" for i in range(1 if form == "file" else 3)]
+    for file in files:
+        np.save(file, x)
+    given, index = files[0] if form == "file" else tmp_path / "x", tmp_path / "index"
+    assert main(["search", "index", str(given), str(index)]) == 0
+    np.save(files[-1], x)
+    assert len(Index(index)) == rows * len(files)
+    np.save(files[-1], x[::-1] if rows > 1 else -x)
+    capsys.readouterr()
+    assert main(["search", "query", str(index), f"queries={files[0]}", "k=1"]) == 2
+    assert f"index: its vectors were encoded anew ({tmp_path / 'x'})" in capsys.readouterr().err
+
+
 def test_rows_keep_their_numbers_where_some_were_left_out(
     tmp_path: Path, encoded: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +211,24 @@ def test_texts_are_found_where_rows_were_left_out(
     (tmp_path / "other.txt").write_text("one\n\n" * 3)
     assert main(["search", "index", str(out), str(tmp_path / "no"), f"texts={tmp_path / 'other.txt'}"]) == 2
     assert "texts for 9 vectors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["file", "folder"])
+@pytest.mark.parametrize("suffix", [".npy", ".NPY", ".parquet", ".Parquet"])
+def test_what_encode_writes_is_found_by_its_suffix_in_any_case(
+    tmp_path: Path, tiny: Callable[..., Path], suffix: str, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in.txt").write_text("\n".join(TEXTS[:6]) + "\n", encoding="utf-8")
+    (tmp_path / "out").mkdir()
+    out, ckpt = tmp_path / "out" / f"x{suffix}", f"ckpt={tiny('bert')}"
+    assert main(["encode", str(tmp_path / "in.txt"), str(out), ckpt]) == 0
+    given, index = out if form == "file" else out.parent, str(tmp_path / "index")
+    assert main(["search", "index", str(given), index, f"texts={tmp_path / 'in.txt'}"]) == 0
+    capsys.readouterr()
+    if suffix.lower() == ".npy":
+        assert main(["search", "query", index, f"queries={out}", "k=1"]) == 0
+        assert [line.split("\t")[2] for line in capsys.readouterr().out.splitlines()] == [*"123456"]
+    assert Index(index).texts(range(6)) == TEXTS[:6]
 
 
 @pytest.mark.parametrize("block", [1, 3, 100])

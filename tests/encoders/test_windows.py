@@ -69,10 +69,12 @@ def test_no_more_is_read_than_a_window_needs() -> None:
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("join", TEMPLATES)
-def test_of_a_long_text_the_beginning_gives_the_same_row(
-    model_type: str, join: str | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_of_a_long_text_a_part_gives_the_same_row(
+    side: str, model_type: str, join: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = tiny_tokenizer(model_type)
+    tokenizer.truncation_side = side
     shortened = 0
 
     def counted(texts: list[str], *more: Any) -> list[str]:

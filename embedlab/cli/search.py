@@ -17,6 +17,7 @@ from embedlab.corpus.index_folder import check_index, check_index_folder
 from embedlab.corpus.plan import KINDS
 from embedlab.data.reader import FileReader
 from embedlab.data.sources import find_files
+from embedlab.encoders.folder import same_encoder
 from embedlab.encoders.place import Place, recorded
 from embedlab.errors import UserError, one_of, printable
 from embedlab.files import check_absent, check_writable, conf_dir
@@ -132,12 +133,11 @@ def _of_vectors(vectors: Any, config: dict[str, Any], place: Place | str | None)
     encoder = None
     if place is not None:
         loaded = load_encoder(place, config["max_length"], dim=config["dim"])
-        if vectors.fingerprint not in ("", loaded.fingerprint()):
+        if vectors.fingerprint and not same_encoder(vectors.fingerprint, loaded.fingerprint()):
             fix = "leave ckpt out, or encode again"
             raise UserError("made none of these vectors", key="ckpt", value=config["ckpt"], fix=fix)
-        vectors = replace(
-            vectors, encoder=reference(loaded, str(config["ckpt"])), fingerprint=loaded.fingerprint()
-        )
+        known = vectors.fingerprint or loaded.fingerprint()
+        vectors = replace(vectors, encoder=reference(loaded, str(config["ckpt"])), fingerprint=known)
         encoder = Configured.of(loaded, config)
     texts = None
     if config["texts"] is not None:

@@ -29,6 +29,7 @@ from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
 from embedlab.corpus.vector_files import NpyFile, read_ranges, write_ranges
 from embedlab.encoders.codes import RANGES, Codes
+from embedlab.encoders.folder import same_encoder
 from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import RESCORE, CodesTopK, TopK, unit
@@ -348,9 +349,15 @@ class Index:
 
     def check_encoder(self, fingerprint: str) -> None:
         """UserError unless `fingerprint` is that of the encoder that made the index, where that is known."""
-        if self.info.fingerprint and fingerprint != self.info.fingerprint:
+        own = self.info.fingerprint
+        if own and not same_encoder(own, fingerprint):
+            told = f"was made by another encoder ({own[:12]}) than this one ({fingerprint[:12]})"
+            if own[:12] == fingerprint[:12]:
+                told = (
+                    f"was made by another encoder: of the same weights ({own[:12]}), but another config.json"
+                )
             raise UserError(
-                f"was made by another encoder ({self.info.fingerprint[:12]}) than this one ({fingerprint[:12]})",
+                told,
                 file=self.folder,
                 key="ckpt",
                 fix=f"use ckpt={self.info.encoder} as it was, or build the index again",

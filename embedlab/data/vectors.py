@@ -49,7 +49,7 @@ def text_vectors(
     """The vectors of every row's text, in the order of a table: opened where they are in the cache, else computed.
 
     Args:
-        encoder: of the vectors, whose identity is the key, with a hash of the texts and their ``data.prompts``.
+        encoder: of the vectors, whose fingerprint is the key, with a hash of the texts and their ``data.prompts``.
         config: that the table was built from.
         table: rows of tokens.
         role: of the texts that are encoded, and the name of their field.
@@ -65,7 +65,7 @@ def text_vectors(
     """
     shape = table.n_rows, encoder.dim
     prompt = data_kind(config.name).prompts_of(config).get(role, "")
-    content = f"{encoder.identity()} {table.report['content']} {role}" + (prompt and f" {prompt}")
+    content = f"{encoder.fingerprint()} {table.report['content']} {role}" + (prompt and f" {prompt}")
     name = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
 
     def build(folder: Path) -> None:

@@ -99,8 +99,8 @@ class Teacher:
 
     @cached_property
     def identity(self) -> str:
-        """Of what it teaches, by `Encoder.identity`; asked for when its tokenization is set."""
-        return self.encoder.identity()
+        """Of what it teaches, by `Encoder.fingerprint`; asked for when its tokenization is set."""
+        return self.encoder.fingerprint()
 
     def views(self, roles: Mapping[str, str], max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
         """Its own views of the method's, for `Method.views`.
@@ -231,7 +231,12 @@ class TaughtMethod(Method):
             UserError: the teachers are not those of the checkpoint.
         """
         saved = checkpoint.get("embedlab", {}).get("teachers")
-        if saved is not None and saved != [teacher.identity for teacher in self.teachers]:
+        # (Until they were fingerprints, without a plus sign, they had another form.)
+        if (
+            saved is not None
+            and "+" in "".join(saved)
+            and saved != [teacher.identity for teacher in self.teachers]
+        ):
             told = (
                 "the checkpoint is of another recipe: a teacher has changed since (its weights or its files)"
             )

@@ -77,6 +77,10 @@ class Hit:
     score: float
     text: str
 
+    def plain(self) -> dict[str, Any]:
+        """For JSON; rows from 1 on."""
+        return {"row": self.row + 1, "score": round(self.score, 6), "text": self.text}
+
 
 @dataclass(frozen=True)
 class Layout:

@@ -161,8 +161,9 @@ class CachedTeacher(Teacher):
         """By role: vectors of the rows that have some, and how many rows before those of each set have none."""
 
     def views(self, roles: Mapping[str, str], max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
-        """None of its own; how far it reads is set."""
+        """None of its own; how far it reads is set, which makes it another."""
         self._roles |= roles
+        self.__dict__.pop("identity", None)
         for tower in self.encoder.towers:
             tower.tokenization = read_to(tower.tokenization, max_length)
         return {}
@@ -183,7 +184,9 @@ class CachedTeacher(Teacher):
             for name, table in tables.items():
                 there = method.is_taught(name) and role in table.fields
                 if there:
-                    half = text_vectors(self.encoder, sets[name], table, role, method.device, data.overlap)
+                    half = text_vectors(
+                        self.encoder, sets[name], table, role, method.device, data.overlap, self.identity
+                    )
                     found.append(torch.from_numpy(half))
                 without.append(without[-1] + (0 if there else table.n_rows))
             if found:

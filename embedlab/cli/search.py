@@ -263,7 +263,7 @@ def _query(argv: Sequence[str]) -> int:
     what = "texts" if index.info.texts else "vectors"
     print(f"{len(index):,} {what} searched{asked} in {time.perf_counter() - start:.2f} s", file=sys.stderr)
     if config["out"] is not None:
-        answers = {} if rows is None else {"queries": rows}
+        answers: dict[str, Any] = {} if rows is None else {"queries": rows}
         answers |= {"hits": [[hit.plain() for hit in hits] for hits in found]}
         write_whole(Path(str(config["out"])), json.dumps(answers, ensure_ascii=False) + "\n")
     return 0

@@ -25,7 +25,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from operator import eq
@@ -100,7 +100,7 @@ class Manifest:
         """UserError, with the first key, where another manifest stands for other bytes."""
         theirs, ours = found._compared(), self._compared()
         for key in (*ours, *theirs):
-            same = same_encoder if key == "fingerprint" else eq
+            same: Callable[[Any, Any], bool] = same_encoder if key == "fingerprint" else eq
             if not same(theirs.get(key), ours.get(key)):
                 told = f"{key} is {_plain(theirs.get(key))}, this run has {_plain(ours.get(key))}"
                 raise UserError(told, file=file, fix="the settings that it was begun with, or another folder")

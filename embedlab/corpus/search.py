@@ -77,8 +77,7 @@ class Hit:
     score: float
     text: str
 
-    def plain(self) -> dict[str, Any]:
-        """For JSON; rows from 1 on."""
+    def plain(self) -> dict[str, Any]:  # for JSON
         return {"row": self.row + 1, "score": round(self.score, 6), "text": self.text}
 
 
@@ -355,13 +354,9 @@ class Index:
         """UserError unless `fingerprint` is that of the encoder that made the index, where that is known."""
         own = self.info.fingerprint
         if own and not same_encoder(own, fingerprint):
-            told = f"was made by another encoder ({own[:12]}) than this one ({fingerprint[:12]})"
-            if own[:12] == fingerprint[:12]:
-                told = (
-                    f"was made by another encoder: of the same weights ({own[:12]}), but another config.json"
-                )
+            of = ", of the same weights and another config.json" if own[:12] == fingerprint[:12] else ""
             raise UserError(
-                told,
+                f"was made by another encoder ({own[:12]}) than this one ({fingerprint[:12]}{of})",
                 file=self.folder,
                 key="ckpt",
                 fix=f"use ckpt={self.info.encoder} as it was, or build the index again",

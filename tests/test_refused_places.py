@@ -48,6 +48,7 @@ CASES = {
     "index vectors": Case("search index {in}.npy {out}"),
     "index parquet": Case("search index {parquet} {out} kind=ivf_flat"),
     "index work": Case("search index {in}.npy {out} kind=ivf_flat work={out}.work", r"a\.work(/.*)?"),
+    "search query": Case("search query {index} queries={in}.txt out={out}.json"),
     "search export": Case("search export {index} {out}.parquet"),
     "mine": Case("mine {pairs} {out}.jsonl ckpt={encoder} device=cpu", r"a\.jsonl(\.json|\.work(/.*)?)"),
     "mine work": Case(

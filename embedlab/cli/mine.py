@@ -17,6 +17,7 @@ from embedlab.cli.exits import going_on
 from embedlab.config.mine import MineSettings, check_output
 from embedlab.console import print_table, progress_bar
 from embedlab.corpus.index_folder import check_index
+from embedlab.encoders.folder import same_encoder
 from embedlab.errors import UserError, blamed_on
 from embedlab.files import check_absent, check_writable, write_whole
 from embedlab.locks import WorkFolder, sole_writer
@@ -182,8 +183,10 @@ def _check_work(
         return
     theirs = read_values(file)
     for key, value in ours.items():
-        if theirs.get(key) != value:
-            told = f"was begun with {key} {theirs.get(key)}, this run has {value}"
+        was = theirs.get(key)
+        of_encoder = key in ("ckpt", "teacher") and isinstance(was, str) and value is not None
+        if not (same_encoder(was, value) if of_encoder else was == value):
+            told = f"was begun with {key} {was}, this run has {value}"
             raise UserError(told, file=work, key="work", fix="the same settings, work=ANOTHER, or remove it")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,18 +18,19 @@ from embedlab.corpus.index_folder import check_index, check_index_folder
 from embedlab.corpus.plan import KINDS
 from embedlab.data.reader import FileReader
 from embedlab.data.sources import find_files
+from embedlab.encoders.folder import same_encoder
 from embedlab.encoders.place import Place, recorded
 from embedlab.errors import UserError, one_of, printable
-from embedlab.files import check_absent, check_writable, conf_dir
+from embedlab.files import check_absent, check_writable, conf_dir, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from embedlab.corpus.search import Hit, Index, IndexInfo, Layout
+    from embedlab.corpus.search import Index, IndexInfo, Layout
 
 _USAGE = (
     "usage: embedlab search index TEXTS INDEX [ckpt=…] | embedlab search index VECTORS INDEX"
-    " | embedlab search query INDEX TEXT [k=10] | embedlab search serve INDEX"
+    " | embedlab search query INDEX TEXT|queries=FILE [k=10] [out=FILE.json] | embedlab search serve INDEX"
     " | embedlab search export INDEX OUT.parquet"
 )
 _VECTORS = "a .npy file that embedlab encode wrote"
@@ -132,12 +134,11 @@ def _of_vectors(vectors: Any, config: dict[str, Any], place: Place | str | None)
     encoder = None
     if place is not None:
         loaded = load_encoder(place, config["max_length"], dim=config["dim"])
-        if vectors.fingerprint not in ("", loaded.fingerprint()):
+        if vectors.fingerprint and not same_encoder(vectors.fingerprint, loaded.fingerprint()):
             fix = "leave ckpt out, or encode again"
             raise UserError("made none of these vectors", key="ckpt", value=config["ckpt"], fix=fix)
-        vectors = replace(
-            vectors, encoder=reference(loaded, str(config["ckpt"])), fingerprint=loaded.fingerprint()
-        )
+        known = vectors.fingerprint or loaded.fingerprint()
+        vectors = replace(vectors, encoder=reference(loaded, str(config["ckpt"])), fingerprint=known)
         encoder = Configured.of(loaded, config)
     texts = None
     if config["texts"] is not None:
@@ -235,15 +236,9 @@ def _print_recall(folder: Path) -> None:
 
 
 def _query(argv: Sequence[str]) -> int:
-    from_file = any(a.startswith("queries=") for a in argv)
-    config = compose(
-        "search_query",
-        [*argv, "text=null"] if from_file else argv,
-        positional=("index",) if from_file else ("index", "text"),
-    )
+    config = compose("search_query", argv, positional=("index", "text"))
     _check_numbers(config)
-    if not from_file and not str(config["text"]).strip():
-        raise UserError("the query is empty", key="text", fix='embedlab search query INDEX "some words"')
+    _check_asked(config)
     _check(config)
 
     from embedlab.corpus.search import Index
@@ -254,20 +249,41 @@ def _query(argv: Sequence[str]) -> int:
     if not str(config["queries"]).lower().endswith(".npy"):
         encoder = _encoder(index, config)
     start = time.perf_counter()
+    rows: list[int] | None = None
     if config["queries"] is None:
-        (hits,) = index.search(encoder, [str(config["text"])], config["k"])
-        answers: list[tuple[int | None, list[Hit]]] = [(None, hits)]
+        found = index.search(encoder, [str(config["text"])], config["k"])
     else:
         rows, vectors = _queries(config, encoder)
-        answers = [*zip(rows, index.search_vectors(vectors, config["k"]), strict=True)]
-    for row, hits in answers:
-        before = "" if row is None else f"{row}\t"
+        found = index.search_vectors(vectors, config["k"])
+    for place, hits in enumerate(found):
+        before = "" if rows is None else f"{rows[place]}\t"
         for hit in hits:
             print(f"{before}{hit.score:.4f}\t{hit.row + 1}\t{printable(hit.text)}".rstrip("\t"))
-    asked = "" if config["queries"] is None else f" for {len(answers):,} queries"
+    asked = "" if rows is None else f" for {len(rows):,} queries"
     what = "texts" if index.info.texts else "vectors"
     print(f"{len(index):,} {what} searched{asked} in {time.perf_counter() - start:.2f} s", file=sys.stderr)
+    if config["out"] is not None:
+        answers: dict[str, Any] = {} if rows is None else {"queries": rows}
+        answers |= {"hits": [[hit.plain() for hit in hits] for hits in found]}
+        write_whole(Path(str(config["out"])), json.dumps(answers, ensure_ascii=False) + "\n")
     return 0
+
+
+def _check_asked(config: Mapping[str, Any]) -> None:
+    """UserError unless a text or a file of queries is asked for, and where the answers cannot be written."""
+    text, queries = config["text"], config["queries"]
+    fix = 'embedlab search query INDEX "some words", or queries=FILE'
+    if text is None and queries is None:
+        raise UserError("a query is missing", key="text", fix=fix)
+    if text is not None and queries is not None:
+        raise UserError(
+            "the queries are those of a file", key="text", value=text, fix="leave it or queries= out"
+        )
+    if text is not None and not str(text).strip():
+        raise UserError("the query is empty", key="text", fix=fix)
+    if config["out"] is not None:
+        check_absent(Path(str(config["out"])), config["overwrite"])
+        check_writable(Path(str(config["out"])))
 
 
 def _check(config: Mapping[str, Any]) -> None:

@@ -25,15 +25,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
+from operator import eq
 from pathlib import Path
 from typing import Any
 
 from embedlab.config.read import record
 from embedlab.corpus.vector_files import VectorFile, vector_file, write_ranges
 from embedlab.encoders.codes import RANGES, Codes
+from embedlab.encoders.folder import same_encoder
 from embedlab.errors import UserError
 from embedlab.files import made, write_new, write_whole
 
@@ -99,7 +101,8 @@ class Manifest:
         """UserError, with the first key, where another manifest stands for other bytes."""
         theirs, ours = found._compared(), self._compared()
         for key in (*ours, *theirs):
-            if theirs.get(key) != ours.get(key):
+            same: Callable[[Any, Any], bool] = same_encoder if key == "fingerprint" else eq
+            if not same(theirs.get(key), ours.get(key)):
                 told = f"{key} is {_plain(theirs.get(key))}, this run has {_plain(ours.get(key))}"
                 raise UserError(told, file=file, fix="the settings that it was begun with, or another folder")
 

@@ -29,6 +29,7 @@ from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
 from embedlab.corpus.vector_files import NpyFile, read_ranges, write_ranges
 from embedlab.encoders.codes import RANGES, Codes
+from embedlab.encoders.folder import same_encoder
 from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import RESCORE, CodesTopK, TopK, unit
@@ -76,6 +77,9 @@ class Hit:
     row: int
     score: float
     text: str
+
+    def plain(self) -> dict[str, Any]:  # for JSON
+        return {"row": self.row + 1, "score": round(self.score, 6), "text": self.text}
 
 
 @dataclass(frozen=True)
@@ -354,9 +358,11 @@ class Index:
 
     def check_encoder(self, fingerprint: str) -> None:
         """UserError unless `fingerprint` is that of the encoder that made the index, where that is known."""
-        if self.info.fingerprint and fingerprint != self.info.fingerprint:
+        own = self.info.fingerprint
+        if own and not same_encoder(own, fingerprint):
+            of = ", of the same weights and another config.json" if own[:12] == fingerprint[:12] else ""
             raise UserError(
-                f"was made by another encoder ({self.info.fingerprint[:12]}) than this one ({fingerprint[:12]})",
+                f"was made by another encoder ({own[:12]}) than this one ({fingerprint[:12]}{of})",
                 file=self.folder,
                 key="ckpt",
                 fix=f"use ckpt={self.info.encoder} as it was, or build the index again",

@@ -9,7 +9,7 @@ import json
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-from embedlab.corpus.search import Hit, Index
+from embedlab.corpus.search import Index
 from embedlab.errors import UserError
 from embedlab.evaluation.core.vectors import Encoder
 
@@ -85,7 +85,4 @@ def answered(index: Index, encoder: Encoder, request: Any) -> list[list[dict[str
     if type(k) is not int or not 1 <= k <= MOST_K:
         raise UserError(f"must be a whole number from 1 to {MOST_K}", key="k", value=k, fix=_REQUEST)
 
-    def plain(hit: Hit) -> dict[str, Any]:
-        return {"row": hit.row + 1, "score": round(hit.score, 6), "text": hit.text}
-
-    return [[plain(hit) for hit in hits] for hits in index.search(encoder, queries, k)]
+    return [[hit.plain() for hit in hits] for hits in index.search(encoder, queries, k)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -124,6 +125,13 @@ class BatchPlan:
         ):  # too few to give each rank one: some ranks have one row more in the batch before
             return [*sizes[:-1], sizes[-1] + rest]
         return [*sizes, rest]
+
+
+def tell_dropped(error: UserError, read: int, dropped: Mapping[str, int]) -> None:
+    """Add to an error about too few rows how many were read, and why those that are missing were left out."""
+    if dropped:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
+        error.message += f", of {read:,} that were read; dropped: {reasons}"
 
 
 def shares_of(rows: int, world: int) -> tuple[int, ...]:

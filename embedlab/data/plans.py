@@ -10,7 +10,7 @@ from embedlab.config.data import DataConfig, kind_name
 from embedlab.data.distinct import DistinctPlan, PerLabelPlan
 from embedlab.data.kinds import in_set
 from embedlab.data.mix import MixedTable, MixPlan
-from embedlab.data.plan import GOLDEN, BatchPlan
+from embedlab.data.plan import GOLDEN, BatchPlan, tell_dropped
 from embedlab.data.table import PackedTable, Table
 from embedlab.errors import UserError
 
@@ -31,14 +31,9 @@ def training_plan(
         return _one(config, table, seed, world, rank)
     parts = []
     for place, (name, one) in enumerate(config.sets.items(), 1):
-        try:
-            own = (seed + place * int(GOLDEN)) % 2**64
-            with in_set(name):
-                parts.append(_one(one.config, table.parts[name], own, world, rank))
-        except UserError as error:
-            error.key = f"data.mix.{name}"
-            error.value = None
-            raise
+        own = (seed + place * int(GOLDEN)) % 2**64
+        with in_set(name, rows=True):
+            parts.append(_one(one.config, table.parts[name], own, world, rank))
     plan = MixPlan(
         parts,
         table.starts,
@@ -62,9 +57,7 @@ def _one(config: DataConfig, table: Table, seed: int, world: int, rank: int) -> 
     try:
         plan = _batches(config, table, seed, world, rank)
     except UserError as error:  # the report, which says so too, is of data that can be trained on
-        if dropped := table.report["dropped"]:
-            reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items())
-            error.message += f", of {table.report['read']:,} that were read; dropped: {reasons}"
+        tell_dropped(error, table.report["read"], table.report["dropped"])
         raise
     number = _TOLD_APART_BY.get(kind_name(config.name))
     if number is not None and np.ptp(table.numbers[number]) == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 from embedlab.config.data import DataConfig
 from embedlab.console import quiet
 from embedlab.data.contamination.overlap import Overlap
-from embedlab.data.kinds import DataKind, by_set, check_unread, data_kind
+from embedlab.data.kinds import DataKind, check_unread, data_kind, in_set
+from embedlab.data.plan import BatchPlan, tell_dropped
 from embedlab.data.reader import Reader
 from embedlab.data.sources import check_source, open_source
 from embedlab.encoders.windows import windows
@@ -221,20 +222,40 @@ def read_rows(
     return RowStream(config, kind, roles, readers, list(groups), list(groups.values()), overlap=overlap)
 
 
-@by_set
-def check_first_rows(config: DataConfig) -> None:
-    """Read the first rows of files, without torch: a bad one among them need not wait until the encoder is made.
+def check_first_rows(config: DataConfig, devices: int = 0) -> None:
+    """Read the first rows of files, without torch: a bad one among them, or that these are too few, need not wait until
+    the encoder is made.
+
+    Args:
+        config: of the run's data.
+        devices: at least so many train on it; 0: none does.
 
     Raises:
-        UserError: as `read_rows`.
+        UserError: as `read_rows`; all rows are less than one batch.
     """
-    if config.files:
-        most = min(_LOOKED_AT, config.limit or _LOOKED_AT)
-        with quiet("embedlab.data.readers"):  # what it warns of, it says when the text is read in earnest
-            for _ in islice(read_rows(config).clean(), most):
-                pass
-    else:
+    for name, one in {name: one.config for name, one in config.sets.items()}.items() or [("", config)]:
+        with in_set(name):
+            rows, dropped = _first_rows(one)
+        if not devices or not rows or one.pack is not None:
+            continue
+        try:
+            with in_set(name, rows=True):
+                BatchPlan(rows, one.batch_size, world=devices, drop_last=one.drop_last)
+        except UserError as error:
+            tell_dropped(error, rows + sum(dropped.values()), dropped)
+            raise
+
+
+def _first_rows(config: DataConfig) -> tuple[int | None, Mapping[str, int]]:
+    """How many rows there are at most, where this look sees them all; and how many were left out, by reason."""
+    if not config.files:
         check_source(config)
+        return None, {}
+    most = min(_LOOKED_AT, config.limit or _LOOKED_AT)
+    with quiet("embedlab.data.readers"):  # what it warns of, it says when the text is read in earnest
+        stream = read_rows(config)
+        rows = sum(1 for _ in islice(stream.clean(), most))
+    return rows if rows < _LOOKED_AT else None, stream.dropped
 
 
 def iter_texts(config: DataConfig, role: str | None = None) -> Iterator[str]:

@@ -45,16 +45,18 @@ def text_vectors(
     role: str,
     device: torch.device | str,
     overlap: Overlap | None = None,
+    identity: str | None = None,
 ) -> Vectors:
     """The vectors of every row's text, in the order of a table: opened where they are in the cache, else computed.
 
     Args:
-        encoder: of the vectors, whose identity is the key, with a hash of the texts and their ``data.prompts``.
+        encoder: of the vectors, whose fingerprint is the key, with a hash of the texts and their ``data.prompts``.
         config: that the table was built from.
         table: rows of tokens.
         role: of the texts that are encoded, and the name of their field.
         device: to encode on.
         overlap: the evaluation sets that ``config.decontaminate`` names.
+        identity: the encoder's fingerprint as it is now, where the caller has it: all weights are read for it.
 
     Returns:
         [n, D], not normalised, mapped into memory.
@@ -65,7 +67,9 @@ def text_vectors(
     """
     shape = table.n_rows, encoder.dim
     prompt = data_kind(config.name).prompts_of(config).get(role, "")
-    content = f"{encoder.identity()} {table.report['content']} {role}" + (prompt and f" {prompt}")
+    content = f"{identity or encoder.fingerprint()} {table.report['content']} {role}" + (
+        prompt and f" {prompt}"
+    )
     name = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
 
     def build(folder: Path) -> None:

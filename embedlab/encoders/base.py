@@ -29,8 +29,13 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-_NO_VECTORS = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
-"""Of a model's configuration: what changes where a folder is copied, or written by another release."""
+_NO_VECTORS = frozenset(
+    {
+        "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "id2label", "label2id",
+        "problem_type", "initializer_range", "output_attentions", "output_hidden_states", "return_dict", "use_cache",
+    }
+)  # fmt: skip
+"""Of a model's configuration: what changes where a folder is copied, trained on, or written by another release."""
 
 
 class Encoder(nn.Module):
@@ -93,19 +98,16 @@ class Encoder(nn.Module):
         return dim
 
     def fingerprint(self) -> str:
-        """Hex hash of all that decides the vectors. The same after `save`."""
-        raise NotImplementedError
+        """Hex hashes of all that decides the vectors: of weights, pooling and reading, and behind a plus sign of what
+        the models' configurations say besides (activation, heads, rotary base, window, direction). The same after
+        `save`; to be compared by `same_encoder`."""
+        told = [_told(tower.backbone.model.config) for tower in self.towers]
+        second = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+        return f"{self._digest()}+{second[:16]}"
 
-    def identity(self) -> str:
-        """Hex hash of the fingerprint and of what a model's configuration says besides its weights (activation, heads,
-        rotary base, window, direction): for what is kept by itself and made again where it is another's. Indexes and
-        cards have the fingerprint, which stays what it was in the first of them."""
-        told = [
-            {k: v for k, v in tower.backbone.model.config.to_dict().items() if k not in _NO_VECTORS}
-            for tower in self.towers
-        ]
-        content = self.fingerprint() + json.dumps(told, sort_keys=True, default=str)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+    def _digest(self) -> str:
+        """The fingerprint's first hash, which stays what it was in the first indexes and cards."""
+        raise NotImplementedError
 
     def merged(self) -> Encoder:
         """The encoder with its adapter added to the weights, for the same vectors; itself, where there is none."""
@@ -376,6 +378,27 @@ class Encoder(nn.Module):
             UserError: as `save`.
         """
         raise NotImplementedError
+
+
+def _told(config: Any) -> dict[str, Any]:
+    """What a model's configuration says that its class does not say by itself: a newer one's further keys are no
+    change."""
+    try:
+        usual = type(config)().to_dict()
+    except Exception:  # of a class that comes with a checkpoint anything may be raised
+        usual = {}
+    return {"model_type": config.model_type} | _unlike(config.to_dict(), usual)
+
+
+def _unlike(values: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
+    """The values that decide vectors and differ, in configurations within this one too."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        its = usual.get(key)
+        if key in _NO_VECTORS or "drop" in key or value == its:
+            continue
+        found[key] = _unlike(value, its) if isinstance(value, dict) and isinstance(its, dict) else value
+    return found
 
 
 def _texts(sentences: str | Sequence[str]) -> list[str]:

@@ -241,8 +241,8 @@ class CrossedTwin(TwinEncoder):
     def reader(self, skip: int) -> None:
         return None
 
-    def fingerprint(self) -> str:
-        return hashlib.sha256(f"{super().fingerprint()} {self._name}".encode()).hexdigest()[:16]
+    def _digest(self) -> str:
+        return hashlib.sha256(f"{super()._digest()} {self._name}".encode()).hexdigest()[:16]
 
     def write(self, folder: Path, dtype: str | None = None, merge: bool = True) -> None:
         raise UserError("a twin is saved without its cross-attention", fix="save the twin itself")

@@ -155,8 +155,7 @@ class SentenceEncoder(Encoder):
         """An encoder of the same modules that reads text in another way."""
         return SentenceEncoder(self.backbone, self.pooling, tokenization, self.card, self.usage)
 
-    def fingerprint(self) -> str:
-        """Hex hash of all that decides the vectors: weights, pooling, tokenization. The same after `save`."""
+    def _digest(self) -> str:
         digest = hashlib.sha256()
         weights = [(f"model.{n}", v) for n, v in plain_weights(self.backbone)]
         weights += sorted((f"pooling.{n}", v) for n, v in self.pooling.state_dict().items())

@@ -22,6 +22,12 @@ _COPY = "another copy of the encoder"
 """Of a file with tokenizations; without them it is 2 with a usage and 1 without, which older versions read."""
 
 
+def same_encoder(one: str, other: str) -> bool:
+    """Whether two fingerprints (`Encoder.fingerprint`) are of one encoder. Earlier releases wrote the first hash alone,
+    which says nothing of a model's configuration: then it decides."""
+    return all(a == b for a, b in zip(one.split("+"), other.split("+"), strict=False))
+
+
 @dataclass(frozen=True)
 class EncoderFile:
     """What `embedlab.json` says of an encoder beside its weights; plain values.

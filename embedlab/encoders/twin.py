@@ -121,9 +121,8 @@ class TwinEncoder(Encoder):
         total = torch.stack(parts).sum(0)
         return nn.functional.normalize(total, dim=-1) if normalize else total
 
-    def fingerprint(self) -> str:
-        """Hex hash of the towers and their weights."""
-        parts = [tower.fingerprint() for tower in self.towers]
+    def _digest(self) -> str:
+        parts = [tower._digest() for tower in self.towers]
         usage = self.usage.to_dict()
         content = [parts, self.weights, usage] if usage else [parts, self.weights]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

@@ -12,6 +12,7 @@ import yaml
 
 from embedlab.config.read import read_values
 from embedlab.console import markdown_text
+from embedlab.encoders.folder import same_encoder
 from embedlab.errors import printable
 from embedlab.evaluation.core.table import HEADLINES
 
@@ -166,7 +167,7 @@ def _not_scored(protocols: Mapping[str, Any], checkpoint: str, folder: Path | No
     """What the scores are of, where that is not what is exported."""
     blocks = [block for block in protocols.values() if isinstance(block, Mapping)]
     scored = {str(block["checkpoint"]) for block in blocks if block.get("checkpoint")}
-    others = ", ".join(markdown_text(name) for name in sorted(scored - {checkpoint}))
+    others = ", ".join(markdown_text(name) for name in sorted(scored) if not same_encoder(name, checkpoint))
     if others:
         return f"Scores of checkpoint {others}; this one, {checkpoint}, was not scored."
     return "Scores of the weights in float32; these, in int8, were not scored." if _is_int8(folder) else ""

@@ -9,11 +9,13 @@ import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from embedlab.config.backbone import BackboneInfo
 from embedlab.config.run import RunConfig
+from embedlab.data.plan import random_bits
 from embedlab.errors import UserError
 
 Augmentation = Literal["shuffle", "reverse", "delete", "repeat", "none"]
@@ -39,8 +41,9 @@ def most_repeats(length: int, rate: float, rule: Rule) -> int:
 
 
 def repeat_tokens(
-    ids: Tensor, mask: Tensor, inner: Tensor, rate: float, rule: Rule, pad_id: int, rows: Tensor | None = None
-) -> Repeated:
+    ids: Tensor, mask: Tensor, inner: Tensor, rate: float, rule: Rule, pad_id: int, rows: Tensor | None = None,
+    seed: int = 0,
+) -> Repeated:  # fmt: skip
     """Repeat k distinct inner tokens of each row, each directly behind itself.
 
     Of a sentence of n tokens k is even from 0 to ``max(2, floor(rate n))``; ``released``, where n counts special
@@ -52,16 +55,20 @@ def repeat_tokens(
         rate: r.
         rule: how k is drawn.
         pad_id: of new cells.
-        rows: int64 ``[B]``; the draw is a function of these numbers alone. None: drawn by the device's generator.
+        rows: int64 ``[B]``; the draw is a function of these numbers and of `seed` alone, whatever else is in the batch.
+            None: drawn by the device's generator.
     """
     places = ids.shape[1]
-    draws = torch.rand(len(ids), places + 1, device=ids.device) if rows is None else uniform(rows, places + 1)
+    if rows is None:
+        draws, chance = torch.rand(len(ids), places + 1, device=ids.device).split([places, 1], 1)
+    else:  # the length of the batch must not choose the number that decides how many
+        chance, draws = uniform(rows, places + 1, seed).split([1, places], 1)
     inside = inner.sum(1)
     # In fp64, as `most_repeats` and the release: in fp32 .29 of 100 are 29 tokens, and in fp64 28.
     share = ((mask if rule == "released" else inner).sum(1).double() * rate).floor().long()
     kinds = share.clamp(max=_MOST) if rule == "released" else share.clamp(min=2) + 1
-    count = torch.minimum((draws[:, -1] * kinds).long(), inside)
-    return double_tokens(ids, mask, inner, count, most_repeats(places, rate, rule), pad_id, draws[:, :-1])
+    count = torch.minimum((chance[:, 0] * kinds).long(), inside)
+    return double_tokens(ids, mask, inner, count, most_repeats(places, rate, rule), pad_id, draws)
 
 
 def double_tokens(
@@ -150,9 +157,10 @@ def check_growth(info: BackboneInfo, run: RunConfig, rate: float, more: Callable
         )
 
 
-def uniform(rows: Tensor, columns: int) -> Tensor:
-    """Numbers in [0, 1), ``[B, columns]``, of a row's number and the column alone (SplitMix64's mixing)."""
-    x = (
+def uniform(rows: Tensor, columns: int, seed: int = 0) -> Tensor:
+    """Numbers in [0, 1), ``[B, columns]``, of a row's number, the column and the seed alone (SplitMix64's mixing)."""
+    start = int(random_bits(seed, 0, np.zeros(1, np.int64), stream=0).view(np.int64)[0])
+    x = start + (
         rows[:, None] * 0x1E3779B97F4A7C15
         + (1 + torch.arange(columns, device=rows.device)) * 0x3F58476D1CE4E5B9
     )

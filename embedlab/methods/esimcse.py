@@ -89,10 +89,12 @@ class ESimCSE(Averaging):
     filled: Tensor
 
     def __init__(
-        self, encoder: SentenceEncoder, config: ESimCSEConfig, optimizer: OptimizerConfig, rows: int = 0
-    ) -> None:
-        """As any method's; ``rows`` of the queue."""
+        self, encoder: SentenceEncoder, config: ESimCSEConfig, optimizer: OptimizerConfig, rows: int = 0,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        """As any method's; ``rows`` of the queue, and the run's ``seed``."""
         super().__init__(encoder, config, optimizer)
+        self.seed = seed
         self.head = new_head(config.mlp, encoder.dim)
         self.target = moving_average(encoder) if rows else None
         self.register_buffer("queue", torch.zeros(rows, encoder.dim))
@@ -105,7 +107,7 @@ class ESimCSE(Averaging):
         assert isinstance(config, ESimCSEConfig)
         encoder = cls.make_encoder(run, tokenizer)
         assert isinstance(encoder, SentenceEncoder)
-        return cls(encoder, config, run.optimizer, config.rows(run))
+        return cls(encoder, config, run.optimizer, config.rows(run), run.seed)
 
     @property
     def keep(self) -> float:
@@ -157,7 +159,14 @@ class ESimCSE(Averaging):
         inner = inner_tokens(mask, frame.before, frame.after)
         numbers = rows if config.redraw == "once" else None
         new = repeat_tokens(
-            ids, mask, inner, config.rate, config.repetition, encoder.tokenization.pad_id, numbers
+            ids,
+            mask,
+            inner,
+            config.rate,
+            config.repetition,
+            encoder.tokenization.pad_id,
+            numbers,
+            self.seed,
         )
         found = {**view, "input_ids": new.ids, "attention_mask": new.mask}
         if (budget := view.get("token_budget")) is not None:

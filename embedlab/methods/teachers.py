@@ -99,8 +99,8 @@ class Teacher:
 
     @cached_property
     def identity(self) -> str:
-        """Of what it teaches, by `Encoder.identity`; asked for when its tokenization is set."""
-        return self.encoder.identity()
+        """Of what it teaches, by `Encoder.fingerprint`; asked for when its tokenization is set."""
+        return self.encoder.fingerprint()
 
     def views(self, roles: Mapping[str, str], max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
         """Its own views of the method's, for `Method.views`.
@@ -165,8 +165,9 @@ class CachedTeacher(Teacher):
         """By role: vectors of the rows that have some, and how many rows before those of each set have none."""
 
     def views(self, roles: Mapping[str, str], max_length: int | None) -> dict[str, tuple[str, Tokenization]]:
-        """None of its own; how far it reads is set."""
+        """None of its own; how far it reads is set, which makes it another."""
         self._roles |= roles
+        self.__dict__.pop("identity", None)
         for tower in self.encoder.towers:
             tower.tokenization = read_to(tower.tokenization, max_length)
         return {}
@@ -187,7 +188,9 @@ class CachedTeacher(Teacher):
             for name, table in tables.items():
                 there = method.is_taught(name) and role in table.fields
                 if there:
-                    half = text_vectors(self.encoder, sets[name], table, role, method.device, data.overlap)
+                    half = text_vectors(
+                        self.encoder, sets[name], table, role, method.device, data.overlap, self.identity
+                    )
                     found.append(torch.from_numpy(half))
                 without.append(without[-1] + (0 if there else table.n_rows))
             if found:
@@ -238,7 +241,12 @@ class TaughtMethod(Method):
             UserError: the teachers are not those of the checkpoint.
         """
         saved = checkpoint.get("embedlab", {}).get("teachers")
-        if saved is not None and saved != [teacher.identity for teacher in self.teachers]:
+        # (Until they were fingerprints, without a plus sign, they had another form.)
+        if (
+            saved is not None
+            and "+" in "".join(saved)
+            and saved != [teacher.identity for teacher in self.teachers]
+        ):
             told = (
                 "the checkpoint is of another recipe: a teacher has changed since (its weights or its files)"
             )

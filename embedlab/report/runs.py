@@ -16,6 +16,7 @@ from embedlab.config.read import read_record
 from embedlab.config.run import SAME_RECIPE
 from embedlab.config.run_files import SCORES as SCORES
 from embedlab.config.run_files import TRIAL, TrialEnd, read_scores_of_run
+from embedlab.encoders.folder import same_encoder
 from embedlab.errors import UserError, printable
 from embedlab.evaluation import suite_names
 from embedlab.evaluation.core.protocol import read_scores
@@ -206,7 +207,7 @@ def _of_this_run(
         return False
     own = [of["checkpoint"] for of in protocol.values() if of.get("checkpoint") is not None]
     if own:
-        return block["checkpoint"] in own
+        return any(same_encoder(str(block["checkpoint"]), str(checkpoint)) for checkpoint in own)
     # A run that scored nothing tells no checkpoint: then the name of the file says that nothing was changed.
     read = block["pooling"].get("name") if isinstance(block["pooling"], dict) else None
     return (read, block["suite"]) == ((config.get("pooling") or {}).get("name"), stem)

@@ -31,6 +31,7 @@ _SHARED: dict[str, Any] = {
 
 def parse_shared(values: Mapping[str, Any]) -> dict[str, Any]:
     """The sections that every run has, typed, by the names of `RunConfig`; torch, which takes seconds, is not loaded.
+    Method and pooling are as their files' text has them, or None.
 
     Raises:
         UserError: a section is missing; an unknown key or a value out of range.
@@ -52,7 +53,7 @@ def parse_shared(values: Mapping[str, Any]) -> dict[str, Any]:
     else:
         shared["template"] = None
     for name, room in (("method", "methods"), ("pooling", "pooling")):
-        _check_record(room, section(values[name], name), name)
+        shared[name] = _record(room, section(values[name], name), name)
     return shared | {"data": data_config(values["data"])} | _plain_values(values)
 
 
@@ -71,15 +72,20 @@ def parse_run(values: dict[str, Any], shared: Mapping[str, Any] | None = None) -
     from embedlab.pooling import pooling_config
 
     method, pooling = method_config(values["method"]), pooling_config(values["pooling"])
-    return RunConfig(**shared, method=method, pooling=pooling, plain=values)
+    return RunConfig(**{**shared, "method": method, "pooling": pooling, "plain": values})
 
 
-def _check_record(room: str, values: Mapping[str, Any], name: str) -> None:
-    """Raises UserError for an unknown part or key, or a value out of range, as far as torch is not needed for it."""
+def _record(room: str, values: Mapping[str, Any], name: str) -> Any:
+    """The configuration of a part, as far as torch is not needed for it; None where it is.
+
+    Raises:
+        UserError: an unknown part or key, or a value out of range.
+    """
     record = part_record(room, values.get("name"), f"{name}.name")
     if record is not None:
         with suppress(NameError):  # of what the text alone does not have
-            from_dict(record, values, name)
+            return from_dict(record, values, name)
+    return None
 
 
 def _plain_values(values: Mapping[str, Any]) -> dict[str, Any]:

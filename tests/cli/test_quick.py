@@ -40,6 +40,17 @@ data: {name: wikipedia, files: in.txt}
         ("train callbacks.early_stopping=0", "(callbacks.early_stopping"),
         ("train evaluation.final=[nonsense]", "(evaluation.final"),
         ("train backbone.attention=nonsense", "(backbone.attention"),
+        (
+            "train data.files=in.txt trainer.devices=1",
+            "1 rows are less than one batch of 64 (data.batch_size",
+        ),
+        ("train data.files=in.txt trainer.devices=2 data.drop_last=false", "(trainer.devices=2"),
+        (
+            "train data.files=in.csv data=pairs method=supervised data.limit=9",
+            "one batch of 64 (data.batch_size",
+        ),
+        ("train data=mix +data.mix.a.name=pairs +data.mix.a.files=in.csv", "one batch of 64 (data.mix.a)"),
+        ("fit --config run.yaml --data.batch_size=2", "1 rows are less than one batch of 2"),
         ("mine none.csv out.csv ckpt=mini", "(input"),
         ("mine in.csv out.csv ckpt=mini negatives=0", "(negatives"),
         ("quantize in.npy out.npy store=int4", "(store"),

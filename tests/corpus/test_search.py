@@ -200,7 +200,13 @@ def test_command(tmp_path: Path, tiny: Callable[..., Path], capsys: pytest.Captu
         (["find"], "not 'find'"),
         (["index", "nowhere.txt", "out", "ckpt=mini"], "nowhere.txt: no such file"),
         (["query", "nowhere", "text"], "nowhere: is no search index"),
-        (["query", "nowhere", " "], "the query is empty"),
+        (["query", "nowhere", " "], "the query is empty (text"),
+        (["query", "nowhere", " "], ", or queries=FILE"),
+        (["query", "nowhere"], "a query is missing (text). Fix: embedlab search query INDEX"),
+        (["query", "nowhere"], ", or queries=FILE"),
+        (["query"], "index is missing"),
+        (["query", "nowhere", "text", "queries=in.txt"], "(text=text). Fix: leave it or queries= out"),
+        (["query", "nowhere", "text", "out=."], "is there already (overwrite=false)"),
         (["query", "nowhere", "text", "k=0"], "k=0"),
     ],
 )
@@ -219,3 +225,34 @@ def test_an_empty_row_is_named(
     assert main(["search", "index", str(source), str(tmp_path / "index"), f"ckpt={tiny('bert')}"]) == 2
     assert "texts.txt:2: an empty row" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["texts.txt"]
+
+
+@pytest.mark.parametrize("asked", ["text", "texts", "vectors"])
+@pytest.mark.parametrize("told", [True, False], ids=["with texts", "vectors alone"])
+def test_answers_in_a_file_are_those_that_are_printed(
+    asked: str, told: bool, tmp_path: Path, tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    texts = [*SENTENCES, "odd\u2028“words”\x1b[1m"]
+    Path("texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    Path("ask.txt").write_text(f"{SENTENCES[3]}\n{SENTENCES[7]}\n")
+    encode = ["encode", "texts.jsonl", "v.npy", f"ckpt={tiny('bert')}"]
+    assert main(encode) == 0
+    source = "texts.jsonl" if told else "v.npy"
+    assert main(["search", "index", source, "index", f"ckpt={tiny('bert')}"]) == 0
+    query = {"text": SENTENCES[3], "texts": "queries=ask.txt", "vectors": "queries=v.npy"}[asked]
+    capsys.readouterr()
+    assert main(["search", "query", "index", query, "k=4", "out=answers.json"]) == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    found = json.loads(Path("answers.json").read_text(encoding="utf-8"))
+    rows = {"text": None, "texts": [1, 2], "vectors": list(range(1, len(texts) + 1))}[asked]
+    assert found.get("queries") == rows
+    assert [len(hits) for hits in found["hits"]] == [4] * len(rows or [1])
+    for line, (place, hit) in zip(
+        lines, [(i, hit) for i, hits in enumerate(found["hits"]) for hit in hits], strict=True
+    ):
+        *row, score, number = line[: len(line) - told]
+        assert [int(r) for r in row] == ([] if rows is None else [rows[place]])
+        assert (float(score), int(number)) == (pytest.approx(hit["score"], abs=6e-5), hit["row"])
+        assert hit["text"] == (" ".join(texts[hit["row"] - 1].splitlines()) if told else "")

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from embedlab.config.data import DataConfig
+from embedlab.data.plan import BatchPlan
 from embedlab.data.rows import RowStream, check_first_rows, iter_texts, read_rows
 from embedlab.errors import UserError
 
@@ -94,6 +98,35 @@ def test_a_bad_row_is_found_before_anything_is_made_of_the_first_ones(tmp_path: 
         check_first_rows(DataConfig("sentences", **config))
     check_first_rows(DataConfig("sentences", limit=2, **config))  # which reads no further
     check_first_rows(DataConfig("sentences", overlong="drop", **config))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_first_look_refuses_too_few_rows_and_none_that_suffice(seed: int, tmp_path: Path) -> None:
+    """Small files with empty and equal rows, any batch, limit and number of devices: as it is said after all."""
+    draw = random.Random(seed)
+    lines = [draw.choice(["", "a", "b", "c d", "long row"]) for _ in range(draw.randint(1, 20))] + ["end"]
+    (tmp_path / "a.txt").write_text("\n".join(lines) + "\n")
+    limit = draw.choice([None, 3, 6, 50])
+    config = DataConfig(
+        "sentences", files=str(tmp_path / "a.txt"), batch_size=draw.randint(1, 8), limit=limit,
+        drop_last=draw.random() < 0.7, duplicates=draw.choice(["keep", "drop"]), min_chars=draw.choice([0, 2]),
+    )  # fmt: skip
+    devices, kept = draw.randint(1, 4), len(list(read_rows(config)))
+
+    def refusal(check: Callable[[], object]) -> str:
+        try:
+            check()
+        except UserError as error:
+            return str(error).split(", of ")[0].split(" (")[0]
+        return ""
+
+    early = refusal(lambda: check_first_rows(config, devices))
+    late = refusal(lambda: BatchPlan(kept, config.batch_size, world=devices, drop_last=config.drop_last))
+    if config.duplicates == "keep":
+        assert early == late
+    assert not early or late, "what suffices is not refused"
+    assert not refusal(lambda: check_first_rows(config)), "nothing is trained"
+    assert not refusal(lambda: check_first_rows(replace(config, pack=8, max_length=None), devices))
 
 
 def test_a_first_look_leaves_warnings_to_the_reading(tmp_path: Path, caplog: Any) -> None:

@@ -17,6 +17,7 @@ import yaml
 
 import embedlab
 from embedlab.cli.export import main
+from embedlab.encoders.folder import same_encoder
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 from embedlab.export.card import model_card, model_name
@@ -112,7 +113,8 @@ def test_a_card_is_not_named_by_its_folder(tiny: Callable[..., Path], tmp_path: 
 
 def test_the_scores_of_the_shipped_sentence_encoder_are_of_its_bytes() -> None:
     shipped = embedlab.load("mini-sentence")
-    assert {block["checkpoint"] for block in shipped.card["protocol"].values()} == {shipped.fingerprint()}
+    own = shipped.fingerprint()
+    assert all(same_encoder(block["checkpoint"], own) for block in shipped.card["protocol"].values())
     assert "not scored" not in model_card(shipped, "mini-sentence")
     made = (assets_dir() / "mini-sentence" / "README.md").read_text(encoding="utf-8")
     assert made.startswith(model_card(shipped, "mini-sentence"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -56,24 +58,38 @@ def test_the_largest_share_is_the_same_in_a_draw_and_in_what_a_row_may_grow_by(r
     assert torch.equal((new.ids * ~new.second).sum(1), ids.sum(1))
 
 
-def test_a_draw_of_rows_is_theirs_alone() -> None:
+@pytest.mark.parametrize("rule", ["paper", "released"])
+def test_a_draw_of_rows_is_theirs_and_the_seeds_alone(rule: Any) -> None:
+    """In whatever batches they come: of other rows, in another order, filled up to another length."""
     ids, mask, inner = rows()
     numbers = torch.tensor([5, 17, 2**40, 0, 99, 1234567])
-    whole = repeat_tokens(ids, mask, inner, 0.32, "paper", PAD, numbers)
-    torch.manual_seed(1)
-    order = torch.tensor([3, 1, 5, 0, 2, 4])
-    other = repeat_tokens(ids[order], mask[order], inner[order], 0.32, "paper", PAD, numbers[order])
-    assert torch.equal(whole.ids[order], other.ids)
+
+    def told(batch: list[int], seed: int) -> dict[int, list[int]]:
+        longest = int(mask[batch].sum(1).max())
+        new = repeat_tokens(
+            ids[batch, :longest], mask[batch, :longest], inner[batch, :longest], 0.32, rule, PAD,
+            numbers[batch], seed,
+        )  # fmt: skip
+        return {row: new.ids[i][new.mask[i].bool()].tolist() for i, row in enumerate(batch)}
+
+    whole = {seed: told(list(range(6)), seed) for seed in (0, 1, 42, 2**32 - 1)}
+    for seed, found in whole.items():
+        for batch in ([3, 1, 5, 0, 2, 4], [0, 4], [1, 2], [3], *([row] for row in range(6))):
+            assert told(batch, seed) == {row: found[row] for row in batch}
+    assert len({str(found) for found in whole.values()}) == len(whole)
 
 
-def test_the_mixed_numbers_are_even() -> None:
-    u = uniform(torch.arange(4000), 16)
+@pytest.mark.parametrize("seed", [0, 1, 42, 2**32 - 1])
+def test_the_mixed_numbers_are_even(seed: int) -> None:
+    u = uniform(torch.arange(4000), 16, seed)
     assert (u >= 0).all()
     assert (u < 1).all()
     counts = torch.histc(u, 20, 0, 1)
     assert (counts - 3200).abs().max() < 6 * 3200**0.5
     assert torch.corrcoef(u.T).fill_diagonal_(0).abs().max() < 0.08
     assert torch.corrcoef(torch.stack([u[:-1, 0], u[1:, 0]]))[0, 1].abs() < 0.08
+    next_seed = uniform(torch.arange(4000), 16, seed + 1)
+    assert torch.corrcoef(torch.stack([u[:, 0], next_seed[:, 0]]))[0, 1].abs() < 0.08
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.9])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from embedlab.config.optimizer import OptimizerConfig
+from embedlab.config.run import RunConfig
 from embedlab.errors import UserError
 from embedlab.methods import method_config
 from embedlab.methods.contrast import Matryoshka
@@ -126,6 +128,22 @@ def test_no_more_tokens_than_were_told(tiny: Tiny, budget: bool) -> None:
         assert new["input_ids"].shape[1] <= method.longest({"sentence": view["input_ids"].shape[1]})
         if budget:
             assert int(new["attention_mask"].sum()) <= new["token_budget"]
+
+
+def test_what_is_drawn_once_is_of_the_runs_seed(compose_run: Callable[..., RunConfig]) -> None:
+    """Two seeds repeat other words, and one seed the same ones."""
+    seen: list[Any] = []
+
+    def repeated(seed: int) -> list[Any]:
+        keys = ("method=esimcse", "pooling=cls", "method.redraw=once", "data.max_length=32")
+        run = compose_run(*keys, "backbone.dropout=0.1", f"seed={seed}")
+        method = ESimCSE.from_run(run)
+        view = batch(method)["sentence"]
+        torch.manual_seed(len(seen))  # another state of the device
+        seen.append(method.repeated(view, torch.arange(6))["input_ids"].tolist())
+        return seen[-1]  # type: ignore[no-any-return]
+
+    assert repeated(3) == repeated(3) != repeated(4)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import torch
 import embedlab
 from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
+from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
 from embedlab.methods.supervised import view_names
@@ -123,6 +124,37 @@ def test_a_run_goes_on_with_its_teacher_and_no_other_at_its_place(
     other.save(tmp_path / "teacher")
     with pytest.raises(UserError, match=r"a teacher has changed since.*ckpt_path"):
         train(compose_run(*own, "trainer.max_steps=4", "ckpt_path=last"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("cached", ["true", "false"])
+@pytest.mark.parametrize("sets", ["pairs", "mix"])
+def test_a_teachers_weights_are_hashed_once_a_run(
+    cached: str, sets: str, tables: dict[str, Path], tiny: Tiny, compose_run: Compose, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Whatever its sets and roles, at the beginning and where it goes on; another teacher has another hash."""
+    hashed: list[
+        SentenceEncoder
+    ] = []  # the encoders themselves: the place of one that is gone may be another's
+    digest = SentenceEncoder._digest
+
+    def counted(encoder: SentenceEncoder) -> str:
+        hashed.append(encoder)
+        return digest(encoder)
+
+    monkeypatch.setattr(SentenceEncoder, "_digest", counted)
+    own = [*GIST, f"method.cached={cached}", *(each.format(**tables) for each in SETS[sets])]
+    guide = f"method.guide={tiny('roberta', width=24, heads=2, seed=5)}"
+    keys = lambda path: set((path / "cache" / "vectors").glob("*/vectors.npy"))  # noqa: E731
+    for steps, more in ((2, ()), (3, ("ckpt_path=last",))):
+        hashed.clear()
+        train(compose_run(*own, guide, f"trainer.max_steps={steps}", *more), tmp_path / "run")
+        assert [encoder.dim for encoder in hashed].count(24) == 1
+    before = keys(tmp_path)
+    other = f"method.guide={tiny('roberta', width=24, heads=2, seed=6)}"
+    train(compose_run(*own, other, "trainer.max_steps=1"), tmp_path / "other")
+    assert len(keys(tmp_path)) == 2 * len(before)
+    assert bool(before) == (cached == "true")
 
 
 def losses(folder: Path) -> list[float]:

@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
-from embedlab.run.parse import _SHARED
+from embedlab.cli.compose import compose
+from embedlab.errors import UserError
+from embedlab.parts import part_names
+from embedlab.run.parse import _SHARED, parse_run, parse_shared
 
 CODE = """
 import copy, json, sys, typing
@@ -67,11 +70,13 @@ def test_a_wrong_value_is_refused_by_its_key_without_torch(section: str) -> None
     [("seed", -1), ("seed", True), ("seed", 2**32), ("step", "run"), ("unpad", 1), ("ckpt_path", 3)],
 )
 def test_so_are_the_values_beside_the_sections(key: str, value: object) -> None:
-    from embedlab.cli.compose import compose
-    from embedlab.errors import UserError
-    from embedlab.run.parse import parse_shared
-
     with pytest.raises(UserError) as refused:
         parse_shared({**compose("train", ["data.files=x.txt"]), key: value})
     assert refused.value.key == key
     assert refused.value.fix
+
+
+@pytest.mark.parametrize("method", sorted(part_names("methods")))
+def test_what_trains_is_known_before_its_method_is_imported(method: str) -> None:
+    values = compose("train", [f"method={method}", "data.files=x.txt"])
+    assert parse_shared(values)["method"].idle == parse_run(values).method.idle

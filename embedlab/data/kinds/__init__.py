@@ -171,12 +171,18 @@ def has_negatives(config: DataConfig) -> bool:
 
 
 @contextmanager
-def in_set(name: str) -> Iterator[None]:
-    """An error inside names this set of a mix, or a key of it: those that all sets have in common stay as they are."""
+def in_set(name: str, rows: bool = False) -> Iterator[None]:
+    """An error inside names this set of a mix, or a key of it: those that all sets have in common stay as they are, but
+    one about its ``rows`` names the set whatever its key. Without a name there is no mix."""
+    if not name:
+        yield
+        return
     own = f"data.mix.{name}"
     try:
         yield
     except UserError as error:
+        if rows:
+            error.key = error.value = None
         error.key = own if error.key in (None, "data") else _SET_KEYS.sub(f"{own}.", error.key)
         error.fix = _SET_KEYS.sub(f"{own}.", error.fix.replace("data=", f"{own}.name="))
         raise

@@ -27,6 +27,7 @@ from embedlab.corpus.inputs import Texts
 from embedlab.corpus.parts import MANIFEST, sha256
 from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
+from embedlab.corpus.texts import LinesFile
 from embedlab.corpus.vector_files import NpyFile, read_ranges, write_ranges
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.encoders.folder import same_encoder
@@ -34,7 +35,7 @@ from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import RESCORE, CodesTopK, TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
-from embedlab.files import whole_folder, write_array
+from embedlab.files import whole_folder
 from embedlab.locks import WorkFolder, sole_writer
 
 FILES = (INFO, "vectors.npy", "offsets.npy", "texts.txt")
@@ -152,7 +153,7 @@ def build_index(
     """
     answering = Prompted(encoder, "document")
     with _new_folder(folder, overwrite) as work:
-        with _TextsFile(work) as told_texts, (work / "vectors.npy").open("wb") as vector_file:
+        with LinesFile(work) as told_texts, (work / "vectors.npy").open("wb") as vector_file:
             vectors = NpyFile(vector_file)
             for window in windows(texts, rows, size):
                 vectors.add(range(len(window)), _vectors(answering, window, vectors.count))
@@ -191,7 +192,7 @@ def build_vector_index(
             write_ranges(work / RANGES, codes)
         rows = sum(part.rows for part in parts)
         if texts is not None:
-            with _TextsFile(work) as told_texts:
+            with LinesFile(work) as told_texts:
                 numbers = np.load(work / "rows.npy", mmap_mode="r") if numbered else None
                 for window in windows(texts.of_vectors(rows, numbers, source.first)):
                     told_texts.add(window)
@@ -220,31 +221,6 @@ def _new_folder(folder: str | Path, overwrite: bool) -> Iterator[Path]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-class _TextsFile:
-    """Writes texts.txt, and at the end offsets.npy."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._offsets = folder, [0]
-        self._stream = (folder / "texts.txt").open("wb")
-
-    @property
-    def count(self) -> int:
-        return len(self._offsets) - 1
-
-    def add(self, texts: Iterable[str]) -> None:
-        for text in texts:
-            line = (" ".join(text.splitlines()) + "\n").encode()
-            self._stream.write(line)
-            self._offsets.append(self._offsets[-1] + len(line))
-
-    def __enter__(self) -> _TextsFile:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stream.close()
-        write_array(self._folder / "offsets.npy", np.asarray(self._offsets, dtype=np.int64))
 
 
 def _finished(

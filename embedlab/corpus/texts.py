@@ -34,6 +34,31 @@ def write_texts(folder: Path, texts: Iterable[str]) -> None:
     write_array(folder / "offsets.npy", np.array(offsets, dtype=np.int64))
 
 
+class LinesFile:
+    """Writes a search index's texts.txt, a text a line, and at the end offsets.npy: where each line begins."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._offsets = folder, [0]
+        self._stream = (folder / "texts.txt").open("wb")
+
+    @property
+    def count(self) -> int:
+        return len(self._offsets) - 1
+
+    def add(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            line = (" ".join(text.splitlines()) + "\n").encode()
+            self._stream.write(line)
+            self._offsets.append(self._offsets[-1] + len(line))
+
+    def __enter__(self) -> LinesFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.close()
+        write_array(self._folder / "offsets.npy", np.asarray(self._offsets, dtype=np.int64))
+
+
 def mapped(file: Path, fix: str = "remove this file: it is made again") -> NDArray[Any]:
     """The array of a .npy file, mapped; UserError where it is damaged, with what to do."""
     try:

@@ -97,7 +97,8 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _in_gloo_group() -> bool:
-    distributed = sys.modules.get("torch.distributed")  # not imported here: `embedlab --help` does without torch
+    # Not imported here: `embedlab --help` does without torch.
+    distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return False
     return bool(distributed.get_backend() == "gloo")

@@ -214,7 +214,9 @@ atexit.register(lambda: print("in a group" if dist.is_initialized() else "alone"
     [("", 0, "alone"), ("", 3, "in a group"), ("join()", 0, "in a group")],
     ids=["its own", "failed", "the caller's"],
 )
-def test_a_group_that_a_command_has_joined_is_left_after_success_alone(before: str, status: int, then: str) -> None:
+def test_a_group_that_a_command_has_joined_is_left_after_success_alone(
+    before: str, status: int, then: str
+) -> None:
     """A process that exits in a group of gloo may abort; after a failure, leaving would wait for the others."""
     done = call_stub(GROUP + before, str(status))
     assert (done.returncode, done.stdout.strip()) == (status, then), done.stderr

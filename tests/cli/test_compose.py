@@ -94,7 +94,10 @@ def test_positional_arguments_are_taken_as_they_are(conf: Path) -> None:
 
 def test_positional_arguments_too_few_and_too_many(conf: Path) -> None:
     assert "INPUT OUTPUT" in refused(["in.txt", "ckpt=mini"], positional=("input", "output"))
-    assert "'c'" in refused(["a", "b", "c", "ckpt=mini"], positional=("input", "output"))
+    for given in (["a", "b", "c"], ["input=a", "b", "c"], ["input=a", "output=b", "c"]):
+        line = refused([*given, "ckpt=mini"], positional=("input", "output"))
+        assert "an argument too many: 'c'" in line
+        assert "demo INPUT OUTPUT key=value …; a text of several" in line
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,23 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".parquet", ""])
+@pytest.mark.parametrize("more", ["{other}", "devices=2", "check=true"])
+def test_what_only_a_folder_can_be_is_made_by_the_fix(
+    suffix: str, more: str, ckpt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / f"out{suffix}"
+    (tmp_path / "in.txt").write_text("a cat\n")
+    (tmp_path / "other.txt").write_text("a dog\n")
+    if not suffix:
+        out.mkdir()
+    given = [str(tmp_path / "in.txt"), more.format(other=tmp_path / "other.txt"), f"ckpt={ckpt}"]
+    assert main(["encode", *given, f"output={out}"]) == 2
+    fix = capsys.readouterr().err.strip().rpartition("output=")[2].split()[0]
+    job = encode._job(encode.compose("encode", [*given, f"output={fix}"], ("input", "output"), "input"))
+    assert not job.single
+
+
 # what is missing
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,13 @@ def test_a_flag_that_does_not_exist(conf: Path) -> None:
     line = refused([*GIVEN, "--frobnicate"])
     assert "--frobnicate" in line
     assert "embedlab demo --help" in line
+
+
+@pytest.mark.parametrize("value", ["a,b", "my file,2.txt", "a,b,c d", "1,2"])
+def test_a_text_with_a_comma_is_given_as_the_line_says(conf: Path, value: str) -> None:
+    line = refused(["input=a", "output=b", f"ckpt={value}"])
+    given = shlex.split(line.partition("a text ")[2].partition(";")[0])
+    assert compose("demo", ["input=a", "output=b", *given])["ckpt"] == value
 
 
 def test_positional_arguments_fill_their_keys(conf: Path) -> None:

@@ -80,8 +80,11 @@ def compose(
     filled = [re.sub(r"(\\*)\$\{", r"\1\1\\${", text) for text in given]  # `${` is no interpolation
     values: list[Any] = list(filled)
     if len(given) > len(free):
+        if several not in free and positional:
+            usage = f"{parser.prog} {names} key=value …; a text of several words stands in quotes"
+            raise UserError(f"an argument too many: {given[len(free)]!r}", fix=usage)
         if several not in free:
-            raise unreadable(given[len(free)])
+            raise unreadable(given[0])
         at, end = free.index(several), free.index(several) + len(given) - len(free) + 1
         values[at:end] = [filled[at:end]]
 

@@ -140,7 +140,7 @@ def _not_composed(error: Exception, keys: Iterable[str], overrides: Sequence[str
             "several values where one is expected",
             key=key,
             value=value,
-            fix=f"a list is {key}=[{value}], a sweep needs -m",
+            fix=f"a list is {key}=[{value}], a text {key}='\"{value}\"'; of train a sweep needs -m",
         )
     if group := re.match(r"Could not override '([^']+)'\. No match in the defaults list", text):
         key = group.group(1)

@@ -156,12 +156,16 @@ def _check_name(folder: Path, given: str) -> None:
         raise UserError("parts make a folder, and this is a file's name", key="output", value=given, fix=fix)
 
 
+def _as_folder(out: Path) -> str:
+    return f"output={out.with_suffix('')}/ for a folder of parts"
+
+
 def _check_file(job: Job, sources: Sequence[Path], overwrite: bool) -> None:
     """UserError where a single file cannot be the output."""
     from embedlab.corpus.parts import DONE
     from embedlab.corpus.vector_files import check_place, vector_file
 
-    out, folder = job.out, f"part_rows={_PART_ROWS} for a folder of parts"
+    out, folder = job.out, _as_folder(job.out)
     if out.is_dir():
         raise UserError("is a folder", file=out, key="output", fix=f"name a file, or {folder}")
     vector_file(out)
@@ -346,9 +350,7 @@ def _check(job: Job) -> int:
     from embedlab.corpus.parts import DONE, MANIFEST, Parts
 
     if job.single:
-        raise UserError(
-            "is about a folder of parts", file=job.out, key="check", fix=f"part_rows={_PART_ROWS}"
-        )
+        raise UserError("is about a folder of parts", file=job.out, key="check", fix=_as_folder(job.out))
     parts = Parts.read(job.folder)
     by = "stat" if any("modified" in file for file in parts.manifest.files) else "sha256"
     ours = replace(parts.manifest, files=job.texts.identities(by))

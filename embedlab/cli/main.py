@@ -5,6 +5,7 @@ A command is a function ``(argv: Sequence[str]) -> int`` with a line in `COMMAND
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -61,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     exception that it is, with which Python exits 1.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and isinstance(sys.stdout, io.TextIOWrapper):
+        # As of standard error: where the locale has no sign for a line of a table, a run must not end for it.
+        sys.stdout.reconfigure(errors="backslashreplace")
     return guarded(lambda: _dispatch(arguments))
 
 
@@ -98,9 +102,8 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _in_gloo_group() -> bool:
-    distributed = sys.modules.get(
-        "torch.distributed"
-    )  # not imported here: `embedlab --help` does without torch
+    # Not imported here: `embedlab --help` does without torch.
+    distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return False
     return bool(distributed.get_backend() == "gloo")

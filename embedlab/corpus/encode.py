@@ -56,7 +56,7 @@ class Chunks:
             kept = [bool(line.text.strip()) for line in chunk]
             if not all(kept) and self.empty == "error":
                 raise chunk[kept.index(False)].error(
-                    "an empty row", key="empty", value="error", fix="empty=zero or empty=skip"
+                    "an empty row", key="empty", value="error", fix="empty=zero, or empty=skip into parquet"
                 )
             counts.rows += len(chunk)
             counts.empty += len(kept) - sum(kept)

@@ -103,8 +103,21 @@ class Manifest:
         for key in (*ours, *theirs):
             same: Callable[[Any, Any], bool] = same_encoder if key == "fingerprint" else eq
             if not same(theirs.get(key), ours.get(key)):
-                told = f"{key} is {_plain(theirs.get(key))}, this run has {_plain(ours.get(key))}"
-                raise UserError(told, file=file, fix="the settings that it was begun with, or another folder")
+                told, fix = self._told(key, theirs.get(key), ours.get(key))
+                raise UserError(told, file=file, fix=f"{fix} that it was begun with, or another folder")
+
+    def _told(self, key: str, was: Any, now: Any) -> tuple[str, str]:
+        """What differs from the folder's manifest, and what is to be as it was."""
+        of, _, what = key.rpartition("].")
+        name, one = (what, self.files[int(of.removeprefix("files["))]) if of else (key, {})
+        if name in ("bytes", "sha256", "modified") and None not in (was, now):
+            return f"{one['path']} is another one now: its {name} was {was} and is {now}", "the file"
+        if name in ("sha256", "modified"):
+            hashes = ("sha256", "stat") if "modified" in one else ("stat", "sha256")
+            name, was, now = "input_hash", *hashes
+        elif of:
+            name = f"the {name} of {one['path']}"
+        return f"{name} is {_plain(was)}, this run has {_plain(now)}", "the settings"
 
     def _compared(self) -> dict[str, Any]:
         flat: dict[str, Any] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import hashlib
 import lzma
@@ -170,11 +171,7 @@ class FileReader(Reader):
                     try:
                         text = line.decode("utf-8")
                     except UnicodeDecodeError as bad:
-                        raise self.error(
-                            f"not UTF-8: byte 0x{line[bad.start]:02x} at place {bad.start + 1} of the line",
-                            row,
-                            fix="convert the file to UTF-8, for example with iconv -f latin1 -t utf-8",
-                        ) from None
+                        raise self._not_utf8(line, bad.start, row) from None
                     if "\0" in text:
                         problem = "a NUL byte: the file is binary, damaged or UTF-16"
                         raise self.error(problem, row, fix="a file of UTF-8 text")
@@ -199,10 +196,19 @@ class FileReader(Reader):
                 fix="unpack the file, if that is meant",
             )
 
+    def _not_utf8(self, line: bytes, start: int, row: int) -> UserError:
+        wide = row == 1 and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        return self.error(
+            f"not UTF-8: byte 0x{line[start]:02x} at place {start + 1} of the line",
+            row,
+            fix=f"convert the file to UTF-8, for example with iconv -f {'utf-16' if wide else 'latin1'} -t utf-8",
+        )
+
     def _damaged(self, row: int, bad: Exception) -> UserError:
         after = f"after row {row}" if row else "before its first row"
         problem = f"the {self.path.suffix} file is truncated or damaged {after} ({bad})"
-        return self.error(problem, fix="another copy of it")
+        plain = "" if row else f"; where it is not compressed, its name without {self.path.suffix}"
+        return self.error(problem, fix=f"another copy of it{plain}")
 
     def _unreadable(self, bad: OSError) -> UserError:
         return self.error(f"cannot be read: {bad.strerror or bad}", fix="a file that you may read")

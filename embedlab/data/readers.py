@@ -133,8 +133,11 @@ class DelimitedFile(FileReader):
         named = any(map(layout.names, names)) or (len(names) > 1 and not layout.by_place)
         if layout.header is not None:
             named = layout.header
-        elif not named and not layout.by_place:
-            _warn(f"{self.name}: its first line is read as text; header=true if it names the column")
+        elif not named:
+            told = "header=true if it names the column"
+            if layout.by_place:
+                told = "if it names the columns, ask for one by its name; if not, header=false silences this"
+            _warn(f"{self.name}: its first line is read as text; {told}")
         return names, named
 
     @property

@@ -126,6 +126,11 @@ class JTCSEConfig(ContrastConfig):
                 value=self.tower2,
                 fix="two stage-1 runs as method.tower1 and method.tower2, or experiment=jtcse_mini, which makes them",
             )
+        if None in (self.tower1, self.tower2):
+            key = "method.tower1" if self.tower1 is None else "method.tower2"
+            warnings.append(
+                f"{key} is not given: that tower begins as the backbone itself, not as a stage-1 run"
+            )
         if self.exchanges:
             cross_layers(self.n_ca, info.layers)
         if self.terms and info.dropout == 0.0:

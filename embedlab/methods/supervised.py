@@ -133,13 +133,15 @@ class SupervisedConfig(LossConfig):
         return not switches or any(getattr(self, switch) for switch in switches)
 
     def _check_data(self, objective: str, data: DataConfig) -> None:
-        if kind_name(data.name) not in TAKES[objective]:
+        kind = kind_name(data.name)
+        if kind not in TAKES[objective]:
+            readers = [one for one, kinds in TAKES.items() if kind in kinds]
             lacks = _LACKS.get(objective, "pair of an anchor and a positive")
             raise UserError(
                 f"objective={objective}: data={data.name} has no {lacks}",
                 key="method.objective",
                 value=objective,
-                fix=f"data={' or '.join(TAKES[objective])}",
+                fix=f"{_or('method.objective=', readers)}, or data={' or '.join(TAKES[objective])}",
             )
         if objective in ("margin_mse", "kl") and not data.scores:
             raise UserError(

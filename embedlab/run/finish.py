@@ -7,6 +7,7 @@ import logging
 import platform
 import shlex
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,9 +54,12 @@ def settings_of(scoring: ScoringConfig, name: str) -> dict[str, Any]:
     return {"data_dir": suite(name).folder(sts_folder(scoring)), "sts_text": scoring.sts_text}
 
 
-def installed(name: str) -> bool:
+def scorable(scoring: ScoringConfig, name: str) -> bool:
     """Whether a suite can be scored here; says why one that a run may leave out cannot."""
     one = suite(name)
+    if name == "sts" and scoring.sts_dir is None:
+        log.info("No sts scores: evaluation.sts_dir names neither a folder of its files nor hub.")
+        return False
     missing = [p for module, p in one.packages.items() if importlib.util.find_spec(module) is None]
     if one.optional and missing:
         log.info("No %s scores: %s is not installed (pip install 'embedlab[quickstart]').", name, missing[0])
@@ -125,13 +129,11 @@ class FinalEvaluation:
         """Where to score; None: where the encoder is. Lightning has the model on the CPU before and after a fit."""
         self._last: dict[str, float] | None = None
 
+    @cached_property
     def suites(self) -> list[str]:
-        """Those of ``evaluation.final`` that this run can score; says why one is left out."""
-        return [
-            name
-            for name in self.config.evaluation.final
-            if installed(name) and not (name == "sts" and self.config.evaluation.sts_dir is None)
-        ]
+        """Those of ``evaluation.final`` that this run can score; says once why one is left out."""
+        scoring = self.config.evaluation
+        return [name for name in dict.fromkeys(scoring.final) if scorable(scoring, name)]
 
     def before(self) -> None:
         """Score the untrained encoder, once a run."""
@@ -201,10 +203,9 @@ class FinalEvaluation:
             if self.dev is not None:
                 vectors = self.encoder.encode(self.dev.sentences, prompt="", output="tensor")
                 scores |= {f"dev/{k}": v for k, v in self.dev.score(vectors).items()}
-            suites = list(dict.fromkeys(self.suites()))
-            for i, name in enumerate(suites, start=1):
-                if suites != ["lee"]:  # which takes seconds
-                    log.info("Scoring %s (suite %d of %d).", name, i, len(suites))
+            for i, name in enumerate(self.suites, start=1):
+                if self.suites != ["lee"]:  # which takes seconds
+                    log.info("Scoring %s (suite %d of %d).", name, i, len(self.suites))
                 scoring = self.config.evaluation
                 if self._loaded.get(name) is None:
                     self._loaded[name] = load_final(scoring, name)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,13 @@ def test_a_flag_that_does_not_exist(conf: Path) -> None:
     assert "embedlab demo --help" in line
 
 
+@pytest.mark.parametrize("value", ["a,b", "my file,2.txt", "a,b,c d", "1,2"])
+def test_a_text_with_a_comma_is_given_as_the_line_says(conf: Path, value: str) -> None:
+    line = refused(["input=a", "output=b", f"ckpt={value}"])
+    given = shlex.split(line.partition("a text ")[2].partition(";")[0])
+    assert compose("demo", ["input=a", "output=b", *given])["ckpt"] == value
+
+
 def test_positional_arguments_fill_their_keys(conf: Path) -> None:
     both = ("input", "output")
     for argv in (
@@ -96,7 +104,10 @@ def test_positional_arguments_are_taken_as_they_are(conf: Path) -> None:
 
 def test_positional_arguments_too_few_and_too_many(conf: Path) -> None:
     assert "INPUT OUTPUT" in refused(["in.txt", "ckpt=mini"], positional=("input", "output"))
-    assert "'c'" in refused(["a", "b", "c", "ckpt=mini"], positional=("input", "output"))
+    for given in (["a", "b", "c"], ["input=a", "b", "c"], ["input=a", "output=b", "c"]):
+        line = refused([*given, "ckpt=mini"], positional=("input", "output"))
+        assert "an argument too many: 'c'" in line
+        assert "demo INPUT OUTPUT key=value …; a text of several" in line
 
 
 @pytest.mark.parametrize(

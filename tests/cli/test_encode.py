@@ -80,7 +80,9 @@ def test_empty_rows(
     source = write(tmp_path / "in.txt", [SENTENCES[0], "", SENTENCES[1], "   ", SENTENCES[2]])
     out = tmp_path / "out.npy"
     assert main(["encode", str(source), str(out), f"ckpt={ckpt}"]) == 2
-    assert f"{source}:2: an empty row" in capsys.readouterr().err
+    line = capsys.readouterr().err
+    assert f"{source}:2: an empty row" in line
+    assert "empty=zero, or empty=skip into parquet" in line
     assert not out.exists()
 
     assert main(["encode", str(source), str(out), f"ckpt={ckpt}", "empty=zero", "chunk=2"]) == 0

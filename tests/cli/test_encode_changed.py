@@ -36,7 +36,24 @@ def test_check_is_of_the_same_input(
     assert main(["encode", str(copy), out, *told, "check=true"]) == 0, "a copy is the same"
     copy.write_text(copy.read_text().replace("1", "2"))
     assert main(["encode", str(copy), out, *told, "check=true"]) == 2
-    assert "files[0].sha256 is" in capsys.readouterr().err
+    assert f"{copy} is another one now: its sha256 was " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize(("change", "what"), [("a\n", "sha256"), ("ab\n", "bytes"), ("a\nb\n", "bytes")])
+def test_a_file_that_is_another_one_when_the_command_is_repeated_is_named(
+    which: int, change: str, what: str, ckpt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / f"{i}.txt" for i in range(3)]
+    for file in files:
+        file.write_text("x\n")
+    command = ["encode", *map(str, files), f"{tmp_path / 'out'}/", f"ckpt={ckpt}"]
+    assert main(command) == 0
+    files[which].write_text(change)
+    assert main(command) == 2
+    line = capsys.readouterr().err
+    assert f"{files[which]} is another one now: its {what} was " in line
+    assert "Fix: the file that it was begun with, or another folder" in line
 
 
 @pytest.mark.parametrize("change", ["longer", "replaced", "gone"])

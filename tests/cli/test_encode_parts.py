@@ -137,7 +137,7 @@ def test_kills_change_no_byte(kind: str, ckpt: Path, tmp_path: Path) -> None:
         ("chunk=5", "chunk is 4, this run has 5"),
         ("part_rows=9", "part_rows is 10, this run has 9"),
         ("empty=skip", "empty is error, this run has skip"),
-        ("input_hash=stat", "files[0].modified is null, this run has "),
+        ("input_hash=stat", "input_hash is sha256, this run has stat"),
     ],
 )
 def test_what_differs_is_one_line_with_both_values(
@@ -157,7 +157,7 @@ def test_a_header_is_part_of_the_input(
     (tmp_path / "a.csv").write_text("text\na cat\n")
     assert run(ckpt, tmp_path, tmp_path / "out") == 0
     assert run(ckpt, tmp_path, tmp_path / "out", "header=false") == 2
-    assert "files[0].column is text, this run has null" in capsys.readouterr().err
+    assert f"the column of {tmp_path / 'a.csv'} is text, this run has null" in capsys.readouterr().err
 
 
 def test_another_input_and_another_model_are_named(
@@ -174,7 +174,11 @@ def test_another_input_and_another_model_are_named(
     assert run(tiny("bert", layers=1), inputs, whole) == 2
     assert run(ckpt, same, whole) == 0
     lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("embedlab: /")]
-    said = ("files[1].sha256 is ", "number of files is 3, this run has 4", "fingerprint is ")
+    said = (
+        "b.jsonl is another one now: its sha256 was ",
+        "number of files is 3, this run has 4",
+        "fingerprint is ",
+    )
     assert len(lines) == 3
     assert all(part in line for part, line in zip(said, lines, strict=True))
 
@@ -226,6 +230,23 @@ def test_bad_input_is_one_line_and_writes_nothing(
     (line,) = (x for x in capsys.readouterr().err.splitlines() if x.startswith("embedlab: "))
     assert said in line
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".parquet", ""])
+@pytest.mark.parametrize("more", ["{other}", "devices=2", "check=true"])
+def test_what_only_a_folder_can_be_is_made_by_the_fix(
+    suffix: str, more: str, ckpt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / f"out{suffix}"
+    (tmp_path / "in.txt").write_text("a cat\n")
+    (tmp_path / "other.txt").write_text("a dog\n")
+    if not suffix:
+        out.mkdir()
+    given = [str(tmp_path / "in.txt"), more.format(other=tmp_path / "other.txt"), f"ckpt={ckpt}"]
+    assert main(["encode", *given, f"output={out}"]) == 2
+    fix = capsys.readouterr().err.strip().rpartition("output=")[2].split()[0]
+    job = encode._job(encode.compose("encode", [*given, f"output={fix}"], ("input", "output"), "input"))
+    assert not job.single
 
 
 # what is missing

@@ -54,6 +54,17 @@ def test_help_is_quick_and_loads_no_framework() -> None:
     assert done.stdout.startswith("usage: embedlab COMMAND")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin1", "cp1252", "utf-8"])
+@pytest.mark.parametrize("text", ["… ─ ±", "你好", "plain", "\\u2026 é"])
+def test_what_the_locale_cannot_write_ends_no_command(encoding: str, text: str) -> None:
+    body = f"def main(argv):\n print({text!r})\n return 0"
+    code = STUB.format(body=body).replace('main(["train", *sys.argv[1:]])', "main()")
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code, "train"], capture_output=True, check=False, env=env)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.strip() == text.encode(encoding, errors="backslashreplace")
+
+
 def test_help_lists_exactly_the_commands_that_exist() -> None:
     listed = [line.split()[0] for line in cli.usage().splitlines() if line.startswith("  ")]
     assert listed == list(cli.COMMANDS)

@@ -107,6 +107,22 @@ def test_a_first_line_that_is_read_as_text_is_told(tmp_path: Path, caplog: pytes
     assert "a.csv: its first line is read as text; header=true if it names the column" in caplog.text
 
 
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "csv.gz"])
+@pytest.mark.parametrize("fields", [1, 2, 3])
+@pytest.mark.parametrize("header", [None, False])
+def test_a_first_line_that_a_place_makes_a_text_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, header: bool | None, fields: int, suffix: str
+) -> None:
+    parted = ("," if suffix.startswith("csv") else "\t").join
+    lines = [parted(f"{name} {i}" for i in range(fields)) for name in ("head", "row")]
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(PACK[".gz" if suffix.endswith("gz") else ""]("\n".join(lines).encode()))
+    with caplog.at_level(logging.WARNING):
+        found = texts(files=str(path), columns={"sentence": 0}, header=header)
+    assert found == [("head 0",), ("row 0",)]
+    assert ("its first line is read as text" in caplog.text) is (header is None)
+
+
 def test_columns_by_their_place(tmp_path: Path) -> None:
     (tmp_path / "a.tsv").write_text("p\tq\tr\ns\tt\tu\n")
     files = {"name": "nli", "files": str(tmp_path / "a.tsv")}

@@ -137,6 +137,32 @@ def test_bad_files_are_named_with_the_row_and_the_reason(
     assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("content", ["text\ngrüße\nñ\n", "text\r\ngrüße\r\nñ"])
+@pytest.mark.parametrize("encoding", ["latin1", "utf-16-le", "utf-16-be"])
+def test_a_file_of_another_encoding_is_converted_by_what_the_line_says(
+    tmp_path: Path, encoding: str, content: str, suffix: str
+) -> None:
+    mark = "\ufeff" if encoding != "latin1" else ""
+    raw = (mark + content).encode(encoding)
+    with pytest.raises(UserError, match="not UTF-8") as caught:
+        read(write(tmp_path / f"a.csv{suffix}", PACK[suffix](raw)), "text")
+    words = str(caught.value.fix).split()
+    given, wanted = words[words.index("-f") + 1], words[words.index("-t") + 1]
+    converted = write(tmp_path / "b.csv", raw.decode(given).encode(wanted))
+    assert [text for _, (text,) in read(converted, "text")] == ["grüße", "ñ"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
+def test_a_plain_file_called_an_archive_is_read_by_the_name_that_the_line_says(
+    tmp_path: Path, suffix: str
+) -> None:
+    path = write(tmp_path / f"plain.txt{suffix}", "one\ntwo\n")
+    with pytest.raises(UserError, match=f"its name without {suffix}$"):
+        read(path, "text")
+    assert read(path.rename(path.with_suffix("")), "text") == [(1, ("one",)), (2, ("two",))]
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
 def test_a_truncated_archive_says_after_which_row(tmp_path: Path, suffix: str) -> None:
     lines = "".join(f"{i * 7919 % 104729} some words {i * i}\n" for i in range(20_000))

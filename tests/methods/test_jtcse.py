@@ -314,6 +314,9 @@ def test_settings_without_meaning_are_named(tiny: Tiny, change: dict[str, Any], 
 def test_neighbours_are_checked(tiny: Tiny) -> None:
     info = tower(tiny, 0).backbone.info
     assert BASE.check(info, run_of()) == []
+    for key in ("tower1", "tower2"):
+        (warning,) = replace(BASE, **{key: None}).check(info, run_of())
+        assert f"method.{key} is not given: that tower begins as the backbone itself" in warning
     with pytest.raises(UserError, match="method=jtcse trains encoders"):
         BASE.check(replace(info, kind="decoder"), run_of())
     assert BASE.kinds == ("wikipedia",)

@@ -306,8 +306,11 @@ def test_an_objective_takes_the_data_that_has_what_it_compares(objective: str, k
     else:
         with pytest.raises(
             UserError, match=rf"objective={objective}: data={kind} has no .*data={TAKES[objective][0]}"
-        ):
+        ) as caught:
             config.check(INFO, run)
+        named = str(caught.value.fix).partition(", or data=")[0]
+        readers = [one for one in TAKES if kind in TAKES[one]]
+        assert named == f"method.objective={' or '.join(readers)}", "what this data can train is said first"
 
 
 @pytest.mark.parametrize(("settings", "says"), [

@@ -14,6 +14,8 @@ from embedlab.evaluation.core.suite import suite
 from embedlab.run.finish import this_python
 from embedlab.run.run import train
 
+NO_STS = "No sts scores: evaluation.sts_dir names neither a folder of its files nor hub."
+
 
 def test_the_interpreter_is_the_one_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / ".venv" / "bin" / "python"
@@ -40,6 +42,8 @@ def test_the_line_at_the_end_works(compose_run, tmp_path, capsys):  # type: igno
 @pytest.mark.parametrize(
     ("suites", "said"),
     [
+        (("sts",), [NO_STS]),
+        (("sts", "emoji"), [NO_STS, "Scoring emoji (suite 1 of 1)."]),
         (("lee",), []),
         (("emoji",), ["Scoring emoji (suite 1 of 1)."]),
         (("lee", "emoji"), ["Scoring lee (suite 1 of 2).", "Scoring emoji (suite 2 of 2)."]),
@@ -50,9 +54,12 @@ def test_suites_are_named_before_they_are_scored(compose_run, tmp_path, monkeypa
         monkeypatch.setattr(type(suite(name)), "packages", {})
         monkeypatch.setattr(type(suite(name)), "load", lambda self, settings: [])
         monkeypatch.setattr(type(suite(name)), "score", lambda self, encoder, data, settings: ({}, {}))
+    final = f"evaluation.final=[{','.join(suites)}]"
     with caplog.at_level("INFO"):
-        train(compose_run("trainer.max_steps=1", f"evaluation.final=[{','.join(suites)}]"), tmp_path / "run")
-    assert [line for line in caplog.messages if line.startswith("Scoring ")] == said
+        train(compose_run("trainer.max_steps=1", "evaluation.before=true", final), tmp_path / "run")
+    told = [line for line in caplog.messages if line.startswith(("Scoring ", "No "))]
+    scored = [line for line in said if line != NO_STS]
+    assert told == [*said, *scored]  # before and after; that a suite is left out is said once
 
 
 @pytest.mark.parametrize(

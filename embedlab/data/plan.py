@@ -54,7 +54,7 @@ class BatchPlan:
             raise ValueError("mega_batch needs the lengths of the rows")
         if self.n_rows < self.world:
             raise UserError(
-                f"{self.n_rows:,} rows are less than one a device",
+                f"{_rows(self.n_rows)} less than one a device",
                 key="trainer.devices",
                 value=self.world,
                 fix="more rows, or fewer devices",
@@ -62,7 +62,7 @@ class BatchPlan:
         if self.drop_last and self.n_rows < self.batch_size * self.world:
             devices = f" on {self.world} devices" if self.world > 1 else ""
             raise UserError(
-                f"{self.n_rows:,} rows are less than one batch of {self.batch_size * self.world:,}{devices}",
+                f"{_rows(self.n_rows)} less than one batch of {self.batch_size * self.world:,}{devices}",
                 key="data.batch_size",
                 value=self.batch_size,
                 fix="more rows, or a smaller data.batch_size",
@@ -125,6 +125,10 @@ class BatchPlan:
         ):  # too few to give each rank one: some ranks have one row more in the batch before
             return [*sizes[:-1], sizes[-1] + rest]
         return [*sizes, rest]
+
+
+def _rows(number: int) -> str:
+    return "1 row is" if number == 1 else f"{number:,} rows are"
 
 
 def tell_dropped(error: UserError, read: int, dropped: Mapping[str, int]) -> None:

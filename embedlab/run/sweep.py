@@ -123,6 +123,9 @@ def run_trials(trials: Sequence[Trial], sweep: Path, parallel: int | None = None
         raise UserError(
             "must be at least 1, or null", key="hydra.launcher.parallel", value=parallel, fix="a whole number"
         )
+    for i, trial in enumerate(trials):
+        if any(trial.config == other.config for other in trials[:i]):
+            log.warning("Twice in the sweep, and once in its report: %s", " ".join(trial.overrides))
     with owned(sweep, "hydra.sweep.dir"):
         for trial in trials:
             wait_for_orphan(trial.folder)

@@ -42,7 +42,7 @@ data: {name: wikipedia, files: in.txt}
         ("train backbone.attention=nonsense", "(backbone.attention"),
         (
             "train data.files=in.txt trainer.devices=1",
-            "1 rows are less than one batch of 64 (data.batch_size",
+            "1 row is less than one batch of 64 (data.batch_size",
         ),
         ("train data.files=in.txt trainer.devices=2 data.drop_last=false", "(trainer.devices=2"),
         (
@@ -50,7 +50,7 @@ data: {name: wikipedia, files: in.txt}
             "one batch of 64 (data.batch_size",
         ),
         ("train data=mix +data.mix.a.name=pairs +data.mix.a.files=in.csv", "one batch of 64 (data.mix.a)"),
-        ("fit --config run.yaml --data.batch_size=2", "1 rows are less than one batch of 2"),
+        ("fit --config run.yaml --data.batch_size=2", "1 row is less than one batch of 2"),
         ("mine none.csv out.csv ckpt=mini", "(input"),
         ("mine in.csv out.csv ckpt=mini negatives=0", "(negatives"),
         ("quantize in.npy out.npy store=int4", "(store"),

@@ -266,7 +266,7 @@ def test_rows_that_are_all_kept_with_one_label_or_score_are_refused_by_the_name_
     texts = [f"a cat {n}" if kind == "labelled" else f"a cat {n},a dog {n}" for n in range(20)]
     file.write_text("\n".join([head, *(f"{text},{n // 10}" for n, text in enumerate(texts))]) + "\n")
     own, key = (r"data\.mix\.a",) * 2 if mix else ("data", f"data={kind}")
-    few = rf"1 rows are less than one batch of 4 \({'data.mix.a' if mix else 'data.batch_size=4'}\)"
+    few = rf"1 row is less than one batch of 4 \({'data.mix.a' if mix else 'data.batch_size=4'}\)"
     for limit, says in (
         (10, rf"rows\.csv: all 10 rows .* one {number} \({key}\).*{own}\.limit"),
         (1, few),

@@ -53,6 +53,16 @@ def test_started_again_only_what_is_missing_runs(tmp_path: Path) -> None:
     assert [times_run(t) for t in again] == [1, 2, 1]
 
 
+def test_a_trial_that_stands_twice_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A sweeper may draw the same values again; a user's seed=0,0 would be n=1."""
+    one, other = trials(tmp_path, "go", "go")
+    again = Trial(tmp_path / "2", one.config, one.overrides)
+    assert run_trials([one, other, again], tmp_path) == ["finished"] * 3
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
+        "Twice in the sweep, and once in its report: seed=0"
+    ]
+
+
 def test_a_folder_of_another_trial_is_not_taken_over(tmp_path: Path) -> None:
     run_trials(trials(tmp_path, "go"), tmp_path)
     with pytest.raises(UserError, match="another configuration"):

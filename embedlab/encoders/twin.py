@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -111,13 +111,26 @@ class TwinEncoder(Encoder):
             readers[0].offset,
         )
 
-    def encode_texts(self, texts: Sequence[str], *, normalize: bool = False, **settings: Any) -> Tensor:
+    def encode_texts(
+        self,
+        texts: Sequence[str],
+        *,
+        normalize: bool = False,
+        on_batch: Callable[[int, int], None] | None = None,
+        **settings: Any,
+    ) -> Tensor:
         if not self.mixed:
-            return super().encode_texts(texts, normalize=normalize, **settings)
-        parts = [
-            weight * tower.encode_texts(texts, **settings)[:, : self.dim]
-            for tower, weight in zip(self.towers, self.weights, strict=True)
-        ]
+            return super().encode_texts(texts, normalize=normalize, on_batch=on_batch, **settings)
+        parts: list[Tensor] = []
+
+        def tell(done: int, of: int) -> None:  # a tower's, of which `parts` are done
+            self.tokens_read = before + sum(tower.tokens_read for tower in self.towers)
+            if on_batch is not None:
+                on_batch((len(parts) * of + done) // len(self.towers), of)
+
+        before = self.tokens_read - sum(tower.tokens_read for tower in self.towers)
+        for tower, weight in zip(self.towers, self.weights, strict=True):
+            parts.append(weight * tower.encode_texts(texts, on_batch=tell, **settings)[:, : self.dim])
         total = torch.stack(parts).sum(0)
         return nn.functional.normalize(total, dim=-1) if normalize else total
 

@@ -206,6 +206,12 @@ def test_a_third_encoder_reads_text_in_its_own_way(tiny: Tiny, tmp_path: Path, t
     unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
     np.testing.assert_allclose(mixed.encode(TEXTS, normalize=True, batch_size=3), unit, atol=1e-5)
     np.testing.assert_allclose(mixed.encode(TEXTS[1]), expected[1], atol=1e-5)
+    told: list[int] = []
+    towers, read = sum(t.tokens_read for t in mixed.towers), mixed.tokens_read
+    mixed.encode(TEXTS, batch_size=1, on_batch=lambda done, of: told.append(done))
+    assert told == sorted(told)
+    assert told.index(len(TEXTS)) == len(told) - 1
+    assert mixed.tokens_read - read == sum(t.tokens_read for t in mixed.towers) - towers > 0
     mixed.save(tmp_path / "mixed")
     again = embedlab.load(tmp_path / "mixed")
     np.testing.assert_array_equal(again.encode(TEXTS), mixed.encode(TEXTS))

@@ -1,4 +1,4 @@
-"""A method's gradients on two ranks, for the tests that hold them against those of one big batch."""
+"""Functions on two ranks, and a method's gradients there: tests hold them against those of one big batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from embedlab.distributed.gather import rows_per_rank, weight
+from embedlab.distributed.gather import leave, rows_per_rank, weight
 
 
 class Step(nn.Module):
@@ -34,6 +34,28 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def start_on_two(worker: Callable[..., None], *args: Any) -> Any:
+    """Start ``worker(rank, *args)``, a function of a module, in two processes of one group; join what is returned."""
+    import torch.multiprocessing as mp
+
+    return mp.spawn(_in_group, args=(free_port(), worker, args), nprocs=2, join=False)
+
+
+def run_on_two(worker: Callable[..., None], *args: Any) -> None:
+    """`start_on_two`, until both have ended well."""
+    context = start_on_two(worker, *args)
+    while not context.join():
+        pass
+
+
+def _in_group(rank: int, port: int, worker: Callable[..., None], args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    worker(rank, *args)
+    dist.barrier()
+    leave()  # here, where what the worker trained is gone
+
+
 Half = Callable[[str, int, slice], tuple[Any, dict[str, Any]]]
 """(folder of the backbone, number of the case, a rank's rows) -> the method, and its batch of these rows."""
 
@@ -43,18 +65,14 @@ def two_ranks(half: Half, folder: str, cases: int, *rows: int) -> list[dict[str,
     import torch.multiprocessing as mp
 
     queue = mp.get_context("spawn").SimpleQueue()
-    context = mp.spawn(_rank, args=(free_port(), half, folder, cases, rows, queue), nprocs=2, join=False)
+    context = start_on_two(_rank, half, folder, cases, rows, queue)
     found = [queue.get() for _ in range(cases)]
     while not context.join():
         pass
     return [{name: torch.tensor(value) for name, value in case.items()} for case in found]
 
 
-def _rank(
-    rank: int, port: int, half: Half, folder: str, cases: int, rows: tuple[int, ...], queue: Any
-) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _rank(rank: int, half: Half, folder: str, cases: int, rows: tuple[int, ...], queue: Any) -> None:
     sizes = rows if len(rows) > 1 else rows * 2
     first = sum(sizes[:rank])
     for case in range(cases):
@@ -65,4 +83,3 @@ def _rank(
         if rank == 0:
             queue.put({name: grad.tolist() for name, grad in gradients(method).items()})
         dist.barrier()
-    dist.destroy_process_group()

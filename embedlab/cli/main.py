@@ -92,10 +92,10 @@ def _dispatch(argv: list[str]) -> int:
     joined = _in_gloo_group()
     status = _command(name)(rest)
     if not status and not joined and _in_gloo_group():
-        # A thread of gloo that lets go of the last tensors while Python shuts down aborts the process (PyTorch's
-        # pull request 179291). After a failure the others may still wait for this rank, and leaving would hang.
-        # Lightning leaves a group of NCCL, and no other.
-        sys.modules["torch.distributed"].destroy_process_group()
+        from embedlab.distributed.gather import leave
+
+        # Lightning leaves groups of NCCL alone. After a failure others may wait for this rank, and leaving would hang.
+        leave()
     for notice in notices:
         print(notice, file=sys.stderr)
     return status

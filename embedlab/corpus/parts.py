@@ -117,6 +117,7 @@ class Manifest:
             name, was, now = "input_hash", *hashes
         elif of:
             name = f"the {name} of {one['path']}"
+            was, now = (False if value is None and what == "header" else value for value in (was, now))
         return f"{name} is {_plain(was)}, this run has {_plain(now)}", "the settings"
 
     def _compared(self) -> dict[str, Any]:

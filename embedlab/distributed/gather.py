@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -93,6 +94,16 @@ def world_size() -> int:
 
 def rank() -> int:
     return dist.get_rank() if world_size() > 1 else 0
+
+
+def leave() -> None:
+    """Leave the process group, once nothing refers to what was trained in it.
+
+    A thread of gloo that lets go of its last tensors while Python shuts down aborts the process (PyTorch's pull request
+    179291); the threads end with the group, and models keep it in cycles.
+    """
+    dist.destroy_process_group()
+    gc.collect()
 
 
 def first_row(n: int) -> int:

@@ -528,4 +528,4 @@ def test_a_name_that_is_a_number_is_no_place(
     assert main([*command, f"header={first}"]) == 0
     capsys.readouterr()
     assert main([*command, f"header={other}"]) == 2
-    assert "files[0].header" in capsys.readouterr().err
+    assert f"the header of {file} is {first}, this run has {other}" in capsys.readouterr().err

@@ -180,7 +180,8 @@ def test_what_no_command_can_do_is_one_line(
     "encode {text} {out}.npy ckpt={ckpt}", "evaluate suite=lee ckpt={ckpt}", "export to=hf out={out} ckpt={ckpt}",
     "mine {pairs} {out}.jsonl ckpt={ckpt}", "mine {pairs} {out}.jsonl ckpt=mini scores=true teacher={ckpt}",
     "benchmark ckpt={ckpt} out={out}.json", "search index {text} {out} ckpt={ckpt}",
-    "search index {vectors} {out} ckpt={ckpt}", "train method=distil method.teacher={ckpt} data.files={text}",
+    "search index {vectors} {out} ckpt={ckpt}",
+    "train method=distil method.teacher={ckpt} data.files={text} data.batch_size=2",
     "train method=ensemble method.first={ckpt} method.second=mini data.files={text} trainer=cpu",
 ])  # fmt: skip
 def test_an_encoder_that_is_not_there_is_one_line_for_every_command(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import yaml
 from torch import nn
 
@@ -32,7 +31,7 @@ from embedlab.pooling import build_pooling
 from embedlab.run.callbacks.randomness import Randomness
 from embedlab.run.check import check_run
 from embedlab.run.processes import start_ranks
-from tests.ranks import Step, free_port, gradients
+from tests.ranks import Step, gradients, run_on_two
 from tests.support import SENTENCES
 from tests.tiny_run import sentences
 
@@ -77,9 +76,7 @@ def own_rows(sizes: tuple[int, ...], rank: int) -> slice:
     return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
 
-def worker(rank: int, port: int, folders: list[str], out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+def worker(rank: int, folders: list[str], out: str) -> None:
     found = []
     for name, sizes in CASES:
         made = method(name, folders)
@@ -109,15 +106,13 @@ def worker(rank: int, port: int, folders: list[str], out: str) -> None:
             {"cases": found, "draws": draws, "whole": whole, "twice": twice, "first": torch.tensor(first)},
             out,
         )
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folders = [str(tiny("bert", layers=4, seed=seed)) for seed in (0, 1)]
     out = str(tmp_path_factory.mktemp("ddp") / "found")
-    mp.spawn(worker, args=(free_port(), folders, out), nprocs=WORLD)
+    run_on_two(worker, folders, out)
     return {**torch.load(out, weights_only=True), "folders": folders}
 
 

@@ -12,7 +12,7 @@ from embedlab.data.plan import BatchPlan
 from embedlab.distributed.gather import batch_order, gather, gather_integers
 from embedlab.distributed.in_batch import InBatch
 from embedlab.objectives.info_nce import info_nce
-from tests.ranks import free_port
+from tests.ranks import run_on_two
 
 WORLD, ROWS, WIDTH = 2, 3, 5
 
@@ -27,8 +27,7 @@ def weight() -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.linspace(-1, 1, WIDTH * WIDTH, dtype=torch.float64).reshape(WIDTH, WIDTH))
 
 
-def worker(rank: int, port: int, results: mp.SimpleQueue) -> None:
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+def worker(rank: int, results: mp.SimpleQueue) -> None:
     w = weight()
     a, p, n = (x[rank * ROWS : (rank + 1) * ROWS] @ w for x in inputs())
     contrast = info_nce(a, gather(p), 0.5, offset=rank * ROWS, hard_negatives=gather(n))
@@ -39,8 +38,6 @@ def worker(rank: int, port: int, results: mp.SimpleQueue) -> None:
         results.put(((w.grad / WORLD).tolist(), len(ids)))
     else:
         gather_integers(torch.tensor([rank]))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.mark.timeout(120)
@@ -49,7 +46,7 @@ def test_gradient_of_two_ranks_is_that_of_one_big_batch() -> None:
     a, p, n = (x @ w for x in inputs())
     info_nce(a, p, 0.5, hard_negatives=n).loss.backward()
     queue = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(worker, args=(free_port(), queue), nprocs=WORLD)
+    run_on_two(worker, queue)
     grad, gathered = queue.get()
     assert gathered == WORLD
     torch.testing.assert_close(torch.tensor(grad, dtype=torch.float64), w.grad, rtol=1e-5, atol=1e-7)

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from embedlab.engine import gradient_sum
 from embedlab.engine.gradient_sum import GradientSum
-from tests.ranks import free_port
+from tests.ranks import run_on_two
 
 STEPS = 4
 
@@ -40,10 +39,8 @@ class Net(nn.Module):
         h.backward(leaf.grad)
 
 
-def worker(rank: int, port: int, out: str) -> None:
-    torch.set_num_threads(1)
+def worker(rank: int, out: str) -> None:
     gradient_sum._BUCKET = 250
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     net = Net().double()
     names = {id(p): n for n, p in net.named_parameters()}
     sizes: list[int] = []
@@ -70,13 +67,11 @@ def worker(rank: int, port: int, out: str) -> None:
     if rank == 0:
         torch.save({"steps": found, "batches": batches, "buckets": len(sums._buckets),
                     "connected": connected, "sent": sizes[len(connected):]}, out)  # fmt: skip
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.mark.timeout(300)
 def test_sums_are_those_of_both_ranks(tmp_path: Path) -> None:
-    mp.spawn(worker, args=(free_port(), str(tmp_path / "found")), nprocs=2)
+    run_on_two(worker, str(tmp_path / "found"))
     found = torch.load(tmp_path / "found", weights_only=True)
     assert set(found["sent"]) == set(found["connected"])
     net = Net().double()

@@ -17,7 +17,7 @@ from embedlab.evaluation.core.table import (
     task_table,
 )
 from embedlab.evaluation.sts.lee import Lee
-from embedlab.evaluation.sts.sts import STS
+from embedlab.evaluation.sts.sts import SEVEN, STS
 
 SEED = {f"sts{y}/spearman": 60.0 + y for y in range(12, 17)} | {"stsb/spearman": 70.0, "sickr/spearman": 71.0}
 
@@ -125,6 +125,7 @@ def test_markdown_and_pipe_output() -> None:
 
 def test_tables_of_a_suite() -> None:
     protocol = dict.fromkeys(REQUIRED, "x") | {"text": "raw", "truncated": None, "seed": None}
+    protocol |= {"data": dict.fromkeys(SEVEN, "x")}
     scores = seed(0) | {key.replace("/", "_tok/"): value + 1 for key, value in seed(0).items()}
     (table,) = suite("sts").tables("mini", scores, protocol)
     assert [row[0] for row in table.rows] == ["mini (raw)", "mini (tok)"]

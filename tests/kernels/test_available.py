@@ -42,7 +42,13 @@ def test_a_run_refuses_it_before_it_trains(
     tiny: Callable[..., Path], text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv(SWITCHES, "last_blok=0")
-    given = ("backbone=local", f"backbone.path={tiny('bert')}", f"data.files={text_file}", "trainer=cpu")
+    given = (
+        "backbone=local",
+        f"backbone.path={tiny('bert')}",
+        f"data.files={text_file}",
+        "trainer=cpu",
+        "data.batch_size=2",
+    )
     assert main(["train", *given, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
     (line,) = (x for x in capsys.readouterr().err.splitlines() if SWITCHES in x)
     assert line.startswith("embedlab: unknown option")

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from embedlab.backbones import load_backbone
@@ -20,7 +18,7 @@ from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.methods.promptbert import PromptBERT, PromptBERTConfig
 from embedlab.pooling import build_pooling
-from tests.ranks import Step, free_port, gradients
+from tests.ranks import Step, gradients, run_on_two
 
 TEXTS = ["a man is playing", "the old house", "two dogs run in the lake", "it rains"]
 TEMPLATES = ('This sentence of "{sentence}" means {mask}.', 'This sentence : "{sentence}" means {mask}.')
@@ -44,9 +42,7 @@ def batch(made: PromptBERT, rows: slice) -> dict[str, Any]:
     return found
 
 
-def worker(rank: int, port: int, folder: str, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def worker(rank: int, folder: str, out: str) -> None:
     made = method(folder)
     step = DistributedDataParallel(Step(made))
     for _ in range(2):  # the second step finds any parameter that the first left without a gradient
@@ -54,14 +50,12 @@ def worker(rank: int, port: int, folder: str, out: str) -> None:
         step(batch(made, slice(2 * rank, 2 * rank + 2))).backward()
     if rank == 0:
         torch.save(gradients(made), out)
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.mark.timeout(600)
 def test_two_ranks_have_the_gradient_of_the_whole_batch(tiny: Callable[..., Path], tmp_path: Path) -> None:
     folder, out = str(tiny("bert")), str(tmp_path / "gradients")
-    mp.spawn(worker, args=(free_port(), folder, out), nprocs=2)
+    run_on_two(worker, folder, out)
     alone = method(folder)
     alone.total(batch(alone, slice(None)))[0].backward()
     expected, found = gradients(alone), torch.load(out, weights_only=True)

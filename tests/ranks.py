@@ -34,11 +34,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_on_two(worker: Callable[..., None], *args: Any) -> Any:
+def start_on_two(worker: Callable[..., None], *args: Any, method: str = "spawn") -> Any:
     """Start ``worker(rank, *args)``, a function of a module, in two processes of one group; join what is returned."""
     import torch.multiprocessing as mp
 
-    return mp.spawn(_in_group, args=(free_port(), worker, args), nprocs=2, join=False)
+    return mp.start_processes(
+        _in_group, args=(free_port(), worker, args), nprocs=2, join=False, start_method=method
+    )
 
 
 def run_on_two(worker: Callable[..., None], *args: Any) -> None:

@@ -179,6 +179,11 @@ class DataConfig(Record):
         """
         return {name: self._set(name, values) for name, values in (self.mix or {}).items()}
 
+    @property
+    def by_name(self) -> dict[str, DataConfig]:
+        """Configurations of one data set each: those of a mix by their names, or this one by ""."""
+        return {name: one.config for name, one in self.sets.items()} or {"": self}
+
     def _set(self, name: str, values: Mapping[str, Any]) -> MixedSet:
         group = f"data.mix.{name}"
         values = dict(section(values, group))

@@ -6,7 +6,6 @@ of them by their exact cosines are the answer.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.config.read import read_record
+from embedlab.corpus.parts import sha256
 from embedlab.corpus.plan import PIECE, Plan
 from embedlab.corpus.stored import BLOCK, Stored
 from embedlab.errors import UserError
@@ -281,7 +281,7 @@ def save(index: Any, folder: Path, facts: dict[str, Any]) -> Lists:
     """Write lists.faiss and lists.json; `facts`: the fields of `Lists` beside sha256."""
     path = folder / "lists.faiss"
     _write(import_faiss(), index, path)
-    lists = Lists(sha256=_digest(path), **facts)
+    lists = Lists(sha256=sha256(path), **facts)
     (folder / "lists.json").write_text(json_text(asdict(lists)), encoding="utf-8")
     return lists
 
@@ -295,7 +295,7 @@ def load(folder: Path, rows: int, dim: int) -> tuple[Any, Lists]:
     faiss = import_faiss()
     lists, path = read_record(folder / "lists.json", Lists, _FIX), folder / "lists.faiss"
     try:
-        digest = _digest(path)
+        digest = sha256(path)
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror})", file=path, fix=_FIX) from None
     if digest != lists.sha256:  # before faiss reads it, which trusts what it reads
@@ -308,11 +308,6 @@ def load(folder: Path, rows: int, dim: int) -> tuple[Any, Lists]:
         raise UserError("does not fit lists.faiss", file=folder / "lists.json", fix=_FIX)
     turn(index, name, lists.value)
     return index, lists
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def import_faiss() -> Any:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from embedlab.backbones.hub import snapshot, split_revision
 from embedlab.config.read import read_values
+from embedlab.corpus.parts import sha256
 from embedlab.errors import UserError
 
 if TYPE_CHECKING:
@@ -73,10 +74,7 @@ class CrossEncoderScores:
         digest = hashlib.sha256()
         for file in sorted(self.folder.iterdir()):
             if file.suffix in (".json", ".txt", ".model", ".safetensors", ".bin"):
-                with file.open("rb") as stream:
-                    digest.update(
-                        f"{file.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode()
-                    )
+                digest.update(f"{file.name} {sha256(file)}\n".encode())
         return digest.hexdigest()[:16]
 
     def __call__(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:

@@ -141,8 +141,10 @@ class FileReader(Reader):
         except OSError as bad:
             raise self._unreadable(bad) from None
 
-    has_header = False
-    """Whether the first line names the columns, where it might as well be a row."""
+    @property
+    def has_header(self) -> bool:
+        """Whether the first line names the columns, where it might as well be a row."""
+        return False
 
     @property
     def packed(self) -> bool:

@@ -141,7 +141,7 @@ class DelimitedFile(FileReader):
         return names, named
 
     @property
-    def has_header(self) -> bool:  # type: ignore[override]
+    def has_header(self) -> bool:
         return self._head[1]
 
     @property

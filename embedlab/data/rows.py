@@ -233,7 +233,7 @@ def check_first_rows(config: DataConfig, devices: int = 0) -> None:
     Raises:
         UserError: as `read_rows`; all rows are less than one batch.
     """
-    for name, one in {name: one.config for name, one in config.sets.items()}.items() or [("", config)]:
+    for name, one in config.by_name.items():
         with in_set(name):
             rows, dropped = _first_rows(one)
         if not devices or not rows or one.pack is not None:

@@ -179,7 +179,7 @@ class CachedTeacher(Teacher):
             UserError: as `text_vectors`.
         """
         data: SentenceDataModule = method.trainer.datamodule  # type: ignore[attr-defined]
-        sets = {name: one.config for name, one in data.config.sets.items()} or {"": data.config}
+        sets = data.config.by_name
         whole: Any = data.table
         tables: dict[str, TokenTable] = whole.parts if data.config.mix else {"": whole}
         self._starts = torch.tensor(whole.starts if data.config.mix else [0], device=method.device)

@@ -28,6 +28,7 @@ from embedlab.objectives.pair_nce import interleave, pair_nce
 from embedlab.pooling import build_pooling
 from tests.methods.golden import check_golden
 from tests.methods.runs import run_of
+from tests.ranks import Step, start_on_two
 
 Tiny = Callable[..., Path]
 LAYERS, WIDTH = 4, 32
@@ -358,28 +359,13 @@ def test_linear_cka() -> None:
     assert linear_cka(a, torch.randn(40, 8, generator=torch.Generator().manual_seed(2))).item() < 0.5
 
 
-def _rank(rank: int, port: int, folders: tuple[str, str], results: Any) -> None:
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def _rank(rank: int, folders: tuple[str, str], results: Any) -> None:
     jtcse = _from_folders(folders)
-    model = nn.parallel.DistributedDataParallel(_Step(jtcse))
+    model = nn.parallel.DistributedDataParallel(Step(jtcse))
     torch.manual_seed(rank)  # ranks draw apart, as in a run; the coin must agree all the same
     model(_share(rank)).backward()
     if rank == 0:
         results.put({n: p.grad.tolist() for n, p in jtcse.named_parameters() if "word_emb" not in n})
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-class _Step(nn.Module):
-    def __init__(self, jtcse: JTCSE) -> None:
-        super().__init__()
-        self.jtcse = jtcse
-
-    def forward(self, data: dict[str, Any]) -> Tensor:
-        return self.jtcse.total(data)[0]
 
 
 def _from_folders(folders: tuple[str, str]) -> JTCSE:
@@ -404,14 +390,10 @@ def _share(rank: int | None) -> dict[str, Any]:
 def test_two_ranks_give_the_gradient_of_one_big_batch(tiny: Tiny) -> None:
     import torch.multiprocessing as mp
 
-    from tests.ranks import free_port
-
     folders = tuple(str(tiny("bert", layers=LAYERS, seed=seed)) for seed in (0, 1))
     # Forked: two fresh interpreters would import torch for half a minute.
     queue = mp.get_context("fork").SimpleQueue()
-    context = mp.start_processes(
-        _rank, args=(free_port(), folders, queue), nprocs=2, join=False, start_method="fork"
-    )
+    context = start_on_two(_rank, folders, queue, method="fork")
     found = queue.get()
     context.join()
     jtcse = _from_folders(folders)  # type: ignore[arg-type]

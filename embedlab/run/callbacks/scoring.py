@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from embedlab.corpus.parts import sha256
 from embedlab.distributed.gather import gather_rows, rank, world_size
 from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.engine.fsdp import sharded
@@ -271,9 +272,7 @@ def hash_of(folder: Path) -> str:
     """Hex hash of the weights below a folder, and of their names; scores may come beside them later."""
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.safetensors")):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        found.update(f"{path.relative_to(folder)} {content}\n".encode())
+        found.update(f"{path.relative_to(folder)} {sha256(path)}\n".encode())
     return found.hexdigest()
 
 

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from embedlab.backbones.backbone import Backbone
@@ -76,6 +77,8 @@ class StepRunner:
     def begin(self, method: Any) -> None:
         """Before the first step of a fit."""
         if self.compiles:
+            # What earlier runs of this process compiled counts against the compiler's limit: past it, it would run eagerly.
+            torch.compiler.reset()
             for backbone in backbones_of(method):
                 backbone.compile_blocks(dynamic=self.dynamic)
 

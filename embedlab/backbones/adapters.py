@@ -332,10 +332,18 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             value = dense_weight(module)
             layer = layers.get(owner.removesuffix(".base_layer"))
             if layer is not None:
-                delta = layer.get_delta_weight("default").detach().float()
-                value = value + (delta.T if getattr(module, "was_conv1d", False) else delta)
+                delta = _delta(layer)
+                value = value.cpu() + (delta.T if getattr(module, "was_conv1d", False) else delta)
         value = value.float() if value.is_floating_point() else value
         yield plain, value.cpu().contiguous()
+
+
+def _delta(layer: Any) -> Tensor:
+    """What an adapter adds to a layer's weight. On the CPU, as a card's products differ in the last digits: an export
+    that was merged here and the run that it is of have one fingerprint."""
+    down, up = (getattr(layer, n)["default"].weight.detach().float().cpu() for n in ("lora_A", "lora_B"))
+    delta: Tensor = (up @ down) * layer.scaling["default"]
+    return delta.T if layer.fan_in_fan_out else delta
 
 
 def plain_weights(backbone: Backbone) -> Iterator[tuple[str, Tensor]]:

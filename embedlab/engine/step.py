@@ -77,7 +77,7 @@ class StepRunner:
     def begin(self, method: Any) -> None:
         """Before the first step of a fit."""
         if self.compiles:
-            # What earlier runs of this process compiled counts against the compiler's limit: past it, it would run eagerly.
+            # What earlier runs of the process compiled counts against the compiler's limit, past which it runs eagerly.
             torch.compiler.reset()
             for backbone in backbones_of(method):
                 backbone.compile_blocks(dynamic=self.dynamic)

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import scipy.stats
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -209,6 +210,40 @@ def test_a_number_is_in_a_table_or_says_where_it_is_from(stated: float, known: f
             with pytest.raises(UserError, match="no table of the page"):
                 TOOL.hold(text, table, Path("a.md"))
     TOOL.hold(f"`{number}`, {number} (no\nJSON), *{number.lstrip('-')}*", table, Path("a.md"))
+
+
+CHANGES = json.loads((DOCS / "runs" / "same_start_2000" / "interactions.json").read_text())["arms"]
+FOLDERS = {"DiffCSE": "diffcse", "RankCSE, ListMLE": "rank_mle", "PromptBERT": "promptbert", "TNCSE": "tncse"} | {
+    "JTCSE": "jtcse", "ESimCSE": "esimcse", "MixCSE": "mixcse"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", CHANGES, ids=lambda row: f"{row['arm']}, {row['score']}")
+def test_a_change_of_a_gain_is_recounted_from_the_runs(row: dict[str, str]) -> None:
+    def gains(page: str) -> list[float]:
+        found = []
+        for seed in range(3):
+            files = [
+                DOCS / "runs" / page / f"{arm}-{seed}" / "scores.json"
+                for arm in (FOLDERS[row["arm"]], "simcse")
+            ]
+            content = [json.loads(file.read_text()) for file in files]
+            one, other = [c["last"] if row["score"].endswith("last") else c for c in content]
+            found.append(one["scores"][AVERAGE] - other["scores"][AVERAGE])
+        return found
+
+    short, long = gains("same_start_2000"), gains("same_start")
+    change = [one - other for one, other in zip(short, long, strict=True)]
+    paired, unpaired = scipy.stats.ttest_1samp(change, 0), scipy.stats.ttest_ind(short, long, equal_var=False)
+    for key, values, test in (
+        ("short", short, scipy.stats.ttest_1samp(short, 0)),
+        ("long", long, scipy.stats.ttest_1samp(long, 0)),
+        ("paired", change, paired),
+        ("unpaired", change, unpaired),
+    ):
+        low, high = test.confidence_interval(0.95)
+        stated = [float(number) for number in re.findall(r"[-+][\d.]+", row[key])]
+        assert stated == pytest.approx([statistics.fmean(values), low, high], abs=0.0051)
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=lambda path: path.stem)

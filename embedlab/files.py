@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import hashlib
 import os
 import pickle
 import platform
@@ -411,6 +412,12 @@ def size_of(path: Path) -> int:
     """Bytes of a file, or of all files in a folder."""
     found = path.rglob("*") if path.is_dir() else (path,)
     return sum(each.stat().st_size for each in found if each.is_file())
+
+
+def sha256(path: Path) -> str:
+    """Of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 DAMAGED = "the file is damaged, cut short or holds no weights"

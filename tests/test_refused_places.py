@@ -62,7 +62,7 @@ CASES = {
     "export deep": Case("export to=hf out={out}/new/deep ckpt={encoder}"),
     "export sentence-transformers": Case("export to=sentence-transformers out={out} ckpt={encoder}"),
     "report": Case("report {runs} out={out}", r"a(/report\.(csv|html|tex))?"),
-    "report mteb": Case("report --mteb {mteb} {mteb} out={out}", r"a(/mteb\.json)?"),
+    "report mteb": Case("report --mteb {mteb} {mteb2} out={out}", r"a(/mteb\.json)?"),
     "quantize": Case("quantize {in}.npy {out}.npy store=int8", RANGES),
     "quantize parts": Case("quantize {parts} {out} store=int8", r"a(/.*)?"),
     "evaluate": Case("evaluate ckpt={encoder} suite=sts tasks=stsb data_dir={sts} out={out}.json"),
@@ -88,14 +88,15 @@ def home(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) ->
     np.save(home / "in.npy", np.random.default_rng(0).normal(size=(200, 32)).astype(np.float32))
     for seed in (0, 1):
         write_run(home / "runs" / f"{seed}", seed, 70.0 + seed, ["pooling=mean"])
-    for name in ("mteb", "beir", "beir/qrels"):
+    for name in ("mteb", "mteb2", "beir", "beir/qrels"):
         (home / name).mkdir()
     for name in ("corpus", "queries"):
         (home / "beir" / f"{name}.jsonl").write_text(json.dumps({"_id": "1", "text": SENTENCES[0]}) + "\n")
     (home / "beir" / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\t1\t1\n")
     scores = {"dataset_revision": "a", "task_name": "T", "mteb_version": "2", "evaluation_time": 1.0,
               "scores": {"test": [{"hf_subset": "default", "languages": ["eng-Latn"], "main_score": 0.5}]}}  # fmt: skip
-    (home / "mteb" / "T.json").write_text(json.dumps(scores))
+    for name in ("mteb", "mteb2"):
+        (home / name / "T.json").write_text(json.dumps(scores))
     texts, encoder = str(home / "in.txt"), f"ckpt={home / 'encoder'}"
     assert main(["search", "index", texts, str(home / "index"), encoder]) == 0
     assert main(["encode", texts, f"{home / 'parts'}/", encoder, "part_rows=6"]) == 0
@@ -108,7 +109,9 @@ def home(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) ->
 def run(home: Path, sts_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """run("encode npy", folder): the status of a command that writes in a folder, with further arguments."""
     monkeypatch.setenv("EMBEDLAB_CACHE", str(tmp_path / "cache"))
-    names = {name: home / name for name in ("in", "encoder", "index", "parts", "runs", "mteb", "beir")}
+    names = {
+        name: home / name for name in ("in", "encoder", "index", "parts", "runs", "mteb", "mteb2", "beir")
+    }
     names |= {"pairs": home / "pairs.jsonl", "parquet": home / "vectors.parquet", "sts": sts_dir}
     return lambda name, folder, *more: main(
         [*(part.format(**names, out=folder / "a") for part in CASES[name].command.split()), *more]

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from embedlab.config.backbone import BackboneInfo
 
 
-_STATIC_SHAPES = 64
-"""Compilations of a block's code: a shape of the batch each, with and without gradients."""
+_COMPILATIONS = 64
+"""Of a block's code: a shape of the batch each, with and without gradients, or a few for each model of its type."""
 
 
-def _allow_shapes(n: int) -> None:
-    """The compiler gives up on code (and fails with ``fullgraph``) that it compiled more often than this."""
+def _allow_compilations(n: int) -> None:
+    """The compiler runs code eagerly (and fails with ``fullgraph``) that it compiled more often than this."""
     from torch._dynamo import config
 
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
@@ -84,7 +84,8 @@ class Backbone(Body):
         """
         if kernel_options().static:
             options["dynamic"] = False
-            _allow_shapes(_STATIC_SHAPES)
+        if kernel_options().static or options.get("dynamic", False) is None:
+            _allow_compilations(_COMPILATIONS)
         for block in self.blocks:
             block.compile(**options)
         self.compiled = True

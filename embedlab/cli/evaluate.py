@@ -41,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
         check_writable(out)
     check_encoding(config)
     places = {key: placed(config[key], key) for key in ("ckpt", "compare") if config[key] is not None}
+    _check_sides(config, places)
     suites = {name: suite(name) for name in names}
     _check_keys(config, suites)
     paths = _paths(out, config, suites)
@@ -131,6 +132,18 @@ def _crossed(encoder: Any, layers: Any) -> Any:
     if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
         raise UserError("not a number of layers", **what, fix="a whole number that divides the depth")
     return CrossedTwin(encoder, layers)
+
+
+def _check_sides(config: Mapping[str, Any], places: Mapping[str, Place | str]) -> None:
+    """UserError for an encoder beside itself; a twin with cross-attention is another one than the twin."""
+    one, other = (
+        p.path.resolve() if isinstance(p, Place) else p for p in map(places.get, ("ckpt", "compare"))
+    )
+    if one == other and config["cross_attention"] is None:
+        raise UserError(
+            "this is the encoder that ckpt names", key="compare", value=config["compare"],
+            fix="another encoder, or leave compare out",
+        )  # fmt: skip
 
 
 def _compared(place: Place | str, config: Mapping[str, Any]) -> Any:

@@ -16,7 +16,7 @@ from embedlab.cli.imports import first_import
 from embedlab.cli.permission import check_permission
 from embedlab.cli.run_file import add_sections, folder_of, from_file, hint_of, trainer_defaults
 from embedlab.config.build import refused
-from embedlab.config.read import read_values
+from embedlab.config.read import decoded, read_values
 from embedlab.console import show_log, spelling
 from embedlab.errors import UserError
 from embedlab.files import check_writable, like
@@ -110,7 +110,7 @@ def _named(argv: Sequence[str]) -> list[str]:
         given = argv[place + 1] if found[2] is None else found[2]
         is_config, path = found[1] in ("-c", "--config"), Path(given).expanduser()
         if (given == "-" and is_config) or stat.S_ISFIFO(_mode(path)):
-            text = sys.stdin.read() if given == "-" else path.read_text(encoding="utf-8")
+            text = decoded(sys.stdin.buffer.read() if given == "-" else path.read_bytes(), given, _WRITTEN)
             if not text.strip():
                 raise UserError(
                     "holds no keys with values", file=given, key=found[1].lstrip("-"), fix=_WRITTEN
@@ -142,6 +142,8 @@ def _check_file(path: Path) -> None:
             raise UserError("no such file", key="config", value=str(path), fix=like(path) or _WRITTEN)
         return
     is_yaml = path.suffix in (".yaml", ".yml")
+    if not is_yaml and stat.S_ISREG(mode):
+        decoded(path.read_bytes(), path, _WRITTEN)
     if is_yaml and not isinstance(read_values(path, _WRITTEN, any_value=True), dict):
         raise UserError("holds no keys with values", file=path, key="config", fix=_WRITTEN)
 

@@ -237,8 +237,9 @@ def _print_recall(folder: Path) -> None:
 
 def _query(argv: Sequence[str]) -> int:
     config = compose("search_query", argv, positional=("index", "text"))
+    out = None if config["out"] is None else Path(str(config["out"]))
     _check_numbers(config)
-    _check_asked(config)
+    _check_asked(config, out)
     _check(config)
 
     from embedlab.corpus.search import Index
@@ -262,14 +263,14 @@ def _query(argv: Sequence[str]) -> int:
     asked = "" if rows is None else f" for {len(rows):,} queries"
     what = "texts" if index.info.texts else "vectors"
     print(f"{len(index):,} {what} searched{asked} in {time.perf_counter() - start:.2f} s", file=sys.stderr)
-    if config["out"] is not None:
+    if out is not None:
         answers: dict[str, Any] = {} if rows is None else {"queries": rows}
         answers |= {"hits": [[hit.plain() for hit in hits] for hits in found]}
-        write_whole(Path(str(config["out"])), json.dumps(answers, ensure_ascii=False) + "\n")
+        write_whole(out, json.dumps(answers, ensure_ascii=False) + "\n")
     return 0
 
 
-def _check_asked(config: Mapping[str, Any]) -> None:
+def _check_asked(config: Mapping[str, Any], out: Path | None) -> None:
     """UserError unless a text or a file of queries is asked for, and where the answers cannot be written."""
     text, queries = config["text"], config["queries"]
     fix = 'embedlab search query INDEX "some words", or queries=FILE'
@@ -281,9 +282,9 @@ def _check_asked(config: Mapping[str, Any]) -> None:
         )
     if text is not None and not str(text).strip():
         raise UserError("the query is empty", key="text", fix=fix)
-    if config["out"] is not None:
-        check_absent(Path(str(config["out"])), config["overwrite"])
-        check_writable(Path(str(config["out"])))
+    if out is not None:
+        check_absent(out, config["overwrite"])
+        check_writable(out)
 
 
 def _check(config: Mapping[str, Any]) -> None:

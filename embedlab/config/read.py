@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import types
 from collections.abc import Mapping
@@ -112,11 +113,16 @@ def _text(path: Path, most: int, fix: str) -> str:
         raise UserError(f"cannot be read ({reason})", file=path, fix=fix) from error
     if len(content) > most:
         raise UserError(f"is larger than {most >> 20} MiB", file=path, fix=fix)
+    return decoded(content, path, fix)
+
+
+def decoded(content: bytes, file: str | os.PathLike[str], fix: str) -> str:
+    """The text of a file's bytes, or a UserError that names its first line that is not UTF-8."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         row = content.count(b"\n", 0, error.start) + 1
-        raise UserError("is not UTF-8", file=path, row=row, fix=fix) from None
+        raise UserError("is not UTF-8", file=file, row=row, fix=fix) from None
 
 
 def _check_plain(values: Any, path: Path, fix: str, any_value: bool) -> None:

@@ -95,6 +95,14 @@ class MethodConfig:
             )
         return []
 
+    def refuse_unread(self, keys: str, why: str, fix: str) -> None:
+        """UserError for one of the keys (by blanks apart) that was set although nothing reads it as others are set."""
+        for key in keys.split():
+            value, usual = getattr(self, key), type(self).__dataclass_fields__[key].default
+            if value != usual:
+                left = f"method.{key}={'null' if usual is None else str(usual).lower()}"
+                raise UserError(why, key=f"method.{key}", value=value, fix=f"{left}, or {fix}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from embedlab.config.read import read_record
-from embedlab.corpus.parts import sha256
 from embedlab.corpus.plan import PIECE, Plan
 from embedlab.corpus.stored import BLOCK, Stored
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import TopK
-from embedlab.files import whole_file, write_whole
+from embedlab.files import sha256, whole_file, write_whole
 
 FILES = ("lists.faiss", "lists.json")
 BUILD, NAMES = "build.json", r"trained\.faiss|rows-\d{12,}\.faiss"

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from embedlab.backbones.hub import snapshot, split_revision
 from embedlab.config.read import read_values
-from embedlab.corpus.parts import sha256
 from embedlab.errors import UserError
+from embedlab.files import sha256
 
 if TYPE_CHECKING:
     from embedlab.corpus.mine import Candidates, Pairs

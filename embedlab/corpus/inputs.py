@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
-from embedlab.corpus.parts import sha256
 from embedlab.data.reader import FileReader
 from embedlab.errors import UserError
+from embedlab.files import sha256
 
 
 class Line(NamedTuple):

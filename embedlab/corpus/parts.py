@@ -21,7 +21,6 @@ Every file appears whole. None says when or where it was written: two runs of on
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -37,7 +36,7 @@ from embedlab.corpus.vector_files import VectorFile, vector_file, write_ranges
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.encoders.folder import same_encoder
 from embedlab.errors import UserError
-from embedlab.files import made, write_new, write_whole
+from embedlab.files import made, sha256, write_new, write_whole
 
 MANIFEST, DONE = "manifest.json", "done.json"
 _FORMAT = 1
@@ -343,9 +342,3 @@ def check_folder(folder: Path, overwrite: bool = False) -> None:
             key="output",
             fix="another folder, or empty it",
         )
-
-
-def sha256(path: Path) -> str:
-    """Of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

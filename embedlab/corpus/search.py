@@ -24,7 +24,7 @@ from embedlab.config.read import read_record
 from embedlab.corpus import approximate
 from embedlab.corpus.index_folder import INFO, check_index, check_index_folder
 from embedlab.corpus.inputs import Texts
-from embedlab.corpus.parts import MANIFEST, sha256
+from embedlab.corpus.parts import MANIFEST
 from embedlab.corpus.plan import Plan, check_memory, plan
 from embedlab.corpus.stored import Part, Source, Stored, gather
 from embedlab.corpus.texts import LinesFile
@@ -35,7 +35,7 @@ from embedlab.encoders.windows import BYTES, ROWS, windows
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import RESCORE, CodesTopK, TopK, unit
 from embedlab.evaluation.core.vectors import Encoder, Prompted, embed
-from embedlab.files import whole_folder
+from embedlab.files import sha256, whole_folder
 from embedlab.locks import WorkFolder, sole_writer
 
 FILES = (INFO, "vectors.npy", "offsets.npy", "texts.txt")

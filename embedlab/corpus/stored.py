@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from embedlab.corpus.parts import MANIFEST, Parts, sha256
+from embedlab.corpus.parts import MANIFEST, Parts
 from embedlab.corpus.vector_files import FORMATS, NpyFile, read_ranges, read_vectors
 from embedlab.encoders.codes import RANGES, Codes
 from embedlab.errors import UserError
 from embedlab.evaluation.core.nearest import unit
-from embedlab.files import write_array
+from embedlab.files import sha256, write_array
 
 BLOCK = 1 << 16
 """Rows that are read at once."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
-import hashlib
 import lzma
 import zlib
 from abc import ABC, abstractmethod
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from embedlab.errors import UserError
+from embedlab.files import sha256
 
 Values = tuple[Any, ...]
 OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
@@ -136,8 +136,7 @@ class FileReader(Reader):
 
     def identity(self) -> str:
         try:
-            with self.path.open("rb") as file:
-                return "".join([hashlib.file_digest(file, "sha256").hexdigest(), *self.path.suffixes[-2:]])
+            return "".join([sha256(self.path), *self.path.suffixes[-2:]])
         except OSError as bad:
             raise self._unreadable(bad) from None
 

@@ -161,6 +161,8 @@ class SentenceEncoder(Encoder):
         weights += sorted((f"pooling.{n}", v) for n, v in self.pooling.state_dict().items())
         for name, weight in weights:
             value = weight.detach().cpu().contiguous()
+            if value.is_floating_point():  # as a loaded folder has them, in whatever the weights are held now
+                value = value.float()
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
         settings = {"pooling": asdict(self.pooling.config), "tokenization": self.tokenization.fingerprint}

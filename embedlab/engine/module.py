@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,8 @@ from embedlab.engine.optimizer import build_optimizer, parameter_groups
 from embedlab.engine.step import EagerStep, StepRunner
 from embedlab.errors import UserError
 from embedlab.pooling import build_pooling
+
+log = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
 """``rows`` [B], and by the name of each view ``input_ids`` and ``attention_mask`` [B, L] and a ``hash`` [B]."""
@@ -100,7 +103,11 @@ class Method(LightningModule):
         backbone, tokenizer = load_backbone(run.backbone, head=cls.head_kind, tokenizer=tokenizer)
         adapt(backbone, run.adapter, run.backbone, rank_device(on_cuda(run.trainer), run.trainer.devices))
         tokenization = Tokenization(tokenizer, run.template, preparation=run.method.eval_text)
-        return SentenceEncoder(backbone, build_pooling(run.pooling, backbone.info), tokenization)
+        pooling = build_pooling(run.pooling, backbone.info)
+        if not run.method.pools and any(p.requires_grad for p in pooling.parameters()):
+            why = "has weights, which method=%s as it is set does not train: they are exported as they were drawn"
+            log.warning(f"pooling=%s {why}", run.pooling.name, run.method.name)
+        return SentenceEncoder(backbone, pooling, tokenization)
 
     def use(self, runner: StepRunner) -> None:
         """Run the steps of the next fit by this runner."""

@@ -64,8 +64,8 @@ class StepRunner:
     """Whether Lightning does the backward pass and the update."""
     compiles = False
     """Whether transformer blocks are compiled."""
-    dynamic = False
-    """Whether they are compiled for any number of tokens."""
+    dynamic: bool | None = False
+    """Whether they are compiled for any number of tokens; None: for the first shape alone, then for any."""
     resident = False
     """Whether a step takes its tokens from data that is resident on the device, wherever that is."""
 
@@ -81,6 +81,12 @@ class StepRunner:
             torch.compiler.reset()
             for backbone in backbones_of(method):
                 backbone.compile_blocks(dynamic=self.dynamic)
+
+    def compile_beside(self, model: nn.Module) -> None:
+        """After `begin`: compile the blocks of a model beside the method's, where its own are; its padding is kept."""
+        if self.compiles:
+            for backbone in backbones_of(model):
+                backbone.compile_blocks(dynamic=None if self.dynamic is None else False)
 
     def step(self, method: Any, batch: dict[str, Any]) -> Tensor | None:
         """Run a step on a batch; the loss, where Lightning is to go on from it."""
@@ -146,6 +152,10 @@ class EagerStep(StepRunner):
 
 
 class CompiledStep(EagerStep):
-    """The same with compiled transformer blocks."""
+    """The same with compiled transformer blocks.
+
+    One compilation for each length would be minutes where there are many, and past the compiler's limit of 8 none.
+    """
 
     compiles = True
+    dynamic = None

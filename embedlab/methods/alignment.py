@@ -58,6 +58,9 @@ class AlignmentConfig(ContrastConfig):
                 "three weights from 0 on", key="method.vicreg_weights", value=self.vicreg_weights,
                 fix="method.vicreg_weights=[25,25,1]",
             )  # fmt: skip
+        if self.loss != "sigreg":
+            why = f"method.loss={self.loss} does not read it"
+            self.refuse_unread("sigreg_weight sigreg_slices", why, "method.loss=sigreg")
         return super().check(info, run)
 
 

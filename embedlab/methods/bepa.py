@@ -83,6 +83,10 @@ class BEPAConfig(AlignmentConfig):
     def check(self, info: BackboneInfo, run: RunConfig) -> list[str]:
         super().check(info, run)
         check_masking(info, run)
+        if self.target != "ema":
+            self.refuse_unread(
+                "ema", f"method.target={self.target} is no moving average", "method.target=ema"
+            )
         self._check_packing(info, run)
         if self.lam > 0 and self.target == "ema" and run.trainer.strategy.startswith("fsdp"):
             raise UserError(

@@ -21,7 +21,6 @@ from embedlab.config.optimizer import OptimizerConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.engine.module import Batch, LossOutput, Method
-from embedlab.engine.step import backbones_of
 from embedlab.errors import UserError, blamed_on
 from embedlab.methods.conditioned import Conditioned, check_conditioned, named, with_head
 from embedlab.methods.contrast import ContrastConfig, check_dropout, contrast
@@ -123,9 +122,7 @@ class DiffCSE(Method):
         super().on_fit_start()
         for generator in self._generator:
             generator.to(self.device).train(self.config.form == "released")
-            if self.runner.compiles:
-                for backbone in backbones_of(generator):
-                    backbone.compile_blocks(dynamic=False)
+            self.runner.compile_beside(generator)
 
     def losses(self, batch: Batch) -> LossOutput:
         config, view = self.config, batch["sentence"]

@@ -85,6 +85,8 @@ class DistilConfig(ContrastConfig):
             raise UserError(
                 "JTCSE-D's form has one teacher", key="method.teacher", value=self.teacher, fix=fix
             )
+        if self.k1 is None and not self.kl:
+            self.refuse_unread("tau", "no term is a softmax", "method.kl=0.2")
         return super().check(info, run)
 
 

@@ -133,8 +133,7 @@ class InfoCSE(Method):
         super().on_fit_start()
         for lower in self._lower:
             lower.to(self.device)
-            if self.runner.compiles:
-                lower.compile_blocks(dynamic=False)
+            self.runner.compile_beside(lower)
 
     def losses(self, batch: Batch) -> LossOutput:
         config, view = self.config, batch["sentence"]

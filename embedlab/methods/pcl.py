@@ -58,6 +58,9 @@ class PCLConfig(ContrastConfig):
                 fix="a template without {again}",
             )  # fmt: skip
         check_dropout(self.name, info)
+        if not {"delete", "repeat"} & {*self.augmentations}:
+            fix = "delete or repeat among method.augmentations"
+            self.refuse_unread("share", "no augmentation deletes or repeats tokens", fix)
         if "repeat" in self.augmentations:
             check_growth(info, run, self.share, lambda n: most_more(n, "repeat", self.share))
         return super().check(info, run)

@@ -81,7 +81,20 @@ class RankCSEConfig(ContrastConfig):
         if self.teacher_pooling is not None:
             teacher_pooling(self.teacher_pooling)
         check_dropout(self.name, info)
+        self._check_read()
         return super().check(info, run)
+
+    def _check_read(self) -> None:
+        """UserError for a key that was set and that this form of the ranking does not read."""
+        if not self.teacher2:
+            self.refuse_unread("alpha", "there is one teacher", "method.teacher2=RUN")
+        if self.form == "released":
+            self.refuse_unread("beta tau3", "method.form=released does not read it", "method.form=paper")
+        if self.ranking == "listmle":
+            why, fix = "method.ranking=listmle has no temperature of the teacher's", "method.ranking=listnet"
+            self.refuse_unread("tau3" if self.form == "paper" else "tau2", why, fix)
+        elif self.form == "released":
+            self.refuse_unread("self_in_list", "this form's list has no own view", "method.form=paper")
 
 
 class RankCSE(TaughtMethod):

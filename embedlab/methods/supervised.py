@@ -108,8 +108,7 @@ class SupervisedConfig(LossConfig):
     def _check_read(self, sets: Sequence[tuple[str, DataConfig]]) -> None:
         """UserError for a key that was set and that no data set's objective reads, as the others are set."""
         for key, readers in READS.items():
-            value, usual = getattr(self, key), type(self).__dataclass_fields__[key].default
-            if value == usual or any(self._reads(key, *one) for one in sets):
+            if any(self._reads(key, *one) for one in sets):
                 continue
             objectives = list(dict.fromkeys(objective for objective, _ in sets))
             told, fix = _or("objective=", objectives) + " does not read it", _or("method.objective=", readers)
@@ -117,8 +116,7 @@ class SupervisedConfig(LossConfig):
                 on = self._is_on(readers[own])
                 fix = _or("data=", self._only_of(key) or ()) if on else _or("method.", readers[own])
                 told += f" without {fix}"
-            left = f"method.{key}={'null' if usual is None else str(usual).lower()}"
-            raise UserError(told, key=f"method.{key}", value=value, fix=f"{left}, or {fix}")
+            self.refuse_unread(key, told, fix)
 
     def _reads(self, key: str, objective: str, data: DataConfig) -> bool:
         switches, kinds = READS[key].get(objective), self._only_of(key)

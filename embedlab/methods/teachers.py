@@ -19,7 +19,6 @@ from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder, same_tokenizer
 from embedlab.encoders.usage import Usage
 from embedlab.engine.module import Batch, Fields, Method
-from embedlab.engine.step import backbones_of
 from embedlab.errors import UserError, blamed_on
 from embedlab.methods.simcse import stacked
 from embedlab.pooling import pooling_config
@@ -145,9 +144,7 @@ class Teacher:
     def begin(self, method: TaughtMethod) -> None:
         """Before the first step: to the device, with compiled blocks where the step has them."""
         self.encoder.to(method.device)
-        if method.runner.compiles:
-            for backbone in backbones_of(self.encoder):
-                backbone.compile_blocks(dynamic=False)
+        method.runner.compile_beside(self.encoder)
 
 
 class CachedTeacher(Teacher):

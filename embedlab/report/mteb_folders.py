@@ -160,9 +160,12 @@ def compare(first: Path, second: Path, qrels: Path | None = None) -> Comparison:
             the TASK_predictions.json of both folders (mteb's ``prediction_folder``).
 
     Raises:
-        UserError: a folder that is not there, has no results, two of a task, or a damaged file; no task in common.
+        UserError: a folder that is not there, has no results, two of a task, or a damaged file; no task in common; one
+            folder given twice.
     """
     ours, theirs = read_results(first), read_results(second)
+    if first.resolve() == second.resolve():
+        raise UserError("is compared with itself", file=second, fix="two folders")
     left_out, notes, tasks = [], [], []
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in ours or name not in theirs:

@@ -16,6 +16,7 @@ from embedlab.cli.main import main
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.evaluation.core import protocol
 from embedlab.evaluation.sts.sts import SEVEN
+from embedlab.files import assets_dir
 from embedlab.pooling import build_pooling, pooling_config
 from tests.evaluation.everything import every_kind
 from tests.evaluation.helpers import write_sts_folder
@@ -280,6 +281,27 @@ def test_what_a_comparison_needs_is_looked_for_before_the_suites(
 ) -> None:
     (tmp_path / "none").mkdir()
     monkeypatch.setattr(encoders, "load_encoder", lambda *_: pytest.fail("an encoder was loaded"))
-    command = ["evaluate", f"ckpt={ckpt}", "suite=lee", f"compare={ckpt}", f"data_dir={tmp_path / 'none'}"]
+    command = ["evaluate", f"ckpt={ckpt}", "suite=lee", "compare=mini", f"data_dir={tmp_path / 'none'}"]
     assert main(command) == 2
     assert "has no sts12_test" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("same", ["as it is", "another spelling", "a link", "mini", "a hub's"])
+def test_an_encoder_is_not_compared_with_itself(
+    same: str, ckpt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to(ckpt)
+    one, other = {
+        "as it is": (ckpt, ckpt),
+        "another spelling": (ckpt, ckpt / ".." / ckpt.name),
+        "a link": (tmp_path / "link", ckpt),
+        "mini": ("mini", assets_dir() / "mini"),
+        "a hub's": ("no/such", "no/such"),
+    }[same]
+    monkeypatch.setattr(encoders, "load_encoder", lambda *_: pytest.fail("an encoder was loaded"))
+    command = ["evaluate", f"ckpt={one}", f"compare={other}", "suite=lee", f"out={tmp_path / 'out.json'}"]
+    assert main(command) == 2
+    assert f"this is the encoder that ckpt names (compare={other}). Fix: another" in capsys.readouterr().err
+    monkeypatch.setattr(evaluate, "_check_keys", lambda *_: pytest.fail("got past"))
+    with pytest.raises(pytest.fail.Exception):  # a twin beside itself with cross-attention
+        evaluate.main([*command[1:], "cross_attention=1"])

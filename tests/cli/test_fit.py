@@ -275,13 +275,33 @@ def test_a_file_that_can_be_read_once_is_read_once(name, run_file, tmp_path, mon
     """As in `embedlab fit --config <(embedlab train … --cli-config)`."""
     text = run_file(max_steps=1).read_text() + "#" * 5000  # longer than a path may be
     if name == "-":
-        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     else:
         name = str(tmp_path / name)
         os.mkfifo(name)
         threading.Thread(target=Path(name).write_text, args=[text], daemon=True).start()
     assert fit("--config", name, f"--trainer.default_root_dir={tmp_path / 'fit'}") == 0
     assert len(losses(tmp_path / "fit")) == 1
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "run.yml", "run.txt", "run.json", "run", "fifo", "-"])
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_that_is_not_utf_8_is_named(name, encoding, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
+    content = "seed_everything: 1\nckpt_path: caf\xe9\n".encode(encoding)
+    path = tmp_path / name
+    if name == "-":
+        # As Python has standard input where the locale is C.
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8", "surrogateescape"))
+    elif name == "fifo":
+        os.mkfifo(path)
+        threading.Thread(target=path.write_bytes, args=[content], daemon=True).start()
+    else:
+        path.write_bytes(content)
+    given = name if name == "-" else str(path)
+    with pytest.raises(UserError) as refused:
+        main("fit", ["--config", given])
+    row = 2 if encoding == "latin-1" else 1
+    assert str(refused.value).startswith(f"{given}:{row}: is not UTF-8. Fix: a file that embedlab train")
 
 
 def test_text_in_a_pipe_is_refused_by_that_name(run_file, tmp_path, capsys):  # type: ignore[no-untyped-def]

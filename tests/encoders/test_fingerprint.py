@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import embedlab
 from embedlab.cli.main import main
 from embedlab.encoders.folder import same_encoder
+from embedlab.encoders.twin import TwinEncoder
+from embedlab.pooling import build_pooling, pooling_config
 from tests.support import MODEL_TYPES, SENTENCES
 
 Tiny = Callable[..., Path]
@@ -68,6 +71,25 @@ def test_what_changes_no_vector_changes_no_fingerprint(
         type(encoder.towers[0].backbone.model.config), "to_dict", lambda self: usual(self) | {"newer_key": 1}
     )
     assert encoder.fingerprint() == name, "of a release whose configuration has one key more"
+
+
+@pytest.mark.parametrize("pooling", [{"name": "mean"}, {"name": "cls_mlp"}, {"name": "scalar_mix", "n": 2}])
+@pytest.mark.parametrize("held", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("twin", [False, True])
+def test_in_whatever_its_weights_are_held_a_saved_encoder_has_the_same(
+    tiny: Tiny, tmp_path: Path, pooling: dict[str, Any], held: torch.dtype, twin: bool
+) -> None:
+    """A folder is loaded in fp32."""
+    encoder: Any = embedlab.load(tiny("bert"))
+    encoder.pooling = build_pooling(pooling_config(pooling), encoder.backbone.info)
+    if twin:
+        encoder = TwinEncoder([encoder, embedlab.load(tiny("bert", seed=1))])
+    before = encoder.fingerprint()
+    encoder.to(held)
+    encoder.save(tmp_path / "saved")
+    after = encoder.fingerprint()
+    assert embedlab.load(tmp_path / "saved").fingerprint() == after
+    assert (after == before) == (held in (torch.float32, torch.float64)), "rounded weights give other vectors"
 
 
 def test_a_fingerprint_is_compared_as_far_as_both_say() -> None:

@@ -143,6 +143,6 @@ def test_the_contrast_is_of_predictions_and_targets(mask_self: bool, within: boo
 )
 def test_weights_have_a_sign(change: dict[str, Any], key: str) -> None:
     least = {"vicreg_weights": (0.0, 0.0, 0.0), "sigreg_weight": 0.0, "sigreg_slices": 1}
-    assert replace(config(), **least).check(BERT, run_of()) == []
+    assert replace(config(), loss="sigreg", **least).check(BERT, run_of()) == []
     with pytest.raises(UserError, match=f"method.{key}"):
         replace(config(), **change).check(BERT, run_of())

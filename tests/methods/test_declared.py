@@ -181,12 +181,16 @@ def test_dims_that_no_term_of_a_loss_has_are_refused(
     ],
 )
 def test_a_loss_without_sentence_vectors_trains_no_pooling(
-    compose_run: Callable[..., RunConfig], tmp_path: Path, model_type: str, settings: tuple[str, ...]
-) -> None:
-    """A weight that has no gradient stops the other processes of a run."""
+    compose_run: Callable[..., RunConfig], tmp_path: Path, model_type: str, settings: tuple[str, ...],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """A weight that has no gradient stops the other processes of a run; that it stays as drawn is said."""
+    build(compose_run(*settings, "pooling=mean", model_type=model_type), tmp_path)
+    assert "as they were drawn" not in caplog.text
     method, _ = build(
         compose_run(*settings, "pooling=scalar_mix", "pooling.n=2", model_type=model_type), tmp_path
     )
+    assert f"pooling=scalar_mix has weights, which method={method.name} as it is set" in caplog.text
     ids = torch.randint(8, 100, (4, 16), generator=torch.Generator().manual_seed(0))
     view = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "hash": torch.arange(4)}
     loss, _ = method.total(dict.fromkeys(("sentence", "source", "target"), view))
@@ -194,3 +198,44 @@ def test_a_loss_without_sentence_vectors_trains_no_pooling(
     trained = {name for name, p in method.named_parameters() if p.requires_grad}
     assert trained == {name for name, p in method.named_parameters() if p.grad is not None}
     assert not any("pooling" in name for name in trained)
+
+
+TAUGHT = {"teacher": "runs/a"}
+RELEASED, LISTNET = {"form": "released"}, {"ranking": "listnet"}
+UNREAD: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ("rankcse", TAUGHT, {"teacher2": "runs/b"}, {"alpha": 0.5}),
+    ("rankcse", TAUGHT, LISTNET, {"tau3": 0.1}),
+    ("rankcse", TAUGHT | RELEASED, {"form": "paper"} | LISTNET, {"tau3": 0.1, "beta": 0.5}),
+    ("rankcse", TAUGHT | RELEASED, LISTNET, {"tau2": 0.1}),
+    ("rankcse", TAUGHT | RELEASED | LISTNET, {"form": "paper"}, {"self_in_list": False}),
+    ("rankcse", TAUGHT | RELEASED | LISTNET, {"ranking": "listmle"}, {"self_in_list": False}),
+    ("distil", TAUGHT | {"k1": None, "similarity": 1.0}, {"kl": 0.5}, {"tau": 0.1}),
+    ("distil", TAUGHT | {"k1": None, "cosine": 1.0}, {"k1": 0.1}, {"tau": 0.1}),
+    ("pcl", {"augmentations": ("shuffle", "none")}, {"augmentations": ("delete",)}, {"share": 0.4}),
+    ("pcl", {"augmentations": ("reverse",)}, {"augmentations": ("repeat", "shuffle")}, {"share": 0.4}),
+    *(("bepa", {"target": target}, {"target": "ema"}, {"ema": 0.9}) for target in ("shared", "stopgrad")),
+    *(
+        ("bepa", {"loss": loss}, {"loss": "sigreg"}, {"sigreg_weight": 1.0, "sigreg_slices": 8})
+        for loss in ("infonce", "cosine", "vicreg")
+    ),
+]
+"""Method, settings with which nothing reads the last ones, and what of them has to be otherwise for that."""
+
+
+@pytest.mark.parametrize(("method", "settings", "otherwise", "unread"), UNREAD)
+def test_a_key_that_changes_nothing_is_refused(
+    tiny: Tiny, method: str, settings: dict[str, Any], otherwise: dict[str, Any], unread: dict[str, Any]
+) -> None:
+    info, run = (
+        encoder(tiny).backbone.info,
+        run_of("parallel" if method == "bepa" else "wikipedia", max_length=32),
+    )
+
+    def check(**given: Any) -> None:
+        method_config({"name": method} | given).check(info, run)
+
+    check(**settings)
+    for key, value in unread.items():
+        with pytest.raises(UserError, match=rf"\(method\.{key}={value}\)\. Fix: method\.{key}=.*, or "):
+            check(**settings, **{key: value})
+        check(**settings | otherwise, **{key: value})

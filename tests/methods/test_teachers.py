@@ -16,6 +16,7 @@ from embedlab.config.run import RunConfig
 from embedlab.encoders.base import Encoder
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.usage import Usage
+from embedlab.engine.step import EagerStep
 from embedlab.errors import UserError
 from embedlab.methods.supervised import view_names
 from embedlab.methods.teachers import TaughtMethod
@@ -78,7 +79,7 @@ def begun(run: RunConfig, folder: Path) -> tuple[TaughtMethod, Any]:
     assert isinstance(method, TaughtMethod)
     told: Any = SimpleNamespace(
         trainer=SimpleNamespace(datamodule=data), device=torch.device("cpu"), is_taught=method.is_taught,
-        runner=SimpleNamespace(compiles=False),
+        runner=EagerStep(),
     )  # fmt: skip
     for teacher in method.teachers:
         teacher.begin(told)

@@ -72,6 +72,15 @@ def test_few_tasks_and_mixed_ones_are_not_resolved(tmp_path: Path) -> None:
     assert (mixed.wins, mixed.losses, mixed.verdict) == (4, 4, "not resolved")
 
 
+@pytest.mark.parametrize("other", ["a", "b/../a", "link"])
+def test_a_folder_is_not_compared_with_itself(tmp_path: Path, other: str) -> None:
+    a = write(tmp_path / "a", dict.fromkeys(STS, 0.5))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "link").symlink_to(a)
+    with pytest.raises(UserError, match=r"is compared with itself"):
+        compare(a, tmp_path / other)
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(-100, 100).map(float), min_size=1, max_size=30))
 def test_a_comparison_turned_round(values: list[float]) -> None:

@@ -14,12 +14,12 @@ from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from embedlab.corpus.parts import sha256
 from embedlab.distributed.gather import gather_rows, rank, world_size
 from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.engine.fsdp import sharded
 from embedlab.errors import UserError
 from embedlab.evaluation.core.geometry import singular_values
+from embedlab.files import sha256
 from embedlab.run.callbacks.train_log import TrainLog
 
 if TYPE_CHECKING:

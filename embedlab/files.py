@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -101,14 +101,15 @@ def check_writable(path: Path, key: str = "out") -> None:
         ) from error
 
 
-def like(path: Path, also: Sequence[str] = ()) -> str:
+def like(path: Path, also: Sequence[str] = (), only: Callable[[Path], bool] = os.path.lexists) -> str:
     """The fix where nothing is at a path: what lies beside it, or is `also` known, under a name like its own; "" where
-    there is none."""
+    there is none. What lies beside it and is not of the kind that is wanted (`only`) is no fix."""
     try:
         beside = os.listdir(path.parent)
     except OSError:
         beside = []
-    others = [name for name in beside if name != path.name]  # itself: a pipe, a link to nothing
+    # Not itself: a pipe, a link to nothing.
+    others = [name for name in beside if name != path.name and only(path.with_name(name))]
     near = [n for n in nearest(path.name, [*others, *also], n=3) if nearest(path.stem, [Path(n).stem])]
     return f"did you mean {path.with_name(near[0])}?" if near else ""
 
@@ -120,7 +121,7 @@ def existing_folder(given: Any, fix: str, key: str | None = None) -> Path:
         return folder
     there = folder.exists()
     problem = "is a file" if there else "no such folder"
-    fix = fix if there else like(folder) or fix
+    fix = fix if there else like(folder, only=Path.is_dir) or fix
     raise UserError(problem, file=folder, key=key, value=given if key else None, fix=fix)
 
 

@@ -66,7 +66,9 @@ def compose_run(
 
     def make(*overrides: str, model_type: str = "bert", **arch: Any) -> RunConfig:
         folder = tiny(model_type, **arch)
-        basics = ["backbone=local", f"backbone.path={folder}", f"data.files={text_file}", "trainer=cpu",
+        other = any(o.startswith("backbone=") and o != "backbone=local" for o in overrides)
+        path = "null" if other else folder  # which nothing but backbone=local reads
+        basics = ["backbone=local", f"backbone.path={path}", f"data.files={text_file}", "trainer=cpu",
                   "data.batch_size=8", "optimizer.lr=1e-3", "callbacks.progress=none", "data.report=false",
                   "trainer.log_every_n_steps=1", "evaluation.final=[]", "evaluation.before=false"]  # fmt: skip
         return parse_run(compose("train", [*basics, *overrides]))

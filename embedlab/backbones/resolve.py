@@ -69,7 +69,7 @@ def resolve(config: BackboneConfig, weights: bool = True) -> Source:
             file=path,
             key="backbone.path",
             value=config.path,
-            fix=like(path) or "the path of a model folder",
+            fix=_meant(str(config.path)),
         )
     if not path.is_dir():
         raise UserError(
@@ -82,6 +82,17 @@ def resolve(config: BackboneConfig, weights: bool = True) -> Source:
     return Source(str(_model_folder(path, config)))
 
 
+def _meant(given: str) -> str:
+    """The fix where no folder is at ``backbone.path``: an encoder in the box goes by ``backbone.name``."""
+    if given in shipped_encoders():
+        return f"backbone=mini backbone.name={given}, which is in the box"
+    return like(Path(given).expanduser(), only=_may_be_model) or "the path of a model folder"
+
+
+def _may_be_model(path: Path) -> bool:
+    return path.is_dir() or path.suffix == ".gguf"
+
+
 def _model_folder(path: Path, config: BackboneConfig) -> Path:
     """The folder, if it holds a model by itself."""
     if (path / "adapter_config.json").is_file():
@@ -90,6 +101,8 @@ def _model_folder(path: Path, config: BackboneConfig) -> Path:
     elif not (path / "config.json").is_file():
         problem = "has no config.json, so it is no Hugging Face folder"
         fix = "the folder that save_pretrained wrote"
+        if (path / "export" / "config.json").is_file():
+            problem, fix = "the folder of a run, not of a model", f"{config.key}={path / 'export'}"
     else:
         _check_files(path)
         return path

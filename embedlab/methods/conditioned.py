@@ -86,8 +86,9 @@ def with_head(config: BackboneConfig) -> tuple[Backbone, Any]:
         if error.key == "backbone.new_head":
             error.message = "this checkpoint predicts no masked words"
             error.key, error.value = "backbone", config.label
+            learn = "method=masked_lm backbone.new_head=true first"
             error.fix = (
-                "method=masked_lm first, and its run as backbone.path=RUN/export, or another checkpoint"
+                f"{learn}, and its run as backbone=local backbone.path=RUN/export, or another checkpoint"
             )
         raise
 

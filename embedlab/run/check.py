@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 from embedlab.backbones import probe
@@ -191,15 +190,13 @@ def _world(run: RunConfig) -> int:
 
 
 def _check_backbone(run: RunConfig) -> None:
-    folder = Path(run.backbone.path or "").expanduser()
-    if run.backbone.source != "local" or (folder / "config.json").is_file():
-        return
-    if (folder / "export" / "config.json").is_file():
+    """A path that nothing reads: the run would train another model than the one that is named."""
+    if run.backbone.path and run.backbone.source != "local":
         raise UserError(
-            "the folder of a run, not of a model",
+            f"is read with backbone=local alone, and the backbone is {run.backbone.name or 'fresh'}",
             key="backbone.path",
             value=run.backbone.path,
-            fix=f"backbone.path={folder / 'export'}",
+            fix=f"backbone=local backbone.path={run.backbone.path}, or leave the path out",
         )
 
 

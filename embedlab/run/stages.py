@@ -157,6 +157,7 @@ def run_stages(values: dict[str, Any], folder: Path, train_one: TrainOne) -> tup
     resume = values.get("ckpt_path") == "last"
     if resume and not any(_has_begun(place) for place in (folder, *(home / name for name in wanted))):
         find_checkpoint("last", folder)  # says that there is none
+    _tell_left_out(content, wanted)
     for name in wanted:
         stage = Stage.read(name, content["stages"][name])
         own = stage.values(content)
@@ -207,6 +208,16 @@ def _wanted(values: dict[str, Any]) -> list[str]:
         if not given and not unused and (into is None or into in found):
             found.append(name)
     return found[::-1]
+
+
+def _tell_left_out(values: dict[str, Any], wanted: list[str]) -> None:
+    """Another start than the recipe's (``backbone.path=DIR``) takes a stage's place: that is to be seen."""
+    for name, content in values["stages"].items():
+        if name not in wanted:
+            key = content["result"]
+            given = _get(values, key, f"stages.{name}.result")
+            why = f"{key}={given} is given" if given is not None else "nothing takes its result"
+            log.info("Stage %s is left out: %s.", name, why)
 
 
 def finished(folder: Path, values: dict[str, Any]) -> bool:

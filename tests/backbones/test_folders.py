@@ -18,8 +18,10 @@ from transformers import AutoModel
 
 from embedlab.backbones import load_backbone, probe
 from embedlab.backbones.architecture import check_sizes
+from embedlab.backbones.resolve import resolve
 from embedlab.config.backbone import BackboneConfig
 from embedlab.errors import UserError
+from embedlab.files import shipped_encoders
 from tests.model_zoo import tiny_model, tiny_words
 
 Tiny = Callable[..., Path]
@@ -43,6 +45,26 @@ def one_line(folder: Path, **more: Any) -> str:
     assert "\n" not in text
     assert str(folder) in text
     return text
+
+
+@pytest.mark.parametrize("name", shipped_encoders())
+def test_an_encoder_in_the_box_as_a_path_is_told_its_key(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(local(Path(name)))
+    keys = dict(part.split("=") for part in str(caught.value.fix).split(",")[0].split())
+    assert keys == {"backbone": "mini", "backbone.name": name}
+    assert resolve(BackboneConfig(source="shipped", name=keys["backbone.name"]))
+
+
+@pytest.mark.parametrize("kind", ["folder", "file.gguf", "file.txt"])
+def test_only_what_may_be_a_model_is_meant_by_a_slip_of_the_pen(kind: str, tmp_path: Path) -> None:
+    there = tmp_path / ("encoder" + Path(kind).suffix)
+    if kind == "folder":
+        there.mkdir()
+    else:
+        there.touch()
+    fix = one_line(tmp_path / ("encodr" + there.suffix)).partition("Fix: ")[2]
+    assert (str(there) in fix) == (kind != "file.txt")
 
 
 @pytest.fixture

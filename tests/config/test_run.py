@@ -117,6 +117,16 @@ def test_a_runs_folder_as_backbone_names_its_export(compose_run, tmp_path):  # t
     train(compose_run(f"backbone.path={export}", "trainer.max_steps=1"), tmp_path / "again")
 
 
+@pytest.mark.parametrize("choice", ["mini", "fresh", "bert-base"])
+def test_a_path_that_the_backbone_does_not_read_is_refused(compose_run, tmp_path, choice):  # type: ignore[no-untyped-def]
+    """Else the run would train another model than the one that was named."""
+    with pytest.raises(UserError, match="backbone=local alone") as caught:
+        check_run(compose_run(f"backbone={choice}", f"backbone.path={tmp_path}"))
+    assert caught.value.key == "backbone.path"
+    assert f"backbone=local backbone.path={tmp_path}" in str(caught.value.fix)
+    assert not [w for w in check_run(compose_run("backbone=mini", "backbone.path=null")) if "path" in w]
+
+
 def test_weights_alone_are_no_checkpoint(compose_run, tmp_path):  # type: ignore[no-untyped-def]
     import torch
 

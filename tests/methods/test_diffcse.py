@@ -166,5 +166,7 @@ def test_a_start_without_a_head_draws_no_words_at_random(tiny: Tiny, tmp_path: P
     bare.backbone.model.save_pretrained(tmp_path)
     bare.tokenizer.save_pretrained(tmp_path)
     for new_head in (False, True):
-        with pytest.raises(UserError, match=r"predicts no masked words.*masked_lm first"):
+        with pytest.raises(UserError, match=r"predicts no masked words") as caught:
             with_head(BackboneConfig(source="local", path=str(tmp_path), new_head=new_head))
+        for part in ("method=masked_lm backbone.new_head=true", "backbone=local backbone.path=RUN/export"):
+            assert part in str(caught.value.fix)  # a fix without one of these is refused in its turn

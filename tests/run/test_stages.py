@@ -93,6 +93,18 @@ def test_a_stage_whose_result_is_given_is_left_out(tmp_path: Path) -> None:
     assert main["method"]["tower1"] == "/my/tower"
 
 
+@pytest.mark.parametrize("given", [(), ("a",), ("b",), ("a", "b")])
+def test_every_stage_that_is_left_out_is_told_with_the_value_in_its_place(
+    given: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = {name: MAIN["stages"][name]["result"] for name in MAIN["stages"]}
+    method = MAIN["method"] | {keys[name].split(".")[1]: f"/my/{name}" for name in given}
+    with caplog.at_level("INFO"):
+        run_stages(MAIN | {"method": method}, tmp_path, Recorder())
+    told = [line for line in caplog.messages if "left out" in line]
+    assert told == [f"Stage {name} is left out: {keys[name]}=/my/{name} is given." for name in given]
+
+
 def test_finished_stages_are_skipped_and_the_interrupted_one_is_resumed(tmp_path: Path) -> None:
     train = Recorder(fail="b")
     status, _ = run_stages(MAIN, tmp_path, train)

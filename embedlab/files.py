@@ -7,14 +7,12 @@ import errno
 import fcntl
 import hashlib
 import os
-import pickle
 import platform
 import re
 import secrets
 import shutil
 import stat
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -419,37 +417,3 @@ def sha256(path: Path) -> str:
     """Of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-DAMAGED = "the file is damaged, cut short or holds no weights"
-OBJECTS = "the file holds Python objects or code, which are never loaded"
-
-
-PACKED = "the file is packed, which torch writes none: a small one could stand for any size"
-
-
-def packed(path: Path) -> bool:
-    """Whether a file of torch's is an archive of compressed or overlapping parts, and holds more than its size."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            parts = archive.infolist()
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
-        return False  # torch says what it is instead
-    compressed = any(part.compress_type != zipfile.ZIP_STORED for part in parts)
-    return compressed or sum(part.file_size for part in parts) > path.stat().st_size
-
-
-def corruption(error: Exception) -> str | None:
-    """Why torch or safetensors could not read a file; None where the error says it well enough itself.
-
-    torch's own text proposes ``weights_only=False``, which runs whatever code a file brings.
-    """
-    from safetensors import SafetensorError
-
-    text = str(error)
-    if "Unsupported global" in text or "Unsupported class" in text or "TorchScript" in text:
-        return OBJECTS
-    if any(word in text for word in ("PytorchStreamReader", "inline_container", "weights_only")):
-        return DAMAGED
-    kinds = (SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile, EOFError)
-    return DAMAGED if isinstance(error, kinds) else None

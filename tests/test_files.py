@@ -20,10 +20,11 @@ from safetensors import SafetensorError
 
 import embedlab
 from embedlab import files as _paths
+from embedlab.backbones.weight_files import corruption
 from embedlab.cli import main as command
 from embedlab.cli.exits import as_user_error
 from embedlab.errors import UserError
-from embedlab.files import check_writable, corruption, writing
+from embedlab.files import check_writable, writing
 from embedlab.run.callbacks.checkpoints import find_checkpoint
 from tests.encoders.test_encoder import build
 

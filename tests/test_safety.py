@@ -19,13 +19,13 @@ import torch
 
 import embedlab
 from embedlab.backbones.resolve import MOST_BYTES
+from embedlab.backbones.weight_files import PACKED, packed
 from embedlab.cli.compose import compose
 from embedlab.config.data import DataConfig
 from embedlab.data.build import build_token_table
 from embedlab.encoders.loading import load_checkpoint
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
-from embedlab.files import PACKED, packed
 from embedlab.run.callbacks.checkpoints import find_checkpoint, unreadable
 
 PACKAGE = Path(embedlab.__file__).parent

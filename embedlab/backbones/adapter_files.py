@@ -22,11 +22,11 @@ from embedlab.backbones.adapters import (
 )
 from embedlab.backbones.backbone import Backbone
 from embedlab.backbones.load import load_backbone
+from embedlab.backbones.weight_files import corruption
 from embedlab.config.adapter import Adapter
 from embedlab.config.backbone import Attention
 from embedlab.config.read import record
 from embedlab.errors import UserError
-from embedlab.files import corruption
 
 
 def write_adapter(backbone: Backbone, folder: Path) -> None:

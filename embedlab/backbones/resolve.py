@@ -20,10 +20,11 @@ from embedlab.backbones.architecture import (
     set_dropout,
 )
 from embedlab.backbones.hub import TEXT, snapshot
+from embedlab.backbones.weight_files import PACKED, corruption, packed
 from embedlab.config.backbone import BackboneConfig, BackboneInfo, known
 from embedlab.config.read import read_values
 from embedlab.errors import UserError, nearest, one_line
-from embedlab.files import PACKED, assets_dir, corruption, like, packed, shipped_encoders
+from embedlab.files import assets_dir, like, shipped_encoders
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -19,6 +19,7 @@ from torch import Tensor
 from embedlab.backbones.adapter_files import read_adapter, write_adapter
 from embedlab.backbones.adapters import WEIGHTS, merged, plain_weights
 from embedlab.backbones.load import load_backbone, write_model
+from embedlab.backbones.weight_files import corruption
 from embedlab.config.backbone import Attention, BackboneConfig, Dtype
 from embedlab.encoders.base import DTYPES, Encoder
 from embedlab.encoders.folder import CARD, POOLING_WEIGHTS, EncoderFile, whole_folder
@@ -28,7 +29,7 @@ from embedlab.encoders.sentence_transformers import write_modules
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.usage import Usage
 from embedlab.errors import UserError
-from embedlab.files import corruption, scratch_folder
+from embedlab.files import scratch_folder
 from embedlab.kernels import inference
 from embedlab.kernels.available import has_foreign_hooks
 from embedlab.kernels.packed_rows import PackedRows

@@ -15,6 +15,7 @@ from torch import Tensor
 from embedlab.backbones import load_backbone
 from embedlab.backbones.architecture import is_encoder_decoder
 from embedlab.backbones.resolve import read_config, resolve
+from embedlab.backbones.weight_files import PACKED, corruption, packed
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.read import record
 from embedlab.encoders.base import Encoder
@@ -27,7 +28,7 @@ from embedlab.encoders.tokenization import Tokenization
 from embedlab.encoders.twin import TwinEncoder
 from embedlab.encoders.usage import DOCUMENT, Usage
 from embedlab.errors import UserError
-from embedlab.files import PACKED, corruption, packed, scratch_folder
+from embedlab.files import scratch_folder
 from embedlab.pooling import build_pooling
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from embedlab.backbones.weight_files import PACKED, corruption, packed
 from embedlab.config.read import read_values
 from embedlab.encoders.usage import SIMILARITIES, Usage
 from embedlab.errors import UserError
-from embedlab.files import PACKED, corruption, packed
 from embedlab.pooling.modules import ACTIVATIONS
 
 FLAGS = {

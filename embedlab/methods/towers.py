@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from embedlab.backbones import load_backbone, load_pooler
+from embedlab.backbones.weight_files import corruption
 from embedlab.config.backbone import BackboneConfig
 from embedlab.config.run import RunConfig
 from embedlab.encoders.encoder import SentenceEncoder
 from embedlab.encoders.folder import POOLING_WEIGHTS, EncoderFile, holds_twin
 from embedlab.encoders.tokenization import Tokenization
 from embedlab.errors import UserError
-from embedlab.files import corruption
 from embedlab.pooling import Pooling, build_pooling
 from embedlab.pooling.one_token import new_dense
 

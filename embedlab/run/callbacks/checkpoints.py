@@ -17,9 +17,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.nn import Parameter
 
 from embedlab.backbones.adapters import check_saved
+from embedlab.backbones.weight_files import PACKED, corruption, packed
 from embedlab.config.read import record
 from embedlab.errors import UserError
-from embedlab.files import PACKED, corruption, exchange, full, packed, writing
+from embedlab.files import exchange, full, writing
 from embedlab.run.run_folder import LAST as LAST
 from embedlab.run.run_folder import PREVIOUS as PREVIOUS
 from embedlab.run.run_folder import given_checkpoint

@@ -85,10 +85,12 @@ def test_losses_of_five_steps(mlm_pack, bepa_run, tmp_path):  # type: ignore[no-
     assert found == pytest.approx(GOLDEN[mlm_pack], abs=2e-3)
 
 
-@pytest.mark.parametrize("extra", [("method.target=ema", "method.predictor=mlp", "method.loss=cosine"), ()])
+@pytest.mark.parametrize(
+    "extra", [("method.target=ema", "method.ema=0.5", "method.predictor=mlp", "method.loss=cosine"), ()]
+)
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(extra, bepa_run, tmp_path, monkeypatch):  # type: ignore[no-untyped-def]
     straight, parts = tmp_path / "straight", tmp_path / "parts"
-    line = ("trainer.max_epochs=9", "trainer.max_steps=7", "method.ema=0.5", *extra)
+    line = ("trainer.max_epochs=9", "trainer.max_steps=7", *extra)
     train(bepa_run(*line), straight)
     with monkeypatch.context() as patch:
         StopAt(4, patch)

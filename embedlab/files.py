@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -417,3 +417,11 @@ def sha256(path: Path) -> str:
     """Of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of(folder: Path, files: Iterable[Path]) -> str:
+    """Of the names of files below a folder, in their order, and of their bytes."""
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.relative_to(folder)} {sha256(path)}\n".encode())
+    return digest.hexdigest()

@@ -136,10 +136,13 @@ def _crossed(encoder: Any, layers: Any) -> Any:
 
 def _check_sides(config: Mapping[str, Any], places: Mapping[str, Place | str]) -> None:
     """UserError for an encoder beside itself; a twin with cross-attention is another one than the twin."""
+    if "compare" not in places or config["cross_attention"] is not None:
+        return
     one, other = (
-        p.path.resolve() if isinstance(p, Place) else p for p in map(places.get, ("ckpt", "compare"))
+        place.path.resolve() if isinstance(place, Place) else place
+        for place in (places["ckpt"], places["compare"])
     )
-    if one == other and config["cross_attention"] is None:
+    if one == other:
         raise UserError(
             "this is the encoder that ckpt names", key="compare", value=config["compare"],
             fix="another encoder, or leave compare out",

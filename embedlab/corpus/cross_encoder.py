@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from embedlab.backbones.hub import snapshot, split_revision
 from embedlab.config.read import read_values
 from embedlab.errors import UserError
-from embedlab.files import sha256
+from embedlab.files import sha256_of
 
 if TYPE_CHECKING:
     from embedlab.corpus.mine import Candidates, Pairs
@@ -71,11 +70,9 @@ class CrossEncoderScores:
 
     def fingerprint(self) -> str:
         """Hex hash of the model's files."""
-        digest = hashlib.sha256()
-        for file in sorted(self.folder.iterdir()):
-            if file.suffix in (".json", ".txt", ".model", ".safetensors", ".bin"):
-                digest.update(f"{file.name} {sha256(file)}\n".encode())
-        return digest.hexdigest()[:16]
+        kinds = (".json", ".txt", ".model", ".safetensors", ".bin")
+        files = [file for file in sorted(self.folder.iterdir()) if file.suffix in kinds]
+        return sha256_of(self.folder, files)[:16]
 
     def __call__(self, query: str, texts: Sequence[str]) -> NDArray[np.float64]:
         """Of each text with the query, [n]."""

@@ -105,8 +105,12 @@ class Method(LightningModule):
         tokenization = Tokenization(tokenizer, run.template, preparation=run.method.eval_text)
         pooling = build_pooling(run.pooling, backbone.info)
         if not run.method.pools and any(p.requires_grad for p in pooling.parameters()):
-            why = "has weights, which method=%s as it is set does not train: they are exported as they were drawn"
-            log.warning(f"pooling=%s {why}", run.pooling.name, run.method.name)
+            log.warning(
+                "pooling=%s has weights, which method=%s as it is set does not train: they are exported as they were "
+                "drawn",
+                run.pooling.name,
+                run.method.name,
+            )
         return SentenceEncoder(backbone, pooling, tokenization)
 
     def use(self, runner: StepRunner) -> None:

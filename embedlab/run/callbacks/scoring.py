@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from pathlib import Path
@@ -19,7 +18,7 @@ from embedlab.engine.dev_encoder import DevEncoder
 from embedlab.engine.fsdp import sharded
 from embedlab.errors import UserError
 from embedlab.evaluation.core.geometry import singular_values
-from embedlab.files import sha256
+from embedlab.files import sha256_of
 from embedlab.run.callbacks.train_log import TrainLog
 
 if TYPE_CHECKING:
@@ -270,10 +269,7 @@ class BestEncoder:
 
 def hash_of(folder: Path) -> str:
     """Hex hash of the weights below a folder, and of their names; scores may come beside them later."""
-    found = hashlib.sha256()
-    for path in sorted(folder.rglob("*.safetensors")):
-        found.update(f"{path.relative_to(folder)} {sha256(path)}\n".encode())
-    return found.hexdigest()
+    return sha256_of(folder, sorted(folder.rglob("*.safetensors")))
 
 
 def copied_weights(encoder: Encoder) -> dict[str, Tensor]:
